@@ -18,7 +18,7 @@ import numpy as np
 
 from cyxjax.core.trees import PyTree, path_name
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import DataError, DesyncError, GroupError
+from cyxjax.errors import DesyncError, GroupError
 from cyxjax.launch import heartbeat
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import collective_timeout_s, here
@@ -42,7 +42,6 @@ class Peers:
         # Names the barrier: the service counts a barrier's uses, and a rank that comes late to a failed one
         # must meet that failure, not the next use. Every rank sees every failure, so the names agree.
         self.failures = 0
-        self._barrier_used = False
 
     def exchange(self, text: str, timeout_s: float, what: str) -> list[str]:
         """Every rank's `text`, by rank.
@@ -51,40 +50,21 @@ class Peers:
         """
         self.count += 1
         folder = f"{self._prefix}/{self.count % 2}/"
-        client = _client()
-        self._refuse_if_given_up(what)
+        client = jax_private.coordination_client()
         client.key_value_set(f"{folder}{self.rank}", f"{self.count} {text}", allow_overwrite=True)
         start = time.monotonic()
         try:
             client.wait_at_barrier(f"{self._prefix}/{self.failures}", max(1, round(timeout_s * 1000)))
         except Exception as error:  # jaxlib's error type is private; the text says what happened
-            found = self._missing(str(error), self._read(folder), time.monotonic() - start, what)
-            client.key_value_set(f"{self._prefix}/given_up/{self.failures}", str(found), allow_overwrite=True)
-            self._next_barrier()
-            raise found from error
-        self._barrier_used = True
+            self.failures += 1
+            waited_s = time.monotonic() - start
+            raise self._missing(str(error), self._read(folder), waited_s, what) from error
         return [text for _, text in sorted(self._read(folder).items())]
-
-    def _refuse_if_given_up(self, what: str) -> None:
-        """A rank that is late for a barrier's first use would reopen it (jaxlib 0.10.2) and wait alone."""
-        if self._barrier_used:
-            return
-        verdicts = dict(_client().key_value_dir_get(f"{self._prefix}/given_up/"))
-        verdict = verdicts.get(f"{self._prefix}/given_up/{self.failures}")
-        if verdict is not None:
-            self._next_barrier()
-            raise GroupError(
-                f"Rank {self.rank} came to {what} after the other ranks had timed out: {verdict}"
-            )
-
-    def _next_barrier(self) -> None:
-        self.failures += 1
-        self._barrier_used = False
 
     def _read(self, folder: str) -> dict[int, str]:
         """Texts of the ranks that have begun this exchange."""
         found = {}
-        for key, value in _client().key_value_dir_get(folder):
+        for key, value in jax_private.coordination_client().key_value_dir_get(folder):
             number, _, text = value.partition(" ")
             if int(number) == self.count:
                 found[int(key.rpartition("/")[2])] = text
@@ -107,16 +87,6 @@ class Peers:
         )
 
 
-def _client() -> Any:
-    client = jax_private.coordination_client()
-    if client is None:
-        raise GroupError(
-            "the group has ended: jax.distributed is not running. "
-            "HINT: call collectives between init_process_group() and destroy_process_group()."
-        )
-    return client
-
-
 _peers: WeakKeyDictionary[ProcessGroup, dict[str, Peers]] = WeakKeyDictionary()
 
 
@@ -126,21 +96,16 @@ def agree(
     tree: PyTree = None,
     *,
     note: Any = None,
-    problem: str = "",
     timeout_s: float | None = None,
     channel: str = "talk",
 ) -> list[Any]:
     """Every rank's `note` (JSON), by rank, once all have come to `call` with the same shapes and dtypes.
 
     channel: calls of one are in one order on all ranks; a thread's are of a channel of its own.
-    problem: what is wrong with this rank's arguments; then every rank raises, and none waits for it.
-    Raises: GroupError naming ranks that do not come; DesyncError naming ranks and what differs;
-        DataError for a problem, with its rank.
+    Raises: GroupError naming ranks that do not come; DesyncError naming ranks and what differs.
     """
     leaves = describe(tree)
     if group.topology.world_size == 1:
-        if problem:
-            raise DataError(f"{call}: {problem}")
         return [note]
     talks = _peers.setdefault(group, {})
     peers = talks.get(channel) or talks.setdefault(
@@ -148,11 +113,10 @@ def agree(
     )
     timeout_s = _timeout_s(group) if timeout_s is None else timeout_s
     digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
-    mine = {"call": call, "digest": digest, "note": note, "problem": problem}
+    mine = {"call": call, "digest": digest, "note": note}
     # A thread's word says nothing of where the rank is.
     with heartbeat.together() if channel == "talk" else nullcontext():
         entries = [json.loads(text) for text in peers.exchange(json.dumps(mine), timeout_s, call)]
-    _refuse_problems(entries)
     if any((e["call"], e["digest"]) != (call, digest) for e in entries):
         # All ranks see the same entries, so all come here and publish the long form too.
         details = peers.exchange(json.dumps(leaves), timeout_s, call)
@@ -191,12 +155,6 @@ def _timeout_s(group: ProcessGroup) -> float:
     return collective_timeout_s(env)
 
 
-def _refuse_problems(entries: list[dict[str, str]]) -> None:
-    problems = [f"rank {rank}: {e['call']}: {e['problem']}" for rank, e in enumerate(entries) if e["problem"]]
-    if problems:
-        raise DataError("; ".join(problems))
-
-
 def _difference(calls: list[str], leaves: list[dict[str, str]]) -> DesyncError:
     if len(set(calls)) > 1:
         return DesyncError(
@@ -204,17 +162,13 @@ def _difference(calls: list[str], leaves: list[dict[str, str]]) -> DesyncError:
             "same order. HINT: look for a collective inside `if rank == ...`."
         )
     names = dict.fromkeys(name for one in leaves for name in one)
-    for name in names:
-        held = [one.get(name, "no such leaf") for one in leaves]
-        if len(set(held)) > 1:
-            return DesyncError(
-                f"{calls[0]}: leaf {name} differs between ranks: {_by_rank(held)}. "
-                "HINT: build the same model, and pass the same shapes and dtypes, on every rank."
-            )
+    held = {name: [one.get(name, "no such leaf") for one in leaves] for name in names}
+    differs = [name for name in names if len(set(held[name])) > 1]
+    what = f"leaf {differs[0]}" if differs else "the order of leaves"
+    by_rank = _by_rank(held[differs[0]] if differs else [str([*one]) for one in leaves])
     return DesyncError(
-        f"{calls[0]}: ranks hold the same leaves in another order: "
-        f"{_by_rank([str([*one]) for one in leaves])}. "
-        "HINT: build the tree alike on every rank."
+        f"{calls[0]}: {what} differs between ranks: {by_rank}. "
+        "HINT: build the same model, and pass the same shapes and dtypes, on every rank."
     )
 
 

@@ -2,8 +2,15 @@
 
 Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) travel as their bytes:
 converted to 32 bits they would arrive changed, without an error. They come back as numpy, exact.
+
+As a statement, as in torch, a collective writes its result into the array passed, or raises an error: a jax
+array is a value, so `all_reduce(x)` on a line of its own would change nothing and raise no error. A numpy
+array that may be written to is filled instead. Whether the result is used is read from the caller's next
+instruction.
 """
 
+import dis
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -11,15 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.trees import PyTree
-from cyxjax.distributed.agreement import leaf_name
 from cyxjax.errors import DataError
-
-_KINDS = "biufcV"  # "V": bfloat16 and its relatives
 
 
 def as_arrays(tree: PyTree) -> PyTree:
-    """`tree` with numbers and lists' items as arrays. Raises: DataError naming a leaf that is no array."""
-    return jax.tree_util.tree_map_with_path(_as_array, tree)
+    """`tree` with numbers and lists' items as arrays."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.asarray(leaf), tree)
 
 
 def is_wide(leaf: Any) -> bool:
@@ -50,45 +54,69 @@ def _unpack(leaf: Any, like: Any) -> Any:
     return np.array(leaf).reshape(-1).view(like.dtype).reshape(like.shape)
 
 
-def _as_array(path: Any, leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return leaf
-    array = np.asarray(leaf) if not isinstance(leaf, jax.Array) else None
-    if array is None or array.dtype.kind not in _KINDS or array.dtype.names:
-        raise DataError(
-            f"leaf {leaf_name(path)} is {leaf!r:.80}, expected an array of numbers or booleans. "
-            "HINT: broadcast_object and all_gather_object take texts, lists and dicts; "
-            "jax.random.key_data makes an array of a key."
-        )
-    return array
+def form_of(tree: PyTree) -> list[Any]:
+    """The form of a tree of dicts, lists, tuples and arrays, as JSON values."""
+    if isinstance(tree, dict):
+        return ["dict", [[name, form_of(one)] for name, one in tree.items()]]
+    if isinstance(tree, list | tuple):
+        return ["list" if isinstance(tree, list) else "tuple", [form_of(one) for one in tree]]
+    return ["array", [str(tree.dtype), tree.shape]]
 
 
-def form_of(tree: PyTree, problem: str = "") -> tuple[Any, str]:
-    """(form, "") of a tree of dicts, lists and tuples, or (None, what is wrong)."""
-    if problem:
-        return None, problem
-    try:
-        return _form(tree), ""
-    except TypeError as error:
-        return None, str(error)
-
-
-def zeros_of_form(form: Any) -> PyTree:
+def zeros_of_form(form: list[Any]) -> PyTree:
     """A tree of host arrays of that form."""
     kind, inner = form
+    if kind == "array":
+        return np.zeros(inner[1], jnp.dtype(inner[0]))
     if kind == "dict":
         return {name: zeros_of_form(one) for name, one in inner}
-    if kind in ("list", "tuple"):
-        return (list if kind == "list" else tuple)(zeros_of_form(one) for one in inner)
-    dtype, shape = inner
-    return np.zeros(shape, jnp.dtype(dtype))
+    return (list if kind == "list" else tuple)(map(zeros_of_form, inner))
 
 
-def _form(tree: PyTree) -> Any:
-    if isinstance(tree, dict) and all(isinstance(name, str) for name in tree):
-        return ["dict", [[name, _form(tree[name])] for name in sorted(tree)]]
-    if type(tree) in (list, tuple):
-        return [type(tree).__name__, [_form(one) for one in tree]]
-    if hasattr(tree, "dtype") and hasattr(tree, "shape"):
-        return ["array", [str(tree.dtype), list(tree.shape)]]
-    raise TypeError(f"{type(tree).__name__} cannot be scattered; expected dicts, lists, tuples and arrays.")
+# ---- what the caller wants filled ------------------------------------------------------------------------
+
+
+def target_of(x: PyTree, call: str, frame: FrameType) -> PyTree | None:
+    """What the result is to be written into: `x` where the caller throws it away; None where it is used.
+
+    call: as it should be written, for the message. Raises: DataError for a value that cannot be filled.
+    """
+    return target_in_place(x, call) if thrown_away(frame.f_code, frame.f_lasti) else None
+
+
+def target_in_place(x: PyTree, call: str) -> PyTree:
+    """`x`, which is to be filled. Raises: DataError for a value that cannot be."""
+    leaves = jax.tree.leaves(x)
+    if not leaves or not all(map(_is_writable, leaves)):
+        raise DataError(
+            f"the result of {call} is thrown away, and {x!r:.80} cannot be changed in place: arrays are "
+            f"values. HINT: write {call}, or pass a numpy array that may be written to."
+        )
+    return x
+
+
+def fill(target: PyTree | None, result: PyTree) -> PyTree:
+    """`result`, written into `target` too, where there is one. Raises: numpy's ValueError or TypeError."""
+    for array, value in zip(jax.tree.leaves(target), jax.tree.leaves(result), strict=False):
+        # Reshaped, so that nothing is broadcast.
+        np.copyto(array, np.asarray(value).reshape(array.shape), casting="same_kind")
+    return result
+
+
+def fill_list(out: list, rows: list[PyTree]) -> None:
+    """The rows of all ranks put into torch's list: into its numpy arrays, or as items in place of others."""
+    for i, (into, row) in enumerate(zip(out, rows, strict=True)):
+        if jax.tree.leaves(into) and all(map(_is_writable, jax.tree.leaves(into))):
+            fill(into, row)
+        else:
+            out[i] = row
+
+
+def thrown_away(code: CodeType, at: int) -> bool:
+    """Whether the value of the call at `at` (bytes into `code`) is dropped by the next instruction."""
+    after = (one.opname for one in dis.get_instructions(code) if one.offset > at)
+    return next((name for name in after if name not in ("CACHE", "NOP", "PRECALL")), "") == "POP_TOP"
+
+
+def _is_writable(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.flags.writeable

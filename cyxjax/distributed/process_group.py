@@ -44,8 +44,12 @@ class DistributedConfig:
     @classmethod
     def from_environment(cls) -> "DistributedConfig":
         """What the environment says (torchrun's names, Slurm, MPI ...); one process if nothing does."""
-        found = discover(here())
-        return cls(**{f.name: getattr(found, f.name) for f in fields(cls)})
+        return cls.of(discover(here()))
+
+    @classmethod
+    def of(cls, place: Topology) -> "DistributedConfig":
+        """The fields of `place` that can be given by hand."""
+        return cls(**{f.name: getattr(place, f.name) for f in fields(cls)})
 
     def to_topology(self) -> Topology:
         """The checked, frozen form. Raises: ConfigError naming the field."""
@@ -79,7 +83,7 @@ def init(
     global _current
     if _current is not None:
         raise GroupError(
-            f"the process group is already initialized ({_describe(_current)}). "
+            f"the process group is already initialized (rank {get_rank()} of {get_world_size()}). "
             "HINT: call destroy_process_group() first, or use the group that is there."
         )
     topology = config.to_topology() if config is not None else discover(here())
@@ -144,39 +148,28 @@ def init_process_group(
 
     init_method: `env://`, or `tcp://HOST:PORT` of rank 0. timeout: seconds or a timedelta.
     """
-    found = _from_environment_unless(rank, world_size)
+    env, given = here(), {"RANK": rank, "WORLD_SIZE": world_size}
+    if rank is not None or world_size is not None:  # then only the address is the environment's
+        names = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "CYXJAX_TOKEN")
+        env = {name: value for name, value in env.items() if name in names}
+        env |= {name: str(value) for name, value in given.items() if value is not None}
+    found = DistributedConfig.of(discover(env))
     if init_method.startswith("tcp://"):
         host, _, port = init_method.removeprefix("tcp://").rpartition(":")
-        found = replace(found, master_addr=host, master_port=_port(port, init_method))
+        found = replace(found, master_addr=host, master_port=int(port))
     elif init_method != "env://":
         raise ConfigError(
             f"init_method={init_method!r} is not known; expected 'env://' or 'tcp://HOST:PORT'. "
             "HINT: leave it out and set MASTER_ADDR and MASTER_PORT."
         )
     if timeout is not None:
-        seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else float(timeout)
-        found = replace(found, timeout_ms=round(seconds * 1000))
+        found = replace(found, timeout_ms=round(seconds(timeout) * 1000))
     init(replace(found, backend=backend) if backend != "auto" else found)
 
 
-def _from_environment_unless(rank: int | None, world_size: int | None) -> DistributedConfig:
-    """The environment's place; where rank and world size are both given, only its address counts."""
-    if rank is None and world_size is None:
-        return DistributedConfig.from_environment()
-    if rank is None or world_size is None:
-        missing = "rank" if rank is None else "world_size"
-        raise ConfigError(f"{missing} is missing: it goes with the other. HINT: give rank and world_size.")
-    env = {
-        k: v for k, v in here().items() if k in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "CYXJAX_TOKEN")
-    }
-    place = discover(env | {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
-    return DistributedConfig(**{f.name: getattr(place, f.name) for f in fields(DistributedConfig)})
-
-
-def _port(text: str, source: str) -> int:
-    if not text.isdigit():
-        raise ConfigError(f"init_method={source!r} names no port. HINT: write tcp://10.0.0.1:29500.")
-    return int(text)
+def seconds(timeout: Any) -> float:
+    """A number of seconds or a timedelta, in seconds."""
+    return timeout.total_seconds() if hasattr(timeout, "total_seconds") else float(timeout)
 
 
 def setup_distributed() -> tuple[int, int, int]:
@@ -234,8 +227,3 @@ def is_master() -> bool:
 
 
 is_main_process = is_master
-
-
-def _describe(group: ProcessGroup) -> str:
-    place = group.topology
-    return f"rank {place.rank} of {place.world_size}, {group.backend}, from {place.source}"

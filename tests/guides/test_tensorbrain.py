@@ -84,5 +84,5 @@ def test_the_timeout_of_init_process_group_and_its_other_arguments():
         dist.destroy_process_group()
     with pytest.raises(ConfigError, match="expected 'env://' or 'tcp://HOST:PORT'"):
         dist.init_process_group(init_method="file:///x")
-    with pytest.raises(ConfigError, match="world_size"):
+    with pytest.raises(ConfigError, match="WORLD_SIZE"):
         dist.init_process_group(rank=0)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import cyxjax.distributed as dist
-from cyxjax.distributed.in_place import fill, thrown_away
 from cyxjax.errors import ConfigError, DataError, GroupError
 
 
@@ -24,7 +23,7 @@ def test_a_statement_fills_and_a_used_value_leaves_the_array():
     whole = np.array([3, 4], np.int32)
     mean = dist.reduce_tensor(whole)
     assert mean.dtype == jnp.float32
-    with pytest.raises(DataError, match=r"float32\[2\].* int32\[2\]"):
+    with pytest.raises(TypeError):
         dist.reduce_tensor(whole)
     assert (t.tolist(), whole.tolist()) == ([1, 2], [3, 4])
 
@@ -45,8 +44,9 @@ def test_lists_are_filled_as_torch_fills_them():
     nothing = [None]
     dist.all_gather(nothing, jnp.ones(1))
     assert float(nothing[0][0]) == 1
-    with pytest.raises(DataError, match=r"^all_gather\(out_list, x\) .*3 .*1 ranks"):
-        dist.all_gather([None] * 3, t)
+    for other in ([None] * 3, [np.zeros((3, 2), np.float32)]):  # nothing is broadcast
+        with pytest.raises(ValueError, match="."):
+            dist.all_gather(other, t)
     into = np.zeros(2, np.float32)
     dist.scatter(into, [t], 0)
     assert into.tolist() == [5, 6]
@@ -54,13 +54,10 @@ def test_lists_are_filled_as_torch_fills_them():
     assert into.tolist() == [6, 7]
     with pytest.raises(DataError, match=r"x = scatter\(list, src\)"):
         dist.scatter(jnp.zeros(2), [t], 0)
-    assert dist.scatter([t]).tolist() == [5, 6]
-
-
-def test_scatter_fills_an_array_from_a_list_and_src_by_name():
-    t = np.zeros(2, np.float32)
-    dist.scatter(t, [np.array([3.0, 4.0], np.float32)], src=0)
-    assert t.tolist() == [3, 4]
+    assert dist.scatter([t]).tolist() == dist.scatter([t], 0).tolist() == [5, 6]
+    for other in ([], [t, t]):  # one item a rank
+        with pytest.raises(ValueError, match="."):
+            dist.scatter(other)
 
 
 def test_nothing_is_in_place_where_the_result_is_used():
@@ -72,29 +69,6 @@ def test_nothing_is_in_place_where_the_result_is_used():
     if dist.all_reduce(1.0):
         u = dist.all_reduce(u)
     assert u.tolist() == [1, 1]
-
-
-def test_what_a_statement_is():
-    def statement(f):
-        f()
-
-    def used(f):
-        return f()
-
-    calls = [
-        next(
-            i.offset
-            for i in __import__("dis").get_instructions(c)
-            if "CALL" in i.opname and i.opname != "PRECALL"
-        )
-        for c in (statement, used)
-    ]
-    assert [thrown_away(c.__code__, at) for c, at in zip((statement, used), calls, strict=True)] == [
-        True,
-        False,
-    ]
-    array = np.zeros(2)
-    assert fill(array, jnp.ones(2)).tolist() == array.tolist() == [1, 1]
 
 
 def test_without_a_group_that_is_what_is_said():
