@@ -61,7 +61,7 @@ class ModelSync:
     def pull(self, num_processes: int) -> Values | None:
         """(params, model_state) as the module holds them, where any was set since `push`; else None.
 
-        Raises: ConfigError where a parameter was added or removed since, or one of several processes set it.
+        Raises: ConfigError where one of several processes set it.
         """
         changed = {one.path for one in self._changed()}
         if not changed:
@@ -74,13 +74,15 @@ class ModelSync:
                 "to set values use ddp.load_state_dict(saved) on all ranks.",
                 key=name,
             )
-        values: Values = ({}, {})
-        for one in self._variables:
-            around = values[not one.is_param]
-            for key in one.path[:-1]:
-                around = around.setdefault(key, {})
-            around[one.path[-1]] = one.variable.get_raw_value() if one.path in changed else one.pushed
-        return values
+        from flax.traverse_util import unflatten_dict  # as in `_scan`
+
+        whole = unflatten_dict(
+            {
+                (one.is_param, *one.path): one.variable.get_raw_value() if one.path in changed else one.pushed
+                for one in self._variables
+            }
+        )
+        return whole.get(True, {}), whole.get(False, {})
 
     def refuse_changed_parameters(self) -> None:
         """Raises: ConfigError for a parameter set since the last `push`, for a trainer with its own copy."""
@@ -114,61 +116,38 @@ class ModelSync:
         self._switches_seen, self._training = self._switches(), mode
 
     def _scan(self) -> None:
-        """Finds the variables, the attributes that hold them, and the switches of the mode."""
+        """Finds the variables, and the switches of the mode."""
         self._variables: list[_Variable] = []
-        self._attributes: list[tuple[dict, str, Any]] = []  # of a part, a name there, and its value
         self._switch_places: list[tuple[dict, str]] = []
         if not self.holds_values:
             return
         from flax import nnx  # here, not above: it takes a third of a second, and linen needs none of it
 
-        parts = dict(nnx.iter_graph(self._module))
-        for path, part in parts.items():
+        for path, part in nnx.iter_graph(self._module):
             if isinstance(part, nnx.Module):
                 self._switch_places += [(vars(part), name) for name in _SWITCHES if name in vars(part)]
             if isinstance(part, nnx.Variable) and not isinstance(part, nnx.RngState):
                 is_param = isinstance(part, nnx.Param)
                 self._variables.append(_Variable(path, part, part.get_raw_value(), is_param))
-            around = parts.get(path[:-1]) if path else None
-            if isinstance(around, nnx.Module) and vars(around).get(str(path[-1])) is part:
-                self._attributes.append((vars(around), str(path[-1]), part))
 
     def _switches(self) -> list[bool]:
         found = [attributes.get(name) for attributes, name in self._switch_places]
         return [one for one in found if isinstance(one, bool)]
 
     def _changed(self) -> list[_Variable]:
-        """What was set since the last `push`. Raises: ConfigError for other parameters than there were."""
-        if not self._was_pushed:
-            return []
-        if not all(attributes.get(name) is part for attributes, name, part in self._attributes):
-            before = {one.path: one for one in self._variables}
-            self._scan()
-            now = {one.path: one for one in self._variables}
-            other = [path for path in now.keys() ^ before.keys() if (now | before)[path].is_param]
-            for name in map(_name, other):
-                raise ConfigError(
-                    f"the model's parameter {name!r} was added or removed after the model was wrapped. "
-                    "HINT: change the model first, then wrap it.",
-                    key=name,
-                )
-            self._variables = [one._replace(variable=now.get(p, one).variable) for p, one in before.items()]
-        return [one for one in self._variables if _is_set(one)]
+        """What was set since the last `push`."""
+        return [one for one in self._variables if _is_set(one)] if self._was_pushed else []
 
 
 def _is_set(one: _Variable) -> bool:
     """Whether its value is not what was pushed; nnx's transformations leave other arrays of the same bits."""
     now, pushed = one.variable.get_raw_value(), one.pushed
-    if now is pushed or not (one.is_param or _same_shapes(now, pushed)):
-        return False  # what a call sows into a variable grows, and is no state of the model
-    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(pushed), strict=False)
-    return not _same_shapes(now, pushed) or any(
-        np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs
-    )
-
-
-def _same_shapes(a: Any, b: Any) -> bool:
-    return [np.shape(leaf) for leaf in jax.tree.leaves(a)] == [np.shape(leaf) for leaf in jax.tree.leaves(b)]
+    if now is pushed:
+        return False
+    if jax.tree.map(np.shape, now) != jax.tree.map(np.shape, pushed):
+        return one.is_param  # what a call sows into a variable grows, and is no state of the model
+    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(pushed), strict=True)
+    return any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs)
 
 
 def _name(path: tuple) -> str:
