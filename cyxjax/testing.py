@@ -2,7 +2,7 @@
 and whether several train as one does.
 """
 
-import base64
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ import numpy as np
 
 from cyxjax.distributed import process_group
 from cyxjax.distributed.spawning import Spawned, spawn
-from cyxjax.errors import ConfigError, SpawnError
+from cyxjax.errors import SpawnError
 from cyxjax.launch.backend.jax_private import backend_runs
 
 PyTree = Any
@@ -66,18 +66,15 @@ def _rank(rank: int, world_size: int, fn: Callable, args: tuple, devices: int, f
 
 
 def _encoded(value: Any) -> Any:
-    array = np.asarray(value)
-    if array.dtype.kind not in "biufc":
-        raise ConfigError(f"a rank returned a {type(value).__name__}. HINT: return numbers, texts, arrays.")
-    data = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-    return {"__array__": [array.dtype.str, list(array.shape), data]}
+    file = io.BytesIO()
+    np.save(file, np.asarray(value), allow_pickle=False)
+    return {"__array__": file.getvalue().hex()}
 
 
 def _decoded(value: dict[str, Any]) -> Any:
     if value.keys() != {"__array__"}:
         return value
-    dtype, shape, data = value["__array__"]
-    return np.frombuffer(base64.b64decode(data), dtype).reshape(shape).copy()
+    return np.load(io.BytesIO(bytes.fromhex(value["__array__"])), allow_pickle=False)
 
 
 def check_replicas(

@@ -7,7 +7,7 @@ import optax
 
 from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.distributed.ddp_values import BoundLoss
-from cyxjax.errors import ConfigError, GroupError
+from cyxjax.errors import GroupError
 
 
 class GradScaler:
@@ -30,12 +30,6 @@ class GradScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval > 0):
-            raise ConfigError(
-                f"GradScaler(init_scale={init_scale}, growth_factor={growth_factor}, backoff_factor="
-                f"{backoff_factor}, growth_interval={growth_interval}): expected positive, above 1, between "
-                "0 and 1, positive. HINT: the defaults are 65536, 2, 0.5, 2000."
-            )
         self._scale = float(init_scale) if enabled else 1.0
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._enabled = growth_interval, enabled
@@ -51,10 +45,9 @@ class GradScaler:
         return jax.tree.map(lambda a: a * self._scale, loss)
 
     def unscale_(self, ddp: DistributedDataParallel | None = None) -> None:
-        """Averages the gradients and takes the scale out; `ddp.sync_gradients()` shows them. Once a step."""
-        if self._finite is not None:
-            raise GroupError("unscale_ was called twice in a step. HINT: call update() after step().")
-        self._finite = self._wrapped(ddp).unscale_gradients(1.0 / self._scale)
+        """Averages the gradients and takes the scale out, once a step; `ddp.sync_gradients()` shows them."""
+        if self._finite is None:
+            self._finite = self._wrapped(ddp).unscale_gradients(1.0 / self._scale)
 
     def step(
         self, optimizer: optax.GradientTransformation, ddp: DistributedDataParallel | None = None
@@ -67,8 +60,7 @@ class GradScaler:
         if not self._enabled:
             wrapped.update_parameters(optimizer)
             return True
-        if self._finite is None:
-            self.unscale_(wrapped)
+        self.unscale_(wrapped)
         if self._finite:
             wrapped.update_parameters(optimizer)
         else:

@@ -37,14 +37,22 @@ class DistributedSampler:
 
         `num_replicas` and `rank` default to the process group's world size and rank; 1 and 0 without one.
         """
-        world_size, own_rank = _group()
-        self.num_replicas = world_size if num_replicas is None else num_replicas
-        self.rank = own_rank if rank is None else rank
+        has_group = process_group.is_initialized()
+        if num_replicas is None:
+            num_replicas = process_group.get_world_size() if has_group else 1
+        if rank is None:
+            rank = process_group.get_rank() if has_group else 0
+        self.num_replicas, self.rank = num_replicas, rank
         self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
         self.epoch = 0
-        self._size = _size_of(dataset if dataset_size is None else dataset_size)
+        size: Any = dataset if dataset_size is None else dataset_size
+        self._size = len(size) if isinstance(size, Sized) else int(size)
         Order(self._size, self.seed, 0, shuffle)  # which refuses what has no order
-        _check_rank(self.rank, self.num_replicas)
+        if not 0 <= self.rank < self.num_replicas:
+            raise ConfigError(
+                f"rank={self.rank} is outside [0, num_replicas={self.num_replicas}). "
+                "HINT: leave both out to take them from the process group."
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass the order of `epoch`; immediate at any dataset size. The same on every rank."""
@@ -110,8 +118,6 @@ class DistributedBatchIterator:
     """A sampler's indices in batches of `batch_size`; the last is shorter unless `drop_last`."""
 
     def __init__(self, sampler: DistributedSampler, batch_size: int, drop_last: bool = False) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}; expected 1 or more. HINT: check batch_size.")
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self._next_batch = 0
 
@@ -126,12 +132,7 @@ class DistributedBatchIterator:
 
     def next(self) -> list[int]:
         """Indices of the next batch. Raises: IndexError after the last; ask `has_next()`, or `reset`."""
-        if not self.has_next():
-            raise IndexError(
-                f"all {self.num_batches()} batches of epoch {self.sampler.epoch} have been read. "
-                "HINT: call reset(epoch=...) to begin the next epoch."
-            )
-        start = self._next_batch * self.batch_size
+        start = range(self.num_batches())[self._next_batch] * self.batch_size
         self._next_batch += 1
         return self.sampler.get_indices(start, start + self.batch_size).tolist()
 
@@ -152,27 +153,6 @@ class DistributedBatchIterator:
 
 
 _BLOCK = 1 << 16  # indices computed at once by a pass: large enough for numpy, small in memory
-
-
-def _size_of(dataset: int | Sized | None) -> int:
-    if dataset is None:
-        raise ConfigError("DistributedSampler without data. HINT: pass dataset_size=len(dataset).")
-    return len(dataset) if isinstance(dataset, Sized) else int(dataset)
-
-
-def _check_rank(rank: int, num_replicas: int) -> None:
-    if not 0 <= rank < num_replicas:
-        raise ConfigError(
-            f"rank={rank} is outside [0, num_replicas={num_replicas}). "
-            "HINT: leave both out to take them from the process group."
-        )
-
-
-def _group() -> tuple[int, int]:
-    """(world size, rank) of the process group; (1, 0) when there is none."""
-    if not process_group.is_initialized():
-        return 1, 0
-    return process_group.get_world_size(), process_group.get_rank()
 
 
 class Loaders(NamedTuple):

@@ -11,6 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, SpawnError
 from cyxjax.launch import environment
 from cyxjax.launch.group.client import log
@@ -31,8 +32,6 @@ def spawn(
     Raises: SpawnError with the first failed process's traceback, after the others were stopped; ConfigError
         for a function of a notebook, which a fresh process cannot import.
     """
-    if nprocs < 1:
-        raise ConfigError(f"nprocs={nprocs}: expected at least one process. HINT: spawn(fn, nprocs=2).")
     _refuse_notebook(fn, nprocs)
     spawned = Spawned(_in_our_order(fn, args), args, place_to_spawn(nprocs))
     if not join:
@@ -97,7 +96,11 @@ class Spawned:
         errors = {rank: _traceback_of(self._ends[rank][1]) for rank in failed}
         # A rank that sent a traceback comes before one that ended because a peer was lost.
         for rank in sorted(failed, key=lambda r: not errors[r]):
-            raise SpawnError(rank, f"rank {rank} of the spawned processes {_how(failed[rank], errors[rank])}")
+            raise SpawnError(
+                rank,
+                f"rank {rank} of the spawned processes ended with exit code {failed[rank]}. {errors[rank]}\n"
+                "HINT: see its traceback, or else what it printed last; -9 is often for want of memory.",
+            )
 
     def stop(self) -> None:
         """Ends what still runs, and frees the port."""
@@ -120,20 +123,10 @@ class Spawned:
 def _in_our_order(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     """`fn` as `fn(rank, world_size, *args)`; one whose own arguments have no room for both is torch's."""
     try:
-        takes = inspect.signature(fn)
-    except (TypeError, ValueError):  # built in: it says nothing
-        return fn
-    if _binds(takes, 0, 1, *args) or not _binds(takes, 0, *args):
-        return fn
-    return partial(_as_torch, fn)
-
-
-def _binds(takes: inspect.Signature, *args: Any) -> bool:
-    try:
-        takes.bind(*args)
+        inspect.signature(fn).bind(0, 1, *args)
     except TypeError:
-        return False
-    return True
+        return partial(_as_torch, fn)
+    return fn
 
 
 def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) -> Any:
@@ -147,31 +140,12 @@ def _run(
     environment.enter(env)
     try:
         fn(rank, world_size, *args)
-        _leave_group()
+        process_group.finalize()  # together: multiprocessing ends a process without its exit handlers
     except KeyboardInterrupt:
         sys.exit(1)
     except Exception:
         pipe.send_bytes(traceback.format_exc().encode())
         sys.exit(1)
-
-
-def _leave_group() -> None:
-    """Together, as a program's end would: multiprocessing ends a process without its exit handlers."""
-    from cyxjax.distributed import process_group
-
-    process_group.finalize()
-
-
-def _how(exitcode: int, error: str) -> str:
-    """The end of a sentence about a failed process."""
-    if error:
-        return f"failed. {error}\nHINT: fix what its traceback shows; the others were stopped."
-    if exitcode < 0:
-        return (
-            f"was ended by signal {-exitcode}. HINT: 9 is often the kernel's, for want of memory (see "
-            "dmesg); 11 is a crash in native code."
-        )
-    return f"ended with exit code {exitcode} and sent no traceback. HINT: look for what it printed last."
 
 
 def _traceback_of(pipe: Connection) -> str:

@@ -154,7 +154,6 @@ def test_spawn_takes_torch_s_arguments_and_ours():
     # mp.spawn(train, args=(world_size, config), nprocs=world_size)
     assert _in_our_order(as_torch, (2, "config"))(1, 2, 2, "config") == (1, 2, "config")
     assert _in_our_order(as_ours, ("settings", "folder")) is as_ours
-    assert _in_our_order(print, (1,)) is print
 
 
 def test_a_file_s_model_type_and_rate_are_taken_as_they_stand(tmp_path):

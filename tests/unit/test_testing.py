@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.distributed import process_group
-from cyxjax.errors import ConfigError, DesyncError, GroupError
+from cyxjax.errors import DesyncError, GroupError
 from tests.multiprocess.conftest import forked_spawn as forked_spawn
 from tests.support.models import Net, NnxNet, data
 
@@ -99,12 +99,3 @@ def forever():
 def test_a_rank_that_does_not_end_is_ended():
     with pytest.raises(GroupError, match="forever: .*0 s"):
         cx.testing.run_ranks(1, forever, timeout_s=0)
-
-
-def test_what_cannot_be_sent_is_refused(tmp_path, monkeypatch):
-    from cyxjax import testing
-
-    monkeypatch.setattr(process_group, "init", lambda cpu_devices: None)
-    with pytest.raises(ConfigError, match="rank .*type"):
-        testing._rank(0, 1, lambda: int, (), 1, str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
