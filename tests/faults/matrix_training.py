@@ -159,12 +159,6 @@ _LOADS = [
     ),
     Row(
         "R39",
-        "a dozen random kills of two ranks",
-        "rerun: bit for bit the unbroken run",
-        tests_in(_RESUME, "test_a_dozen_kills_of_two_ranks"),
-    ),
-    Row(
-        "R39",
         "six random kills of two ranks under the launcher",
         "as many restarts; its threads and files stay as many; bit for bit the unbroken run",
         tests_in(

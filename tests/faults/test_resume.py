@@ -3,7 +3,6 @@
 Dropout, Adam and a cosine schedule take part, so keys, optimizer state and step counts must come back too.
 """
 
-import random
 import signal
 
 import numpy as np
@@ -155,22 +154,3 @@ def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies
     assert ended.codes == [0, 0], ended.text
     assert audit.main([str(config.parent / "run")]) == 0
     same_to_rounding(config, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.wide  # default: two kills of two ranks; slow: tests/faults/test_chaos.py
-@pytest.mark.timeout(900)
-def test_a_dozen_kills_of_two_ranks(jobs, tmp_path):
-    whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
-    assert jobs.run(whole, world=2).codes == [0, 0]
-    draw, kills = random.Random(), 0
-    while kills < 12:
-        phase = draw.choice(["compile", "data", "step", "eval", "write"])
-        rank = 0 if phase == "write" else draw.randint(0, 1)
-        step = 0 if phase == "compile" else max(newest_step(config), 0) + draw.randint(0, 4)
-        codes = jobs.run(config, world=2, fault=f"KILL:{rank}:{phase}:{step}").codes
-        kills += 1
-        if codes == [0, 0]:
-            break
-    assert jobs.run(config, world=2).codes == [0, 0]
-    same_run(config, whole)
