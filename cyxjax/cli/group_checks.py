@@ -35,7 +35,7 @@ Facts = Mapping[str, Any]
 
 def judge(ranks: Sequence[Facts]) -> Iterator[Check]:
     """Rows of a group. ranks: what each rank found (`group_doctor`), by rank."""
-    hosts: dict[str, list[int | str]] = {}
+    hosts: dict[str, list[int]] = {}
     for rank, facts in enumerate(ranks):
         hosts.setdefault(facts["host"], []).append(rank)
     here = "; ".join(f"{host}: {ranks_text(who)}" for host, who in hosts.items())
