@@ -78,11 +78,15 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def as_array(leaf: Any) -> Any:
     """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are.
 
-    Raises: DataError as `refuse_words`.
+    Raises: DataError as `refuse_words`, and for a masked array.
     """
     if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
         leaf = leaf.detach().cpu()
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(
+            "a masked array, whose mask would be lost. HINT: fill it (x.filled(0)); a mask goes into weights."
+        )
     if array.dtype.kind == "O":  # numbers, or rows of them of one length, that were kept as objects
         plain = np.array(array.tolist())
         array = plain if plain.dtype.kind in "biufc" else array

@@ -34,7 +34,7 @@ from cyxjax.train.checks import order as checks
 from cyxjax.train.comparison import changed_files, compare_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import eval_batches
-from cyxjax.train.feeding.predicting import predict_all, source_of
+from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
 from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_of_checkpoint, plan_without_data
@@ -245,7 +245,8 @@ class DistributedTrainer:
         self._run.warn_if_untrained("predict", self.plan)
         each = batch_size or self.plan.settings.step.batch.batch_size
         state = self.program.consensus(self.state)
-        return predict_all(self.program.predict_step, state, self.plan.group.mesh, source, each)
+        outputs = predict_all(self.program.predict_step, state, self.plan.group.mesh, source, each)
+        return with_nan_warning(outputs, self.is_master())
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.

@@ -183,6 +183,7 @@ def test_items_that_do_not_stack_are_refused():
         ((X, np.array([*"abcde", None], object)), "'a'.*np.unique"),
         ((X, np.array([1, 2, 3, 4, 5, None], object)), "None"),
         ((X, np.array(list("abcdef"), "S1")), "b'a'.*np.unique"),
+        ((np.ma.masked_array(X, X > 0), np.arange(6)), "masked array.*filled"),
         (list(zip(X, "abcdef", strict=True)), "'e'.*np.unique"),
         ({1, 2}, "^set .*cx.data.Batches"),
         (Stream(), "^Stream .*cx.data.Batches"),

@@ -1,8 +1,5 @@
 """Samples, labels and outputs that no training can be right with: an error, and the trainer is as it was."""
 
-from types import SimpleNamespace
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +7,6 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.data.sources import as_batches
-from cyxjax.distributed import ddp_values
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from tests.support.trainers import CLASSES, VAL, X, Y, batches, config, mlp, trainer, use_devices
 
@@ -51,15 +47,6 @@ def test_no_loss_of_ours_spreads(loss):
     for output, target in (((8, 1), (8,)), ((8,), (8, 1)), ((8, 3), (8, 1))):
         with pytest.raises(DataError, match=f"{type(loss).__name__}: .*float32"):
             loss(jnp.zeros(output), jnp.zeros(target))
-
-
-def test_the_facade_refuses_words():
-    torch_like = SimpleNamespace(dtype=SimpleNamespace())  # its dtypes have no kind
-    for words in (np.array(["ant", "bee"]), ["ant", "bee"], {"y": np.array(["ant", "bee"], object)}):
-        with pytest.raises(DataError, match="'ant'.*np.unique"):
-            ddp_values.no_words(words)
-    for numbers in (Y, jnp.ones(2, jnp.bfloat16), {"key": jax.random.key(0)}, torch_like):
-        assert ddp_values.no_words(numbers) is numbers
 
 
 class Places(linen.Module):
