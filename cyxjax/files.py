@@ -274,10 +274,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """`text` without what opens a door.
-
-    That is: private keys, passwords and signatures in URLs, authorization headers, keys of clouds, and the
-    values of what is named key, token, secret, password or the like.
+    """`text` without secrets: private keys, passwords and signatures in URLs, authorization headers, keys of
+    clouds, and the values of what is named key, token, secret, password or the like.
     """
     for pattern in _SECRETS:
         text = pattern.sub(rf"\1{_HIDDEN}", text)

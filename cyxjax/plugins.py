@@ -51,7 +51,7 @@ def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", k
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)  # as under `python -m`
     try:
-        return EntryPoint(name, path, GROUPS[kind]).load()
+        return EntryPoint(name, path, GROUPS.get(kind, kind)).load()
     except (ImportError, AttributeError, ValueError) as err:  # what else a module raises is its own error
         raise ConfigError(
             f"{kind} {path!r}: {' '.join(str(err).split())}. HINT: write module:attribute, of a module in "

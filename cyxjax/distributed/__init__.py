@@ -49,12 +49,14 @@ _HOME = {
     "spawning": ("SpawnError", "Spawned", "spawn"),
     "sampler": ("DistributedBatchIterator", "DistributedSampler", "create_dataloaders_distributed"),
 }
-_UPSTAIRS = {  # documented here, but they live in rooms above this one
+_ELSEWHERE = {  # documented here; their packages import this one
     "DistributedTrainer": "cyxjax.train.trainer",
     "DistributedTrainingConfig": "cyxjax.config.run",
     "DistributedTrainingHistory": "cyxjax.observe.history",
 }
-_MODULES = {name: f"cyxjax.distributed.{file}" for file, names in _HOME.items() for name in names} | _UPSTAIRS
+_MODULES = {
+    name: f"cyxjax.distributed.{file}" for file, names in _HOME.items() for name in names
+} | _ELSEWHERE
 
 __all__ = sorted(_MODULES)
 

@@ -81,8 +81,8 @@ def whole_dataset(loader: Any) -> Dataset | None:
     return loader.dataset if known or _is_our_share(sampler) else None
 
 
-def told_batch(loader: Any) -> int | None:
-    """Samples of a batch of this process, where the loader says it."""
+def stated_batch_size(loader: Any) -> int | None:
+    """Samples of a batch of this process, where the loader states it."""
     found = getattr(loader, "batch_size", None)
     return found if isinstance(found, int) and found >= 1 else None
 
@@ -95,7 +95,7 @@ def with_batch_size(
     Raises: ConfigError when `global_batch_size` says something else, and where the learning rate is to follow
         a batch whose size is not known.
     """
-    per_process = told_batch(loader)
+    per_process = stated_batch_size(loader)
     if per_process is None:
         if config.lr_scaling != "none" and config.global_batch_size is None:
             raise ConfigError(
@@ -208,7 +208,7 @@ def one_input(data: Any) -> PyTree:
 
 def rows_of_first_step(data: FitData) -> int | None:
     """Samples of this process in the first step of a loader without a batch size; None of others."""
-    if data.indexed or told_batch(data.train) is not None:
+    if data.indexed or stated_batch_size(data.train) is not None:
         return None
     return sum(rows_of(batch) for batch in data.first)
 

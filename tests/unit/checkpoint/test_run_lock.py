@@ -73,8 +73,8 @@ def test_of_many_jobs_exactly_one_wins_whatever_is_in_the_file(tmp_path):
         threads = [threading.Thread(target=run, args=(lock,)) for lock in locks]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-        (owner,) = won
-        owner.release()
+        assert len(won) == 1
+        won[0].release()
 
 
 def test_a_link_is_not_followed(tmp_path):
@@ -123,5 +123,5 @@ def test_where_there_are_no_locks_nothing_is_locked(tmp_path, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(run_lock, "flock_now", no_locks)
-    with RunLock(tmp_path), RunLock(tmp_path):
-        pass
+    with RunLock(tmp_path) as one, RunLock(tmp_path) as other:
+        assert one is not other

@@ -181,7 +181,7 @@ def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(place, 
         return real(where if len(knocks) > 1 else deaf.getsockname(), **options)
 
     with ports.listen("127.0.0.1", 0) as deaf:
-        with pytest.raises(GroupError, match=r"127\.0\.0\.1:\d+ .*does not answer as a job"):
+        with pytest.raises(GroupError, match=r"127\.0\.0\.1:\d+ .*HINT"):
             client.join(Topology(1, 2, master_port=deaf.getsockname()[1], timeout_ms=300))
         monkeypatch.setattr(client.socket, "create_connection", create_connection)
         assert meeting.join(0).coordinator == {"address": "x:1"}
@@ -224,7 +224,7 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
         assert until(lambda: 0 in host.ranks.here, 10)
         one = pool.submit(client.join, rank_1, {"program": "other.py"})
         for told in (zero, one):
-            with pytest.raises(GroupError, match=r"program: train\.py on rank 0; other\.py on rank 1"):
+            with pytest.raises(GroupError, match=r"program: train\.py .*rank 0; other\.py .*rank 1"):
                 told.result(30)
 
 

@@ -20,7 +20,7 @@ def one_device(own_group):
 
 @pytest.mark.parametrize("val", [(VAL[0][:, :3], VAL[1]), batches(X[:8, :3], Y[:8], 8)])
 def test_validation_data_of_another_width_is_refused_before_a_step(val):
-    with pytest.raises(ValueError, match="3"):
+    with pytest.raises(TypeError, match="3"):
         trainer().prepare((X, Y) if isinstance(val, tuple) else batches(X, Y, 8), val, config=config())
 
 

@@ -87,7 +87,6 @@ def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name):
             ["--callbacks", f"[{{name: '{HERE}:Count', options: {{to: 3}}}}]"],
             r"callbacks\.0.*:Count' .*'to'",
         ),
-        (["--metrics", f"{HERE}:number"], r"metrics\.0: .*:number'"),
         (
             ["--metrics", f"[{{name: '{HERE}:sure', options: {{below: 3}}}}]"],
             r"metrics\.0.*:sure' .*'below'",

@@ -121,9 +121,9 @@ def test_a_stream_goes_on_from_epoch_to_epoch():
 
 def test_a_loader_of_ours_is_shuffled_anew_at_each_pass():
     passes, steps = trainer(), trainer()
-    loader = cx.Dataloader((X, Y), batch_size=12, shuffle=True, seed=3)
+    loader = cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3)
     steps.fit(loader, config(epochs=5, steps_per_epoch=2))
-    passes.fit(cx.Dataloader((X, Y), batch_size=12, shuffle=True, seed=3), config(epochs=2))
+    passes.fit(cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3), config(epochs=2))
     assert bits(passes) == bits(steps)
 
 
