@@ -237,7 +237,9 @@ def terminal():
 
 
 def on_terminal(slave, *command, **more):
-    variables = os.environ | {"TERM": "xterm"} | more
+    # COLUMNS, which pytest's workers have, would be taken for the width.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    variables = inherited | {"TERM": "xterm"} | more
     return subprocess.Popen(
         [sys.executable, *command], stdin=slave, stdout=slave, stderr=slave, env=variables
     )
