@@ -203,6 +203,10 @@ def _pillow() -> Any:
 
 def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     """Paths of all images under `folder`, sorted, with the number of their class."""
+    for unknown in sorted({path.name for path in folder.iterdir() if path.is_dir()} - {*classes}):
+        raise DataError(
+            f"{folder}: class {unknown!r} is not among the training classes. HINT: rename the folder."
+        )
     found = [
         (path, label)
         for label, name in enumerate(classes)

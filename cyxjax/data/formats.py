@@ -115,7 +115,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
     is_named = len(set(wanted)) == len(wanted) and sorted(wanted) == sorted(first)
     if not is_named and _are_numbers(first):
         counts = (list(map(str, range(start, start + len(first)))) for start in (0, 1))
-        rows = rows if first in counts else [first, *rows]
+        rows = rows if len(first) > 1 and first in counts else [first, *rows]
     elif not is_named and len(set(wanted)) == len(wanted) > 0:
         raise DataError(
             f"{path}: columns {', '.join(first)}; the run was trained on {', '.join(wanted)}. "
@@ -127,10 +127,20 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
 
 
 def _csv_rows(path: Path) -> list[list[str]]:
-    """The rows that are not empty; one of no columns for a file without any."""
+    """The rows that are not empty; one of no columns for a file without any.
+
+    Raises: DataError for a row of another length than the first.
+    """
     options = {"newline": "", "encoding": "utf-8-sig"}
     with readable(path, hint="save it as UTF-8 text"), open_plain(path, "r", **options) as file:
-        return [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[""]]
+        rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[""]]
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(rows[0]):
+            raise DataError(
+                f"{path}, row {number}: {len(row)} values; row 1 has {len(rows[0])}. HINT: give "
+                "each column a name in row 1, and each row a value for it."
+            )
+    return rows
 
 
 def _are_numbers(row: list[str]) -> bool:
@@ -146,6 +156,8 @@ def _csv_targets(values: list[str], task: str | None) -> tuple[np.ndarray, list[
         return np.array(values, np.float64).astype(np.float32), []
     if _are_numbers(values):
         numbers = np.array(values, np.float64)
+        if task == "classification" and not np.isfinite(numbers).all():
+            raise ValueError(f"label {values[int(np.argmin(np.isfinite(numbers)))]!r} is no class")
         if np.all(numbers == np.rint(numbers)) and numbers.min() >= 0:
             return numbers.astype(np.int64), []
         if task is None:

@@ -101,13 +101,13 @@ def _parsed(data: bytes) -> tuple[list[_Line], str]:
     for number, text in enumerate(data.splitlines(keepends=True), 1):
         try:
             lines.append(_next(lines[-1] if lines else None, text))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return lines, f"line {number} is no record ({str(error)[:80]})"
     return lines, ""
 
 
 def _next(before: _Line | None, text: bytes) -> _Line:
-    """Raises: ValueError, KeyError, TypeError, AttributeError, RecursionError for what is no line of ours."""
+    """Raises: what `_parsed` catches, for what is no line of ours."""
     value, end = json.loads(text), len(text) + (before.end if before else 0)
     if not text.endswith(b"\n"):
         raise ValueError("cut short")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cyxjax.data import catalog
 from cyxjax.data.catalog import as_splits, load_dataset
+from cyxjax.data.formats import read_table
 from cyxjax.data.sources import Subset
 from cyxjax.data.splits import DatasetInfo, split_rows, stratified_rows
 from cyxjax.data.text import IGNORED, decode, encode, pack
@@ -260,8 +261,18 @@ def test_csv(tmp_path):
     with pytest.raises(DataError, match="30 samples .*30 classes .*3 splits.*regression"):
         load_dataset("csv", path)
     path.write_text("a,price\n" + "".join(f"{i},{10**10 * i}\n" for i in range(30)))  # no labels
+    assert read_table(path).shape == (30, 2)
     priced = load_dataset("csv", path, task="regression")
     assert np.array_equal(take_all(priced.val)[1][:, 0], take_all(priced.val)[0][:, 0] * np.float32(10**10))
+    path.write_text("a,y\n1,0\n2,1\n3,nan\n")
+    with pytest.raises(DataError, match="'nan'"):
+        load_dataset("csv", path, task="classification")
+
+
+@pytest.mark.parametrize(("content", "samples"), [("0\n1\n2\n", 3), ("1\n5\n", 2), ("0,1\n3,4\n", 1)])
+def test_one_column_without_a_header_keeps_its_first_sample(tmp_path, content, samples):
+    (tmp_path / "x.csv").write_text(content)
+    assert len(read_table(tmp_path / "x.csv")) == samples
 
 
 @pytest.mark.parametrize(
@@ -270,7 +281,8 @@ def test_csv(tmp_path):
         ("a,b\n1,2\n1,x\n", "2 samples .*2 classes .*3 splits"),
         ("a,b\n1,2\nx,3\n", r"t\.csv: .*'x'"),
         ("a,b\n1,2\n,3\n", r"t\.csv: .*''"),
-        ("a,b\n1,2\n3\n", r"t\.csv: "),
+        ("a,b\n1,2\n3\n", r"t\.csv, row 3: 1 .*2"),
+        ("a,c,b\n1,0.1,0.2,0\n", r"t\.csv, row 2: 4 .*3"),  # as R writes names of rows
         ("a,b\n", r"t\.csv: .*'b'"),
         ("", r"t\.csv: .*'b'"),
         ("a,c\n1,2\n", r"t\.csv: .*'b'.* c"),
@@ -363,6 +375,9 @@ def test_images_that_are_split_already_keep_their_parts(tmp_path):
                 write_image(tmp_path / part / name / f"{number}.png")
     splits = load_dataset("image_folder", tmp_path, image_size=4)
     assert [len(part) for part in splits[:3]] == [6, 4, 2]
+    write_image(tmp_path / "val" / "cow" / "0.png")
+    with pytest.raises(DataError, match="val: .*'cow'"):
+        load_dataset("image_folder", tmp_path, image_size=4)
 
 
 def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():

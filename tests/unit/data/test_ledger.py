@@ -313,7 +313,17 @@ def test_a_link_is_refused_and_its_target_untouched(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ['{"steps": 1}\n', "[]\n", '{"seed": "x"}\n', '{"seed": 1}\n', "nothing\n", "[" * 9000 + "\n"]
+    "text",
+    [
+        '{"steps": 1}\n',
+        "[]\n",
+        '{"seed": "x"}\n',
+        '{"seed": 1}\n',
+        "nothing\n",
+        "[" * 9000 + "\n",
+        line(FACTS._replace(global_batch_size=0)._asdict()),
+        line(FACTS._replace(seed=float("inf"))._asdict()),
+    ],
 )
 def test_what_is_no_ledger_is_refused_with_its_line(path, text):
     path.write_text(text)
