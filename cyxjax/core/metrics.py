@@ -109,10 +109,13 @@ class Metrics:
             Packed(name, found) if (found := as_statistic(name, metric)) else _Mean(name, metric)
             for name, metric in {"accuracy": hit, **self.own}.items()
         ]
-        if {"loss", GRAD_NORM} & {*self.own} or not {*self._better.values()} <= {"min", "max"}:
+        taken, ways, known = {"loss", GRAD_NORM} & {*self.own}, {*self._better.values()}, {*self.own}
+        # `names` computes statistics of nothing: only where a name is none of the user's.
+        unknown = not taken and not {*self._better} <= known and not {*self._better} <= {*self.names}
+        if taken or not ways <= {"min", "max"} or unknown:
             raise ConfigError(
                 f"metrics {sorted(self.own)} with better={self._better}: 'loss' and 'grad_norm' are measured "
-                "already, and better says 'min' or 'max'. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
+                "already, and better says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
             )
 
     @cached_property

@@ -110,6 +110,11 @@ def check_form(given: Any, batch: int, what: str = "the loss") -> None:
             f"shape ({batch}, ...), with or without weights of the same shape, or one number. HINT: return "
             "the values alone (cx.Metrics measures other things), as by .reshape(len(target), -1).mean(1)."
         )
+    if any(jnp.iscomplexobj(one) for one in pair):
+        raise DataError(
+            f"{what} of {batch} samples gave {', '.join(map(kind_of, pair))}; expected a real number. HINT: "
+            "return jnp.abs(values), or values.real."
+        )
 
 
 def row_by_row(measure: Callable, output: PyTree, target: PyTree) -> Any:

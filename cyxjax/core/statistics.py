@@ -162,7 +162,14 @@ def unpacked(metrics: Any) -> dict[str, Any]:
     if not isinstance(metrics, type):
         return dict(metrics or {})
     members = inspect.get_annotations(metrics, eval_str=True)
-    return {name: one for name, one in members.items() if _is_foreign(one) and name != "loss"}
+    found = {name: one for name, one in members.items() if _is_foreign(one) and name != "loss"}
+    if not found and "loss" not in members:
+        raise ConfigError(
+            f"metrics={metrics.__name__}: a class without metrics as members. HINT: {{'name': "
+            f"{metrics.__name__}}} for a metric; a clu Collection names its metrics.",
+            key="metrics",
+        )
+    return found
 
 
 def _of_class(name: str, metric: Any) -> Statistic:
@@ -173,6 +180,12 @@ def _of_class(name: str, metric: Any) -> Statistic:
             return _state_of(name, metric, *jax.tree.map(lambda a: a[None], (o, t)))
 
         each = jax.vmap(alone)(output, target)
+        for mine, one in zip(jax.tree.leaves(state), jax.tree.leaves(each), strict=True):
+            if mine.ndim and mine.shape != one.shape[1:]:
+                raise ConfigError(
+                    f"metric {name!r}: its state has the shape {one.shape[1:]} for the model's output and "
+                    f"{mine.shape} for a guess of 3 classes. HINT: a cx.Statistic, whose init gives the shape."
+                )
         return jax.tree.map(lambda s, e: s + _summed(e, weight), state, each)
 
     def init() -> PyTree:

@@ -100,10 +100,13 @@ def test_what_would_broadcast_or_lose_a_part_is_refused_with_both_shapes(loss):
 
 
 @pytest.mark.parametrize(
-    "given", [None, {"loss": 1}, (jnp.ones(2), {"aux": 1}), (jnp.ones(2),) * 3, jnp.ones(3)]
+    "given",
+    [None, {"loss": 1}, (jnp.ones(2), {"aux": 1}), (jnp.ones(2),) * 3, jnp.ones(3)],
 )
 def test_a_loss_gives_a_number_or_a_row_per_sample(given):
     with pytest.raises(DataError, match=r"loss .*2.*\(2, \.\.\.\)"):
         check_form(given, 2, "the loss")
     for good in (jnp.ones(()), jnp.ones((2, 4)), (jnp.ones(2), jnp.ones(2))):
         check_form(good, 2, "the loss")
+    with pytest.raises(DataError, match="loss .*complex64"):
+        check_form(jnp.ones(2, jnp.complex64), 2, "the loss")

@@ -1,5 +1,7 @@
 """Metrics are sums and counts over real samples: exact over any split of the data, as scikit-learn's."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,11 +49,39 @@ def test_labels_below_0_are_padding_and_one_output_is_no_class():
 
 
 def test_metrics_that_are_no_metrics_are_refused():
-    for own, better in (({"loss": len}, {}), ({"top2": len}, {"top2": "maximize"})):
+    for own, better in (
+        ({"loss": len}, {}),
+        ({"top2": len}, {"top2": "maximize"}),
+        ({"top2": len}, {"top": "max"}),
+    ):
         with pytest.raises(ConfigError, match="'loss'.*'min' or 'max'"):
             Metrics(own, better=better)
     with pytest.raises(ConfigError, match=r"cx\.Metrics.*list"):
         metrics_of(None, ["accuracy"])
+    with pytest.raises(ConfigError, match="Width"):
+        Metrics(Width)
+    with pytest.raises(ConfigError, match=r"'w'.*\(1,\).*\(3,\)"):
+        Metrics({"w": Width}).sums(jnp.ones(2), jnp.ones((2, 1)), jnp.zeros(2, jnp.int32), jnp.ones(2))
+
+
+class Width(NamedTuple):
+    """A metric class whose state has a number for each output."""
+
+    sums: Any
+
+    @classmethod
+    def from_model_output(cls, logits, labels):
+        return cls(logits.sum(0))
+
+    @classmethod
+    def empty(cls):
+        return cls(jnp.zeros(3))
+
+    def merge(self, other):
+        return Width(self.sums + other.sums)
+
+    def compute(self):
+        return self.sums.sum()
 
 
 rng = np.random.default_rng(0)
