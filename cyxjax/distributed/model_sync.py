@@ -118,25 +118,39 @@ class ModelSync:
     def _scan(self) -> None:
         """Finds the variables, and the switches of the mode."""
         self._variables: list[_Variable] = []
+        self._attributes: list[tuple[dict, str, Any]] = []  # of a part, a name there, and its value
         self._switch_places: list[tuple[dict, str]] = []
         if not self.holds_values:
             return
         from flax import nnx  # here, not above: it takes a third of a second, and linen needs none of it
 
-        for path, part in nnx.iter_graph(self._module):
+        parts = dict(nnx.iter_graph(self._module))
+        for path, part in parts.items():
             if isinstance(part, nnx.Module):
                 self._switch_places += [(vars(part), name) for name in _SWITCHES if name in vars(part)]
             if isinstance(part, nnx.Variable) and not isinstance(part, nnx.RngState):
                 is_param = isinstance(part, nnx.Param)
                 self._variables.append(_Variable(path, part, part.get_raw_value(), is_param))
+            around = parts.get(path[:-1]) if path else None
+            if isinstance(around, nnx.Module) and isinstance(part, nnx.Param | nnx.BatchStat | nnx.Module):
+                self._attributes.append((vars(around), str(path[-1]), part))
 
     def _switches(self) -> list[bool]:
         found = [attributes.get(name) for attributes, name in self._switch_places]
         return [one for one in found if isinstance(one, bool)]
 
     def _changed(self) -> list[_Variable]:
-        """What was set since the last `push`."""
-        return [one for one in self._variables if _is_set(one)] if self._was_pushed else []
+        """What was set since the last `push`. Raises: ConfigError for a variable or layer that was replaced."""
+        if not self._was_pushed:
+            return []
+        for attributes, name, part in self._attributes:
+            if attributes.get(name) is not part:
+                raise ConfigError(
+                    f"{name!r} of the model was replaced after the model was wrapped. HINT: change the model "
+                    "first, then wrap it; values alone are set by model.w[...] = values.",
+                    key=name,
+                )
+        return [one for one in self._variables if _is_set(one)]
 
 
 def _is_set(one: _Variable) -> bool:

@@ -98,8 +98,12 @@ def target_in_place(x: PyTree, call: str) -> PyTree:
 def fill(target: PyTree | None, result: PyTree) -> PyTree:
     """`result`, written into `target` too, where there is one. Raises: numpy's ValueError or TypeError."""
     for array, value in zip(jax.tree.leaves(target), jax.tree.leaves(result), strict=False):
-        # Reshaped, so that nothing is broadcast.
-        np.copyto(array, np.asarray(value).reshape(array.shape), casting="same_kind")
+        if array.shape != np.shape(value):  # numpy would broadcast it
+            raise ValueError(
+                f"the array to fill has the shape {array.shape}, the result {np.shape(value)}. HINT: pass an "
+                "array of the result's shape."
+            )
+        np.copyto(array, np.asarray(value), casting="same_kind")
     return result
 
 

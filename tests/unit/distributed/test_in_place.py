@@ -44,7 +44,8 @@ def test_lists_are_filled_as_torch_fills_them():
     nothing = [None]
     dist.all_gather(nothing, jnp.ones(1))
     assert float(nothing[0][0]) == 1
-    for other in ([None] * 3, [np.zeros((3, 2), np.float32)]):  # nothing is broadcast
+    # nothing is broadcast or reshaped
+    for other in ([None] * 3, [np.zeros((3, 2), np.float32)], [np.zeros((1, 2), np.float32)]):
         with pytest.raises(ValueError, match="."):
             dist.all_gather(other, t)
     into = np.zeros(2, np.float32)

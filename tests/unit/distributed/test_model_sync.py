@@ -98,6 +98,18 @@ def test_values_set_in_the_model_are_the_wrappers(model):
     assert not any(map(np.any, jax.tree.leaves(ddp.parameters())))
 
 
+@pytest.mark.parametrize("name", ["kernel", "dense"])
+def test_what_is_replaced_after_wrapping_is_refused(name):
+    model = Flax()
+    ddp = wrap(model)
+    if name == "kernel":
+        model.dense.kernel = nnx.Param(np.zeros((2, 2), np.float32))
+    else:
+        model.dense = nnx.Linear(2, 2, rngs=nnx.Rngs(1))
+    with pytest.raises(ConfigError, match=f"'{name}'"):
+        ddp(X)
+
+
 def test_statistics_that_a_direct_call_moved_are_the_wrappers(model):
     ddp = wrap(model)
     model(X)  # in training mode
