@@ -19,14 +19,14 @@ from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.model.batch_stats import OWN, StatsAxes
+from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.core.trees import PyTree, joined
-from cyxjax.errors import DataError
+from cyxjax.errors import ConfigError, DataError
 
 _NONE_ASKS = StatsAxes(refused="in a loop written by hand each replica computes its own statistics")
 
@@ -47,10 +47,13 @@ class Draw(NamedTuple):
     first_replica: Any  # int32 (): the number of this process's first replica
 
 
-def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) -> Callable:
+def build_forward(
+    fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool, padded: bool = False
+) -> Callable:
     """A function (params, Carried, Draw, inputs, weight) -> (output, pullback, Carried) in training mode.
 
     Rows are cut over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried yet.
+    padded: some rows weigh nothing. Raises: ConfigError, called, for a norm that cannot leave those out.
     """
     stats = OWN if num_replicas == 1 else _NONE_ASKS
     spec = Carried(REPLICATED if is_first else PER_REPLICA, REPLICATED if is_first else PER_REPLICA)
@@ -60,6 +63,11 @@ def build_forward(fns: ModelFns, mesh: Mesh, num_replicas: int, is_first: bool) 
         rows, replica = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
         key = step_key(draw.key, draw.step)
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
+        if padded and (what := needs_full_batches(fns, params, carried.model_state, inputs, key)):
+            raise ConfigError(
+                f"{what}, and the samples of this batch do not divide by {mesh.size} devices: padding would "
+                f"count. HINT: put the batch first, or use a multiple of {mesh.size} samples."
+            )
         output, pullback, model_state = phases.forward(
             fns, params, carried.model_state, inputs, weight, key, stats
         )

@@ -115,7 +115,8 @@ class Metrics:
         if taken or not ways <= {"min", "max"} or unknown:
             raise ConfigError(
                 f"metrics {sorted(self.own)} with better={self._better}: 'loss' and 'grad_norm' are measured "
-                "already, and better says 'min' or 'max' of those given. HINT: Metrics({'top2': f}, better={'top2': 'max'})."
+                "already, and better says 'min' or 'max' of those given. HINT: "
+                "Metrics({'top2': f}, better={'top2': 'max'})."
             )
 
     @cached_property

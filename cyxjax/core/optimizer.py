@@ -153,7 +153,8 @@ def refuse_unless_elementwise(
     """Returns if the update of each number depends on the gradients, values and state of this number alone.
 
     Runs a few updates of small leaves (dimensions of at most 8) that hold one value each. In whole leaves
-    every second gradient is NaN, which must not reach the others; parts of them must get the same updates.
+    every second gradient is NaN, which must not reach the others; parts of them must get the same
+    updates, and so must whole leaves without NaN, as a rule may turn it into 0.
     params: shapes of the real tree. cut: (shape, parts) -> the shape of a part of a leaf of this shape.
     Raises: ConfigError naming a leaf.
     """
@@ -165,9 +166,10 @@ def refuse_unless_elementwise(
     try:
         with jax.debug_nans(False), step_value(jnp.ones(2)):
             whole, states_of_whole = _updates(optimizer, small, 2)
+            clean, _ = _updates(optimizer, small, 1)
             part, states_of_part = _updates(optimizer, parts, 1)
-        for name, mine, other in zip(leaf_names(params), whole, part, strict=True):
-            if not np.allclose(mine[:, ::2], other[:, :1], rtol=1e-5, atol=0, equal_nan=True):
+        for name, other, *both in zip(leaf_names(params), part, whole, clean, strict=True):
+            if not all(np.allclose(a[:, ::2], other[:, :1], rtol=1e-5, atol=0, equal_nan=True) for a in both):
                 wrong.append(name)
         counters = [pair for pair in zip(states_of_whole, states_of_part, strict=False) if pair[1].ndim < 2]
         same_state &= all(np.array_equal(one, other, equal_nan=True) for one, other in counters)

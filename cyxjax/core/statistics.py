@@ -184,7 +184,7 @@ def _of_class(name: str, metric: Any) -> Statistic:
             if mine.ndim and mine.shape != one.shape[1:]:
                 raise ConfigError(
                     f"metric {name!r}: its state has the shape {one.shape[1:]} for the model's output and "
-                    f"{mine.shape} for a guess of 3 classes. HINT: a cx.Statistic, whose init gives the shape."
+                    f"{mine.shape} for a guess of 3 classes. HINT: use a cx.Statistic."
                 )
         return jax.tree.map(lambda s, e: s + _summed(e, weight), state, each)
 

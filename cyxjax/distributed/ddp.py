@@ -108,7 +108,7 @@ class DistributedDataParallel:
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
-        run = self._forward(autocast_dtype(), since.carried is None)
+        run = self._forward(autocast_dtype(), since.carried is None, rows % self._local.size > 0)
         weight = view.row_weight(rows, self._local)
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
         since.is_zeroed = False

@@ -140,7 +140,7 @@ class ModelSync:
         return [one for one in found if isinstance(one, bool)]
 
     def _changed(self) -> list[_Variable]:
-        """What was set since the last `push`. Raises: ConfigError for a variable or layer that was replaced."""
+        """What was set since the last `push`. Raises: ConfigError for one that was replaced."""
         if not self._was_pushed:
             return []
         for attributes, name, part in self._attributes:

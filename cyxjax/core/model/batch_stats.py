@@ -3,7 +3,7 @@
 A model's call signature has no argument for the samples' weights, so the step opens `batch_scope` around the
 forward pass while it is traced, and norm layers read it. Outside a scope every row counts as one.
 A norm whose input has the samples in its first dimension weighs them; with another layout padding cannot be
-excluded, and the result is NaN (`needs_full_batches` is called before training).
+excluded, and the result is NaN (the trainer and, for padded rows, the facade ask `needs_full_batches`).
 Why our own: flax averages replica means without their counts (flax#2417), wrong over unequal shards.
 """
 
