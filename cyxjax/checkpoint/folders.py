@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cyxjax.errors import CheckpointError
-from cyxjax.files import sync_folder
+from cyxjax.files import sync_folder, try_flock
 
 ARRAYS = "arrays"
 _STEP = re.compile(r"step_(\d{8,18})")
@@ -110,6 +110,8 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     final = step_folder(directory, step)
     folder = final.with_name(f"{final.name}.tmp-{owner}")
     folder.mkdir(mode=0o700)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try_flock(fd)  # while it is held, another process knows that the writer lives
     try:
         yield folder
         for root, _, _ in os.walk(folder):
@@ -118,6 +120,8 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    finally:
+        os.close(fd)
 
 
 def set_aside(directory: Path, step: int, why: str) -> Path:
@@ -161,6 +165,11 @@ def _publish(folder: Path, final: Path, owner: str) -> None:
 
 
 def _clean_leftover(path: Path, final: Path, kind: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    is_free = try_flock(fd)
+    os.close(fd)
+    if not is_free:  # its writer lives
+        return
     if kind == "old" and not final.exists():
         path.rename(final)  # killed between the two renames of a replacement
     else:

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from cyxjax.checkpoint.folders import make_private
@@ -54,7 +55,8 @@ class RunLock:
         if self._fd == -1:
             return
         if self._pid == os.getpid():
-            unflock(self._fd)
+            with suppress(OSError):  # no locks on this file system
+                unflock(self._fd)
         os.close(self._fd)
         self._fd = -1
 

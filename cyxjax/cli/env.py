@@ -7,6 +7,7 @@ from typing import Any
 
 from cyxjax.cli.machine_checks import devices
 from cyxjax.command import Parser
+from cyxjax.errors import CyxjaxError
 from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment
 from cyxjax.launch.backend import pages
@@ -66,7 +67,12 @@ def for_bug_report(env: Mapping[str, str]) -> dict[str, Any]:
 def describe_place(env: Mapping[str, str]) -> list[str]:
     """Lines for people: the place, its source, the wires, and what else claims a place."""
     first, *others = claims(env)
-    gpus, wires = environment.visible_gpus(env), environment.settle(first, env)
+    gpus = environment.visible_gpus(env)
+    try:
+        wires = environment.settle(first, env)
+        notes = [*environment.explain(env, wires), *environment.advice(wires, sys.platform, first)]
+    except CyxjaxError as err:  # what a start would say
+        wires, notes = "none", [str(err)]
     lines = [
         f"source      {_source(first, env)}",
         f"rank        {first.rank} of {first.world_size} (local rank {first.local_rank})",
@@ -75,7 +81,6 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
     ]
     lines += [f"pages       {pages.described(env, first.local_world_size)}"]
     lines += [f"also says   {_source(other, env)}: the same place" for other in others]
-    notes = [*environment.explain(env, wires), *environment.advice(wires, sys.platform, first)]
     lines += [f"note        {text}" for text in notes]
     return lines
 

@@ -72,6 +72,8 @@ def _add(found: Overrides, name: str, words: list[str], model: type[BaseModel]) 
     place = found.values
     for part in path:
         place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"command line: --{part} is a section. HINT: give its keys, --{name} value.")
     place[last] = False if negated else _value(key, words, field_at(model, key.split(".")))
 
 

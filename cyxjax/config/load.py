@@ -86,11 +86,14 @@ class Sources:
                 yield f"{layer.source}: {', '.join(keys)}"
 
 
-def _read_layers(path: str, env: Mapping[str, str]) -> list[Layer]:
-    """What the file `path` sets, after what its `base` sets."""
+def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()) -> list[Layer]:
+    """What the file `path` sets, after what its `base` sets. above: the files that it is a base of."""
+    here = Path(path).resolve()
+    if here in above:
+        raise ConfigError(f"{path}: base: the file is its own base. HINT: remove one `base` of them.")
     values = _fill(read_yaml(path), TrainConfig, env, path)
     base = values.pop("base", None)
-    below = _read_layers(str(Path(path).parent / str(base)), env) if base else []
+    below = _read_layers(str(Path(path).parent / str(base)), env, (*above, here)) if base else []
     return [*below, Layer(path, values, frozenset(key for key, _ in dotted(values)))]
 
 

@@ -150,8 +150,8 @@ class DistributedTrainingConfig(Strict):
     """Number of newest checkpoints to keep."""
     keep_best: View[Count] = Field(default=1, ge=0)
     """Number of best checkpoints by `monitor` to keep in addition."""
-    save_on_master_only: View[Literal[True]] = True
-    """Rank 0 writes, gathering what the ranks hold in parts; there is no other way."""
+    save_on_master_only: View[bool] = True
+    """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
     resume: Course[Literal["auto", "never", "must"]] = "never"
     """never: start over; auto: resume from the newest good checkpoint; must: fail if there is none."""
 
@@ -201,6 +201,13 @@ class DistributedTrainingConfig(Strict):
         object.__setattr__(self, "_source", source)
 
     _local = field_validator("checkpoint_dir")(on_this_machine)
+
+    @field_validator("save_on_master_only")
+    @classmethod
+    def _only_rank_0_writes(cls, value: bool) -> bool:
+        if not value:
+            raise ValueError("rank 0 writes every checkpoint; expected true (or leave it out)")
+        return value
 
     @field_validator("precision")
     @classmethod

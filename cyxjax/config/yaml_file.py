@@ -1,5 +1,6 @@
 """Reads YAML files: a mapping, without what YAML would take for something else than it shows."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,14 @@ class _Loader(yaml.SafeLoader):
                 raise ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Refuses a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
+        found = super().construct_yaml_int(node)
+        if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
+            problem = f"{node.value} would be {found}; write it without a leading zero or colon, or quote it"
+            raise ConstructorError(None, None, problem, node.start_mark)
+        return found
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)

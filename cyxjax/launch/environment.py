@@ -45,12 +45,18 @@ def _told_to_jax() -> str:
 def check_started(topology: Topology, chosen: str, started: str, processes: int) -> str:
     """The backend that jax runs on, for people. started, processes: platform and owners of its devices.
 
-    Raises: GroupError where a GPU lies idle, or jax runs on other processes than the group has.
+    Raises: GroupError where a GPU lies idle or is used against what was asked for, or jax runs on other
+        processes than the group has.
     """
     if chosen == "nccl" and started == "cpu":
         raise GroupError(
             "this host has an NVIDIA GPU, but jax started on the CPU. HINT: pip install 'cyxjax[gpu]', or "
             "set DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU on purpose."
+        )
+    if chosen == "gloo" and started != "cpu" and topology.backend != "auto":
+        raise GroupError(
+            f"jax started on {started}, and this group is to train on the CPU. HINT: call init() before "
+            "anything touches a jax device."
         )
     if processes != topology.world_size:
         raise GroupError(

@@ -46,7 +46,7 @@ def find_folder(asked: str, env: Mapping[str, str], jaxs_own: str | None) -> Pat
     """
     word = asked if asked != AUTO else env.get(VARIABLE) or AUTO
     chosen = word if word != AUTO else jaxs_own
-    if word == OFF or (chosen and "://" in chosen):
+    if word in (OFF, "") or (chosen and "://" in chosen):
         return None
     return (Path(chosen).expanduser() if chosen else _users_cache(env)) / "cyxjax" / "programs"
 

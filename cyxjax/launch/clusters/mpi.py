@@ -15,7 +15,8 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     if OPEN_MPI[0] in env:
         here = read_int(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
         local_rank = read_int(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0)
-        return _place(env, "Open MPI", OPEN_MPI, here, local_rank, _open_mpi_job(env), _open_mpi_host(env))
+        job, host = _open_mpi_job(env), _open_mpi_host(env)
+        return _place(env, "Open MPI", OPEN_MPI, here, local_rank, job, host, run_id=job)
     if not any(name in env for name in PMI):
         return None
     source, mpiexec = "PMI (MPICH, Intel MPI)", env.get("PMI_PORT", "")  # HOST:PORT of mpiexec itself
@@ -34,14 +35,18 @@ def _place(
     local_rank: int,
     job: str,
     host: str,
+    run_id: str = "",
 ) -> Topology:
-    """here: ranks on this host. job: a name all ranks share, and no other job on the host. host: rank 0's."""
+    """here: ranks on this host. job: a name its ranks share, and no other job on the host. host: rank 0's.
+
+    run_id: a name that all ranks share, also on other hosts, where there is one.
+    """
     world_size = read_int(env, names[1])
     fields = common_fields(
         env,
         master_addr="127.0.0.1" if here >= world_size else host,
         master_port=job_port(job),
-        run_id=job,
+        run_id=run_id,
     )
     if not fields["master_addr"]:
         raise ConfigError(

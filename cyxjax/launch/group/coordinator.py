@@ -8,10 +8,13 @@ import os
 import socket
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from cyxjax.errors import EXIT_PREEMPTED
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.group import ports
@@ -156,10 +159,22 @@ class Hosts:
         """`host` takes part from now on."""
         self._peers[host] = peer
         peer.hear, peer.lost = partial(self._hear, host), partial(self._lose, host)
-        self.controller.join(host, time.monotonic())
+        self._lead(self.controller.join, host)
 
     def tick(self) -> None:
-        self.controller.act(time.monotonic())
+        self._lead(self.controller.act)
+
+    def _lead(self, call: Callable[..., None], *args: Any) -> None:
+        """Calls the controller. An error of its own ends the job on all hosts, which would wait otherwise.
+
+        Raises: KeyError, TypeError, ValueError for a message that is none; the server drops its sender.
+        """
+        try:
+            call(*args, time.monotonic())
+        except (KeyError, TypeError, ValueError):
+            raise
+        except Exception:
+            self.controller.finish(EXIT_INFRASTRUCTURE, traceback.format_exc())
 
     def close(self) -> None:
         """Ends the job for the hosts that are still here, and their connections."""
@@ -172,11 +187,11 @@ class Hosts:
             self._peers[host].send(message)
 
     def _hear(self, host: Member, message: Message) -> None:
-        self.controller.hear(host, message, time.monotonic())
+        self._lead(self.controller.hear, host, message)
 
     def _lose(self, host: Member) -> None:
         del self._peers[host]
-        self.controller.lose(host, time.monotonic())
+        self._lead(self.controller.lose, host)
 
     def _refusal(self, host: Member, hello: Message) -> str:
         place, size = self._first.place, self._size

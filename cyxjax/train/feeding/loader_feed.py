@@ -59,6 +59,8 @@ class LoaderReader:
         batch that holds a sample after the position, and says so.
         """
         done, seen = position.step_in_epoch, position.samples
+        if done == self._steps_per_epoch:  # the state that a rollback went back to ended the epoch
+            return
         if self._at != (position.epoch, done):
             seen = self._open(position)
         for host in self._batches:
@@ -83,6 +85,10 @@ class LoaderReader:
             if is_last:
                 return
         self.close()
+        if not done:
+            raise DataError(
+                f"the loader gave no batch in epoch {position.epoch}. HINT: let each pass over it start anew."
+            )
 
     def close(self) -> None:
         """Ends the reading thread; the next epoch starts the loader again and skips what was given."""

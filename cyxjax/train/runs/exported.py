@@ -91,6 +91,7 @@ def _stablehlo(forward: Forward, inputs: PyTree, batch_size: int | None, platfor
 
 def _onnx(forward: Forward, inputs: PyTree, batch_size: int | None, platforms: Sequence[str]) -> Made:
     del platforms
+    runtime = extra("onnxruntime", "cyxjax[onnx]")
     leaves, form = jax.tree.flatten(inputs)
     outputs = named_leaves(jax.eval_shape(forward, inputs))
     takes = [name.replace("/", ".") or "x" for name, _ in named_leaves(inputs)]
@@ -101,7 +102,7 @@ def _onnx(forward: Forward, inputs: PyTree, batch_size: int | None, platforms: S
         input_names=takes,
         output_names=[name.replace("/", ".") or "output" for name, _ in outputs],
     )
-    data, runtime = made.SerializeToString(), extra("onnxruntime", "cyxjax[onnx]")
+    data = made.SerializeToString()
     silent = runtime.SessionOptions()
     silent.log_severity_level = 4  # what is wrong is raised
     session = runtime.InferenceSession(data, silent, providers=["CPUExecutionProvider"])

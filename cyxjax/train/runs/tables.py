@@ -71,9 +71,11 @@ def check_names(path: object, what: str, found: Sequence[str], trained_on: Seque
 def write_outputs(path: Path, outputs: PyTree, info: DatasetInfo) -> str:
     """Writes `outputs` and says in a few words what. A .csv holds a column a number, and of classes the best.
 
-    Several outputs are written to a .npz file alone.
+    Raises: ConfigError for several outputs in a file other than .npz.
     """
     leaves = dict(named_leaves(outputs))
+    if path.suffix != ".npz" and len(leaves) > 1:
+        raise ConfigError(f"{path}: the model has outputs {', '.join(leaves)}. HINT: name a .npz file.")
     file = io.BytesIO()
     if path.suffix == ".npz":
         np.savez(file, **{name.replace("/", ".") or "output": leaf for name, leaf in leaves.items()})

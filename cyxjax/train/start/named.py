@@ -166,7 +166,7 @@ def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
             made[short] = called(f"metric {name!r}", found, size | options, key)
         else:
             made[short] = _with_options(f"metric {name!r}", found, options, key)
-            if hasattr(found, "better"):
+            if isinstance(getattr(found, "better", None), str):
                 better[short] = found.better
     return Metrics(made, better=better)
 
@@ -179,9 +179,9 @@ def callbacks_of(config: TrainConfig) -> list[Hook]:
 def _callback(one: Mapping[str, Any], key: str) -> Hook:
     """A class or function called with its options; a hook that is made already as it is."""
     found = named("callback", one["name"], CALLBACKS, key=key)
-    return (
-        found if isinstance(found, Hook) else called(f"callback {one['name']!r}", found, one["options"], key)
-    )
+    if isinstance(found, Hook) and not one["options"]:
+        return found
+    return called(f"callback {one['name']!r}", found, one["options"], key)
 
 
 def _with_options(what: str, found: Any, options: Mapping[str, Any], key: str) -> Any:

@@ -88,7 +88,11 @@ def for_trainer(optimizer: Any) -> Any:
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if not optimizer.is_compiled and optimizer.rate_factor != 1.0:
-        assert optimizer.remade is not None
+        if optimizer.remade is None:
+            raise ConfigError(
+                "the learning rate of this optimizer was set, and it cannot be made again with another one. "
+                "HINT: make it with the rate that it should have."
+            )
         optimizer.at_rate = optimizer.remade(lr=optimizer.lr)
     optimizer.is_compiled = True
     return optimizer.at_rate or optimizer
@@ -217,7 +221,13 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
         known[section.name] = getattr(import_module("optax.contrib"), section.name)
     found = named("optimizer", section.name, known)
     given = {key: getattr(section, key) for key in section.model_fields_set - {"name", "options", "groups"}}
-    if isinstance(found, optax.GradientTransformation) and not given:
+    if isinstance(found, optax.GradientTransformation):
+        if given or section.options:
+            raise ConfigError(
+                f"optimizer {section.name!r} is made already and takes no options. HINT: name a "
+                "function that makes it.",
+                key="optimizer.name",
+            )
         return found
     if "betas" in given:
         given["b1"], given["b2"] = given.pop("betas")

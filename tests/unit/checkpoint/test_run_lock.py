@@ -123,5 +123,6 @@ def test_where_there_are_no_locks_nothing_is_locked(tmp_path, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(run_lock, "flock_now", no_locks)
+    monkeypatch.setattr(run_lock, "unflock", no_locks)
     with RunLock(tmp_path) as one, RunLock(tmp_path) as other:
         assert one is not other
