@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+import cyxjax as cx
 from cyxjax.core.strategy import Sync
 from cyxjax.data import DatasetInfo, Rows, Splits, as_dataset
 from cyxjax.sync.mean import mean
@@ -51,6 +52,13 @@ def sure(output: jax.Array, target: jax.Array, above: float = 0.5) -> jax.Array:
 
 
 sure.better = "max"  # type: ignore[attr-defined]
+
+counted = cx.Statistic(  # samples, without padding
+    lambda: jnp.zeros(()),
+    lambda state, o, t, weight: state + weight.sum(),
+    lambda a, b: a + b,
+    lambda state: state,
+)
 
 
 class Count(Hook):

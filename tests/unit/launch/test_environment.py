@@ -89,6 +89,8 @@ def test_a_jax_that_started_elsewhere_is_refused_and_an_untried_platform_is_said
     assert check_started(ALONE, "nccl", "gpu", 1) == "nccl"
     with pytest.raises(GroupError, match="NVIDIA"):
         check_started(ALONE, "nccl", "cpu", 1)
+    with pytest.raises(GroupError, match="gpu.* CPU"):
+        check_started(Topology(backend="gloo"), "gloo", "gpu", 1)
     with pytest.raises(GroupError, match="WORLD_SIZE=2"):
         check_started(TWO, "gloo", "cpu", 1)
 

@@ -48,6 +48,12 @@ def test_everything_may_be_ones_own(experiment, tmp_path):
     assert "val_sure" in lines
 
 
+def test_a_statistic_is_a_metric_by_name(experiment):
+    metrics = prepare(experiment("--metrics", f"{HERE}:sure", f"{HERE}:counted")).trainer.metrics
+    assert metrics.better["sure"] == "max"
+    assert "counted" in metrics.names
+
+
 @pytest.mark.parametrize("name", ["made", "NnxNet"])
 def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name):
     options = "{}" if name == "made" else "{width: 5}"

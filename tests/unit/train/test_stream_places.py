@@ -10,6 +10,7 @@ import pytest
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
+from cyxjax.train.feeding.loader_feed import LoaderReader
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 from tests.support.trainers import X, Y, config, trainer, use_devices
@@ -249,3 +250,11 @@ def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, st
     assert bits(whole) == bits(second)
     assert history.train_losses == expected.train_losses
     assert history.num_steps == (12 if steps else 15)
+
+
+def test_an_epoch_that_a_rollback_finds_at_its_end_has_no_more_steps():
+    reader = LoaderReader(Batches(), 1, StreamPositions(), accumulation=1, depth=0, steps_per_epoch=2)
+    assert [last for _, last in reader.epoch(Position())] == [False, True]
+    assert list(reader.epoch(Position(2, 0, 24, 2))) == []
+    assert [host.stop for host, _ in reader.epoch(Position(2, 1, 0, 0))] == [12, 24]
+    reader.close()
