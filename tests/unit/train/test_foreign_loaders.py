@@ -96,7 +96,7 @@ def test_a_loader_that_can_be_read_once_is_refused_and_persistent_workers_are_no
     assert bits(fit(Persistent(), epochs=2)) == bits(fit(Loader(), epochs=2))
 
 
-@pytest.mark.parametrize(("steps", "said"), [(None, "training"), (2, "steps_per_epoch")])
+@pytest.mark.parametrize(("steps", "said"), [(None, "epoch 1"), (2, "steps_per_epoch")])
 def test_a_loader_that_runs_dry_is_an_error(steps, said):
     class Dry(Loader):
         asked = 0
