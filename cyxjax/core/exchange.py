@@ -220,7 +220,7 @@ def _sum_of(flat: jax.Array) -> jax.Array:
     """The sum over replicas of a vector, each number added in the order of replicas.
 
     A short vector goes whole to every replica, which adds up what it received: one transfer, where gloo's
-    all-reduce takes eight, one after the other. Of a long one each replica adds up one part, and hands it to
+    all-reduce goes around a ring step by step. Of a long one each replica adds up one part, and hands it to
     all: the same bytes on the wire as an all-reduce, which goes around a ring and starts each stretch of the
     vector at another replica: from three on a number's bits would depend on its place.
     """
