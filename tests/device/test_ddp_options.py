@@ -14,8 +14,8 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_state import DDPConfig, compiler_options
 from cyxjax.errors import ConfigError, GroupError
-from tests.device.test_ddp import wrap
 from tests.support.models import Net, data, largest_gap
+from tests.support.wrapped import wrap
 
 CRITERION = CrossEntropyLoss()
 
@@ -116,12 +116,6 @@ def test_a_scaler_says_what_it_lacks():
     output = ddp(dataset.inputs)
     ddp.backward(off.scale(CRITERION.backward(output, dataset.targets)))
     assert off.step(optax.sgd(0.1), ddp)
-
-
-def test_data_parallel_uses_all_devices_and_says_so(capsys):
-    model = cx.distributed.DataParallel(Net())
-    assert capsys.readouterr().out == "Using 8 CPU devices\n"
-    assert len(model(data(16).inputs).sharding.device_set) == 8
 
 
 def test_buckets_are_a_compiler_option_on_gpus():

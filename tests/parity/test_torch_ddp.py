@@ -12,11 +12,8 @@ import pytest
 from flax import linen
 
 from cyxjax import AdamOptimizer, CrossEntropyLoss, SGDOptimizer
-from cyxjax.core.mesh import build_mesh
-from cyxjax.distributed.ddp import DistributedDataParallel
-from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.launch.topology import Topology
 from tests.parity import problem
+from tests.support.wrapped import wrap
 
 HERE = Path(__file__).parent
 STORED = json.loads((HERE / "torch_trajectory.json").read_text())["losses"]
@@ -50,15 +47,10 @@ def flax_weights(model):
     return params
 
 
-def wrapped(model):
-    net = Mlp() if model == "mlp" else Cnn()
-    group = ProcessGroup(Topology(), "gloo", build_mesh(jax.devices()[: problem.RANKS]))
-    pair = (lambda key, x: flax_weights(model)), (lambda params, x: net.apply({"params": params}, x))
-    return DistributedDataParallel(pair, process_group=group)
-
-
 def losses(model, optimizer):
-    ddp, criterion, found = wrapped(model), CrossEntropyLoss(), []
+    net, criterion, found = {"mlp": Mlp(), "cnn": Cnn()}[model], CrossEntropyLoss(), []
+    pair = (lambda key, x: flax_weights(model)), (lambda params, x: net.apply({"params": params}, x))
+    ddp = wrap(pair, problem.RANKS)
     rule = OPTIMIZERS[optimizer](**problem.OPTIMIZERS[optimizer])
     for step in range(problem.STEPS):
         parts = [problem.batch(step, rank) for rank in range(problem.RANKS)]

@@ -8,20 +8,11 @@ import pytest
 from flax import linen, nnx
 
 import cyxjax as cx
-from cyxjax.core.mesh import build_mesh
-from cyxjax.distributed.ddp import DistributedDataParallel
-from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError
-from cyxjax.launch.topology import Topology
+from tests.support.wrapped import wrap
 
 X = np.eye(2, dtype=np.float32)
 Y = np.zeros((2, 2), np.float32)
-
-
-def wrap(model):
-    return DistributedDataParallel(
-        model, process_group=ProcessGroup(Topology(), "gloo", build_mesh(jax.devices()[:1]))
-    )
 
 
 class Flax(nnx.Module):
