@@ -4,8 +4,6 @@ python tests/parity/make_torch_trajectory.py [file]     needs torch; takes about
 """
 
 import json
-import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -49,26 +47,17 @@ def losses(model: str, optimizer: str, rank: int) -> list[float]:
     return found
 
 
-def run(rank: int, port: int, target: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def run(rank: int, folder: str, target: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=problem.RANKS)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=problem.RANKS)
     table = {f"{m}-{o}": losses(m, o, rank) for m in problem.MODELS for o in problem.OPTIMIZERS}
     if rank == 0:
         Path(target).write_text(json.dumps({"torch": torch.__version__, "losses": table}, indent=1) + "\n")
     dist.destroy_process_group()
 
 
-def main() -> None:
-    target = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("torch_trajectory.json"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = str(Path(folder, "trajectory.json"))
-        mp.spawn(run, args=(port, fresh), nprocs=problem.RANKS)
-        Path(target).write_text(Path(fresh).read_text())
-
-
 if __name__ == "__main__":
-    main()
+    stored = str(Path(__file__).with_name("torch_trajectory.json"))
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, args=(folder, *(sys.argv[1:] or [stored])), nprocs=problem.RANKS)
