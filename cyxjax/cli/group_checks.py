@@ -20,79 +20,44 @@ from cyxjax.files import flock_now, try_flock, write_whole
 from cyxjax.launch.output import disagreement, ranks_text
 
 _LOW_BYTES = 1 << 30
-_CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
 _SHOWN = 3  # findings of one kind; more say the same
 _ROOM = {
     "memory": "fewer processes on that host, or a smaller batch_size",
     "disk": "free space, or set run_dir elsewhere",
 }
 
-_SIZES = (4, 64 << 10, 1 << 20, 16 << 20)  # bytes of the arrays that are reduced
+_SIZES = (4, 64_000, 1_000_000, 16_000_000)  # bytes of the arrays that are reduced
 _TIMES = 7  # each; the median counts
 
 Facts = Mapping[str, Any]
 
 
-def judge(ranks: Sequence[Facts]) -> Iterator[Check]:
-    """Rows of a group. ranks: what each rank found (`group_doctor`), by rank."""
+def judge(ranks: Sequence[Facts], wrong: Sequence[Mapping[str, Sequence[str]]]) -> Iterator[Check]:
+    """Rows of a group. ranks: what each rank is; wrong: what each found, by topic (`group_doctor`)."""
+    found = {topic: [text for one in wrong for text in one[topic]] for topic in wrong[0]}
     hosts: dict[str, list[int]] = {}
     for rank, facts in enumerate(ranks):
         hosts.setdefault(facts["host"], []).append(rank)
     here = "; ".join(f"{host}: {ranks_text(who)}" for host, who in hosts.items())
     yield Check("ok", "group", f"{len(ranks)} ranks on {len(hosts)} hosts met with the same code: {here}")
-    names, ports = [*_names(ranks)], [*_ports(ranks)]
-    yield from _rows("names", "warn", names, "every host name resolves to its host on the other hosts")
-    yield from _rows("ports", "FAIL", ports, "every rank was reached on a port of its own")
-    yield from _rows("clocks", "warn", _clocks(ranks), "those of all hosts agree with rank 0's")
+    yield from _rows("names", "warn", found["names"], "every host name resolves to its host on other hosts")
+    yield from _rows("ports", "FAIL", found["ports"], "every rank was reached on a port of its own")
+    yield from _rows("clocks", "warn", found["clocks"], "those of all hosts agree with rank 0's")
     yield from _rows("versions", "FAIL", _unequal(ranks, "software"), "packages are equal on all ranks")
     yield from _run(ranks)
     yield from _rows("devices", "warn", _unequal(ranks, "devices"), "as many on each rank")
     for topic, remedy in _ROOM.items():
         yield _least(ranks, topic, remedy)
-    yield from _folder(ranks)
+    if found["folder"]:
+        yield from _rows("folder", "FAIL", found["folder"], "")
+    else:
+        fine = "shared by all ranks; rename, fsync and locks work there"
+        yield from _rows("folder", "warn", found["sharing"][:1], fine)
 
 
 def _rows(topic: str, level: Literal["warn", "FAIL"], wrong: Iterable[str], fine: str) -> Iterable[Check]:
     """A row for each of the first things that are wrong, or one that nothing is."""
     return [Check(level, topic, text) for text in islice(wrong, _SHOWN)] or [Check("ok", topic, fine)]
-
-
-def _seen(ranks: Sequence[Facts]) -> Iterator[tuple[int, Facts, int, Facts, Facts]]:
-    """(rank, its facts, a rank it looked at, the facts of that one, what was seen of it)."""
-    for rank, facts in enumerate(ranks):
-        for other, seen in facts["seen"].items():
-            yield rank, facts, int(other), ranks[int(other)], seen
-
-
-def _names(ranks: Sequence[Facts]) -> Iterator[str]:
-    for rank, mine, _, its, seen in _seen(ranks):
-        if its["host"] != mine["host"] and its["address"] not in seen["addresses"]:
-            yield (
-                f"on rank {rank} {its['host']} leads to {', '.join(seen['addresses']) or 'nowhere'}, "
-                f"not to {its['address']}. "
-                "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP)."
-            )
-
-
-def _ports(ranks: Sequence[Facts]) -> Iterator[str]:
-    for rank, mine, other, its, seen in _seen(ranks):
-        if seen["error"]:
-            yield (
-                f"rank {rank} ({mine['host']}) cannot reach rank {other} at {its['address']}:{its['port']}: "
-                f"{seen['error']}. "
-                "HINT: open the ephemeral ports between the hosts (gloo and NCCL use any of them)."
-            )
-
-
-def _clocks(ranks: Sequence[Facts]) -> Iterator[str]:
-    """clock: (seconds ahead of rank 0, at most so far off)."""
-    for rank, facts in enumerate(ranks):
-        ahead_s, error_s = facts["clock"]
-        if abs(ahead_s) - error_s > _CLOCK_S:
-            yield (
-                f"the clock of rank {rank} ({facts['host']}) is {ahead_s:+.1f} s from rank 0's. "
-                "HINT: run a time service there (chrony, ntpd)."
-            )
 
 
 def _unequal(ranks: Sequence[Facts], fact: str) -> list[str]:
@@ -132,41 +97,16 @@ def _least(ranks: Sequence[Facts], topic: str, remedy: str) -> Check:
     return Check("warn", topic, f"{text}. HINT: {remedy}.") if is_low else Check("ok", topic, text)
 
 
-def _folder(ranks: Sequence[Facts]) -> Iterable[Check]:
-    """files: what `own_file` and `others_files` found."""
-    files = [(rank, facts, facts["files"]) for rank, facts in enumerate(ranks)]
-    broken = [
-        f"rank {rank} ({facts['host']}), {facts['folder']}: {found['error']}. "
-        "HINT: set run_dir to a folder where files can be written, renamed, synced and locked."
-        for rank, facts, found in files
-        if found["error"]
-    ]
-    if broken:
-        return _rows("folder", "FAIL", broken, "")
-    loose = [
-        f"not shared: rank {rank} does not see what {ranks_text(found['unseen'])} wrote to its run folder "
-        f"({facts['folder']}). "
-        "HINT: set run_dir to a folder all hosts see; fsdp, zero1 and a restart on another host need it."
-        for rank, facts, found in files
-        if found["unseen"]
-    ] + [
-        f"a lock of {ranks_text(found['unlocked'])} does not hold rank {rank} off: two jobs could write one "
-        "run. HINT: mount it with locks (NFS 4, or 3 without nolock)."
-        for rank, _, found in files
-        if found["unlocked"]
-    ]
-    return _rows("folder", "warn", loose[:1], "shared by all ranks; rename, fsync and locks work there")
-
-
 @contextmanager
-def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
-    """(what went wrong or "", name of a file of ours in `folder`), written as checkpoints are, and locked.
+def own_file(folder: Path, rank: int) -> Iterator[tuple[list[str], str]]:
+    """(what went wrong, name of a file of ours in `folder`), written as checkpoints are, and locked.
 
     A folder that was not there is made, and removed again where nothing else came into it.
     """
     made = [p for p in (folder.absolute(), *folder.absolute().parents) if not p.exists()]
-    name = f".doctor-{os.uname().nodename}-{os.getpid()}-{rank}"
-    error, held = "", -1
+    host = os.uname().nodename
+    name = f".doctor-{host}-{os.getpid()}-{rank}"
+    wrong, held = [], -1
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # 106 kB: more than a file system keeps beside the name
@@ -174,9 +114,12 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
         held = os.open(folder / name, os.O_RDWR)
         flock_now(held)
     except OSError as err:
-        error = err.strerror or str(err)
+        wrong.append(
+            f"rank {rank} ({host}), {folder}: {err.strerror or err}. "
+            "HINT: set run_dir to a folder where files can be written, renamed, synced and locked."
+        )
     try:
-        yield error, name
+        yield wrong, name
     finally:
         if held >= 0:
             os.close(held)
@@ -186,8 +129,8 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[str, str]]:
                 path.rmdir()
 
 
-def others_files(folder: Path, names: Sequence[str], rank: int) -> dict[str, list[int]]:
-    """unseen: ranks whose files are not in `folder` as seen here; unlocked: whose locks do not hold."""
+def others_files(folder: Path, names: Sequence[str], rank: int) -> Iterator[str]:
+    """What is wrong with the files of the other ranks in `folder`, as `rank` sees it."""
     unseen, unlocked = [], []
     for other, name in enumerate(names):
         if other == rank:
@@ -200,7 +143,17 @@ def others_files(folder: Path, names: Sequence[str], rank: int) -> dict[str, lis
         if try_flock(theirs):
             unlocked.append(other)
         os.close(theirs)
-    return {"unseen": unseen, "unlocked": unlocked}
+    if unseen:
+        yield (
+            f"not shared: rank {rank} does not see what {ranks_text(unseen)} wrote to its run folder "
+            f"({folder}). "
+            "HINT: set run_dir to a folder all hosts see; fsdp, zero1 and a restart on another host need it."
+        )
+    if unlocked:
+        yield (
+            f"a lock of {ranks_text(unlocked)} does not hold rank {rank} off: two jobs could write one "
+            "run. HINT: mount it with locks (NFS 4, or 3 without nolock)."
+        )
 
 
 def wires(group: Any) -> Iterator[Check]:
@@ -210,19 +163,22 @@ def wires(group: Any) -> Iterator[Check]:
 
     from cyxjax.core.mesh import PER_REPLICA, local_replicas, put_rows
     from cyxjax.core.replica import psum, sync_map
+    from cyxjax.observe.lines import scaled
 
     mesh = group.mesh
     reduce = jax.jit(sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, PartitionSpec()))
     times = []
-    for size in _SIZES:
-        rows = put_rows(mesh, np.ones((len(local_replicas(mesh)), size // 4), np.float32))
+    for num_bytes in _SIZES:
+        rows = put_rows(mesh, np.ones((len(local_replicas(mesh)), num_bytes // 4), np.float32))
         total = np.asarray(reduce(rows).addressable_data(0))
         if not (total == mesh.size).all():
-            wrong = f"{mesh.size} ones add up to {total[total != mesh.size][0]:g} ({size:,} bytes)"
+            wrong = f"{mesh.size} ones add up to {total[total != mesh.size][0]:g} ({num_bytes:,} bytes)"
             yield Check("FAIL", "wires", f"{wrong}. HINT: check the network cards and drivers of the hosts.")
             return
         spent_s = statistics.median(_timed(reduce, rows) for _ in range(_TIMES))
-        times.append(f"{_short(size)} {1e3 * spent_s:.2f} ms ({size / spent_s / 1e6:,.1f} MB/s)")
+        times.append(
+            f"{scaled(num_bytes, 'B')} {1e3 * spent_s:.2f} ms ({num_bytes / spent_s / 1e6:,.1f} MB/s)"
+        )
     yield Check("ok", "wires", f"all-reduce over {group.backend}: {', '.join(times)}")
 
 
@@ -230,10 +186,6 @@ def _timed(reduce: Any, rows: Any) -> float:
     began = time.perf_counter()
     reduce(rows).block_until_ready()
     return time.perf_counter() - began
-
-
-def _short(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" if size >= 1024 else f"{size} B"
 
 
 def two_steps(group: Any) -> Check:

@@ -27,6 +27,7 @@ from cyxjax.launch.topology import Topology
 
 _DIAL_S = 3.0
 _PINGS = 5
+_CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
 
 
 def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
@@ -47,12 +48,12 @@ def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
     with clock() as port:
         mine = own_facts(group.topology, port, place) | run
         ranks = agree(group, "doctor: what each rank is", note=mine)
-        seen = look_around(group.topology.rank, ranks)
-        with own_file(place, group.topology.rank) as (error, name):
+        wrong = look_around(group.topology.rank, ranks)
+        with own_file(place, group.topology.rank) as (broken, name):
             names = agree(group, "doctor: names of files", note=name)
-            files = {"error": error, **others_files(place, names, group.topology.rank)}
-            found = agree(group, "doctor: what each rank sees", note={**seen, "files": files})
-    yield from judge([{**a, **b} for a, b in zip(ranks, found, strict=True)])
+            wrong |= {"folder": broken, "sharing": [*others_files(place, names, group.topology.rank)]}
+            found = agree(group, "doctor: what each rank sees", note=wrong)
+    yield from judge(ranks, found)
     yield from wires(group)
     yield two_steps(group)
     process_group.finalize()
@@ -68,7 +69,6 @@ def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
         "devices": {"the number of devices": str(_num_devices())},
         "memory_bytes": available_bytes(),
         "disk_bytes": _free_disk(folder),
-        "folder": str(folder),
     }
 
 
@@ -149,20 +149,34 @@ def neighbours(rank: int, world_size: int) -> list[int]:
     return sorted(found - {rank})
 
 
-def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the neighbours: whether they can be reached and what their names are; how far the clock is ahead."""
-    seen, ahead_of_0 = {}, (0.0, 0.0)
+def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """What is wrong with names, ports and clocks, as `rank` sees its neighbours."""
+    wrong: dict[str, list[str]] = {"names": [], "ports": [], "clocks": []}
+    host = ranks[rank]["host"]
     for other in neighbours(rank, len(ranks)):
-        error, ahead = ping(ranks[other]["address"], ranks[other]["port"])
-        seen[str(other)] = {"error": error, "addresses": _addresses(ranks[other]["host"])}
-        if other == 0 and ahead is not None:
-            ahead_of_0 = ahead
-    return {"seen": seen, "clock": ahead_of_0}
+        its = ranks[other]
+        error, clock = ping(its["address"], its["port"])
+        if error:
+            wrong["ports"].append(
+                f"rank {rank} ({host}) cannot reach rank {other} at {its['address']}:{its['port']}: {error}. "
+                "HINT: open the ephemeral ports between the hosts (gloo and NCCL use any of them)."
+            )
+        addresses = _addresses(its["host"])
+        if its["host"] != host and its["address"] not in addresses:
+            wrong["names"].append(
+                f"on rank {rank} {its['host']} leads to {', '.join(addresses) or 'nowhere'}, "
+                f"not to {its['address']}. "
+                "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP)."
+            )
+        if other == 0 and clock is not None and abs(clock[0]) - clock[1] > _CLOCK_S:
+            wrong["clocks"].append(
+                f"the clock of rank {rank} ({host}) is {clock[0]:+.1f} s from rank 0's. "
+                "HINT: run a time service there (chrony, ntpd)."
+            )
+    return wrong
 
 
-def ping(
-    address: str, port: int, now: Callable[[], float] = time.time
-) -> tuple[str, tuple[float, float] | None]:
+def ping(address: str, port: int) -> tuple[str, tuple[float, float] | None]:
     """(what went wrong or "", how many seconds our clock is ahead of the other's, and at most so far off).
 
     Source: Cristian 1989, doi:10.1007/BF01784024: half of the quickest round trip bounds the error.
@@ -172,7 +186,7 @@ def ping(
         with socket.create_connection((address, port), timeout=_DIAL_S) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(_PINGS):
-                began, sent = time.monotonic(), now()
+                began, sent = time.monotonic(), time.time()
                 connection.sendall(b".")
                 (there,) = struct.unpack("!d", connection.recv(8, socket.MSG_WAITALL))
                 half_s = (time.monotonic() - began) / 2

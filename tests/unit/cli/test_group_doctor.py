@@ -2,88 +2,51 @@
 
 import time
 
-import jax
 import numpy as np
 import pytest
 
-from cyxjax.cli import group_checks
+from cyxjax.cli import group_checks, group_doctor
 from cyxjax.cli.group_checks import judge, others_files, own_file, two_steps, wires
-from cyxjax.cli.group_doctor import clock, neighbours, ping, read_run
+from cyxjax.cli.group_doctor import clock, look_around, neighbours, ping, read_run
 from cyxjax.core import mesh, replica
-from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.launch.topology import Topology
+from tests.support.wrapped import alone
 
-SEEN = {"error": "", "addresses": ["10.0.0.1"]}
 CONTENT = {"samples": 10, "records": {"3": [["int", "7"]]}}
+NOTHING = {"names": [], "ports": [], "clocks": [], "folder": [], "sharing": []}
 
 
 def rank(number, **other):
-    """What rank `number` of two, on two hosts, says and sees where nothing is wrong."""
-    mine, its = ("a", "b") if number == 0 else ("b", "a")
-    ends = {"a": "10.0.0.1", "b": "10.0.0.2"}
-    seen = {str(1 - number): SEEN | {"addresses": [ends[its]]}}
+    """What rank `number` of two, on two hosts, says where nothing is wrong."""
     return {
-        "host": mine,
-        "address": ends[mine],
+        "host": "ab"[number],
+        "address": f"10.0.0.{1 + number}",
         "port": 4000,
         "software": {"python": "3.11", "optax": "0.2.6"},
         "memory_bytes": 8e9,
         "disk_bytes": 9e9,
-        "folder": "/runs",
         "devices": {"the number of devices": "4"},
-        "seen": seen,
-        "clock": (0.0, 0.001),
-        "files": {"error": "", "unseen": [], "unlocked": []},
         "config": {"epochs": "3"},
         "data": {"training data": CONTENT},
         "problem": "",
     } | other
 
 
-def found(**other):
-    """The rows that are not ok, where rank 1 differs in `other`."""
-    return [check for check in judge([rank(0), rank(1, **other)]) if check.level != "ok"]
-
-
 def test_nothing_is_wrong():
-    assert found() == []
-    rows = {check.topic: check.found for check in judge([rank(0), rank(1)])}
-    assert rows["group"] == "2 ranks on 2 hosts met with the same code: a: rank 0; b: rank 1"
-    assert rows["data"] == "training data: 10 samples, equal on all ranks"
     topics = "group names ports clocks versions config data devices memory disk folder"
-    assert [*rows] == topics.split()
+    rows = [(check.level, check.topic) for check in judge([rank(0), rank(1)], [NOTHING, NOTHING])]
+    assert rows == [("ok", topic) for topic in topics.split()]
 
 
 @pytest.mark.parametrize(
     ("topic", "level", "fault", "words"),
     [
         (
-            "names",
-            "warn",
-            {"seen": {"0": SEEN | {"addresses": ["127.0.1.1"]}}},
-            "rank 1 a leads to 127.0.1.1, not to 10.0",
-        ),
-        ("names", "warn", {"seen": {"0": SEEN | {"addresses": []}}}, "a leads to nowhere"),
-        (
-            "ports",
-            "FAIL",
-            {"seen": {"0": SEEN | {"error": "timed out"}}},
-            "rank 1 (b) cannot reach rank 0 at 10.0.0.1:4000",
-        ),
-        ("clocks", "warn", {"clock": (-3.0, 0.001)}, "rank 1 (b) is -3.0 s from rank 0's"),
-        ("clocks", "warn", {"clock": (63.5, 0.001)}, "+63.5 s from"),
-        (
             "versions",
             "FAIL",
             {"software": {"python": "3.11", "optax": "0.3"}},
-            "optax: 0.2.6 on rank 0; 0.3 on rank 1",
+            "0.2.6 on rank 0; 0.3 on rank 1",
         ),
-        (
-            "versions",
-            "FAIL",
-            {"software": {"python": "3.11"}},
-            "optax: 0.2.6 on rank 0; (none) on rank 1",
-        ),
+        ("versions", "FAIL", {"software": {"python": "3.11"}}, "optax: 0.2.6 on rank 0; (none) on rank 1"),
         ("config", "FAIL", {"config": {"epochs": "4"}}, "epochs: 3 on rank 0; 4 on rank 1"),
         (
             "config",
@@ -92,44 +55,56 @@ def test_nothing_is_wrong():
             "on rank 1: x.yaml: no such file",
         ),
         ("data", "FAIL", {"data": {"training data": CONTENT | {"samples": 9}}}, "10 on rank 0, 9 on rank 1"),
-        (
-            "devices",
-            "warn",
-            {"devices": {"the number of devices": "2"}},
-            "the number of devices: 4 on rank 0; 2 on rank 1",
-        ),
+        ("devices", "warn", {"devices": {"the number of devices": "2"}}, "4 on rank 0; 2 on rank 1"),
         ("memory", "warn", {"memory_bytes": 5e8}, "0.5 GB of memory free, on rank 1 (b)"),
         ("disk", "warn", {"disk_bytes": 1e8}, "0.1 GB of disk free, on rank 1 (b)"),
-        (
-            "folder",
-            "FAIL",
-            {"files": {"error": "Read-only file system", "unseen": [], "unlocked": []}},
-            "Read-only",
-        ),
-        (
-            "folder",
-            "warn",
-            {"files": {"error": "", "unseen": [0], "unlocked": []}},
-            "rank 1 does not see what rank 0",
-        ),
-        (
-            "folder",
-            "warn",
-            {"files": {"error": "", "unseen": [], "unlocked": [0]}},
-            "a lock of rank 0 does not hold",
-        ),
     ],
 )
-def test_a_fault_is_one_row_with_one_remedy(topic, level, fault, words):
-    (row,) = found(**fault)
-    assert (row.topic, row.level) == (topic, level)
-    assert words in row.found
-    assert row.found.count("HINT:") == 1
+def test_a_rank_that_differs_is_one_row_with_one_remedy(topic, level, fault, words):
+    found = [check for check in judge([rank(0), rank(1, **fault)], [NOTHING, NOTHING]) if check.level != "ok"]
+    assert [(row.topic, row.level, row.found.count("HINT:")) for row in found] == [(topic, level, 1)]
+    assert words in found[0].found
 
 
-def test_a_slow_answer_is_no_wrong_clock():
-    # 1.5 s ahead, known to 0.9 s: it may be right.
-    assert found(clock=(1.5, 0.9)) == []
+@pytest.mark.parametrize(
+    ("found", "rows"),
+    [
+        ({"names": ["a"]}, [("warn", "names", "a")]),
+        ({"ports": ["a", "b"]}, [("FAIL", "ports", "a"), ("FAIL", "ports", "b")]),
+        ({"clocks": ["a"]}, [("warn", "clocks", "a")]),
+        ({"sharing": ["a", "b"]}, [("warn", "folder", "a")]),
+        ({"folder": ["a"], "sharing": ["b"]}, [("FAIL", "folder", "a")]),
+    ],
+)
+def test_what_a_rank_found_is_a_row(found, rows):
+    seen = judge([rank(0), rank(1)], [NOTHING, NOTHING | found])
+    assert [(check.level, check.topic, check.found) for check in seen if check.level != "ok"] == rows
+
+
+@pytest.mark.parametrize(
+    ("error", "addresses", "clock", "topic", "words"),
+    [
+        ("", ["10.0.0.1"], (0.0, 0.1), None, ""),
+        ("", ["10.0.0.1"], (1.5, 0.9), None, ""),  # a slow answer: it may be right
+        ("", ["127.0.1.1"], (0.0, 0.1), "names", "on rank 1 a leads to 127.0.1.1, not to 10.0.0.1"),
+        ("", [], (0.0, 0.1), "names", "on rank 1 a leads to nowhere"),
+        (
+            "timed out",
+            ["10.0.0.1"],
+            None,
+            "ports",
+            "rank 1 (b) cannot reach rank 0 at 10.0.0.1:4000: timed out",
+        ),
+        ("", ["10.0.0.1"], (-3.0, 0.001), "clocks", "the clock of rank 1 (b) is -3.0 s from rank 0's"),
+        ("", ["10.0.0.1"], (63.5, 0.001), "clocks", "+63.5 s from"),
+    ],
+)
+def test_a_fault_on_the_way_to_another_rank_is_told(monkeypatch, error, addresses, clock, topic, words):
+    monkeypatch.setattr(group_doctor, "ping", lambda address, port: (error, clock))
+    monkeypatch.setattr(group_doctor, "_addresses", lambda host: addresses)
+    found = {name: texts for name, texts in look_around(1, [rank(0), rank(1)]).items() if texts}
+    assert [*found] == [topic] * bool(topic)
+    assert all(words in text for (text,) in found.values())
 
 
 def test_a_clock_that_is_wrong_is_seen_through_a_socket():
@@ -141,7 +116,6 @@ def test_a_clock_that_is_wrong_is_seen_through_a_socket():
 
 
 def test_every_host_of_a_large_group_is_dialled_by_a_few():
-    assert neighbours(0, 2) == [1]
     assert neighbours(3, 8) == [0, 1, 2, 4, 5, 6, 7]
     dialled = [neighbours(rank, 1000) for rank in range(1000)]
     assert max(map(len, dialled)) <= 11
@@ -151,10 +125,11 @@ def test_every_host_of_a_large_group_is_dialled_by_a_few():
 def test_files_of_two_ranks_are_seen_and_locked_and_gone_afterwards(tmp_path):
     folder = tmp_path / "runs" / "new"
     with own_file(folder, 0) as (first, a), own_file(folder, 1) as (second, b):
-        assert (first, second) == ("", "")
-        assert others_files(folder, [a, b], 0) == {"unseen": [], "unlocked": []}
+        assert (first, second, [*others_files(folder, [a, b], 0)]) == ([], [], [])
         (folder / "loose").touch()  # as where locks hold nobody off
-        assert others_files(folder, [a, b, "loose", "elsewhere"], 0) == {"unseen": [3], "unlocked": [2]}
+        unseen, unlocked = others_files(folder, [a, b, "loose", "elsewhere"], 0)
+        assert "rank 0 does not see what rank 3" in unseen
+        assert "a lock of rank 2 does not hold rank 0" in unlocked
         (folder / "loose").unlink()
     assert list(tmp_path.iterdir()) == []
 
@@ -167,27 +142,20 @@ def test_an_experiment_is_read_or_the_reason_told(tmp_path):
     assert read_run([]) == {"config": {}, "data": {}, "problem": ""}
 
 
-@pytest.fixture
-def group():
-    return ProcessGroup(Topology(), "gloo", mesh.build_mesh(jax.devices()[:1]))
-
-
-def test_an_all_reduce_that_adds_up_wrongly_is_told(group, monkeypatch):
+def test_an_all_reduce_that_adds_up_wrongly_is_told(monkeypatch):
     monkeypatch.setattr(group_checks, "_SIZES", (4, 1024))
-    (fine,) = wires(group)
-    assert (fine.level, fine.topic) == ("ok", "wires")
+    assert [check.level for check in wires(alone())] == ["ok"]
     true_sum = replica.psum
     monkeypatch.setattr(replica, "psum", lambda rows: true_sum(rows) + 1)
-    (wrong,) = wires(group)
-    assert (wrong.level, wrong.topic) == ("FAIL", "wires")
-    devices = group.mesh.size
-    assert wrong.found.startswith(f"{devices} ones add up to {devices + 1} (4 bytes). HINT: ")
+    (wrong,) = wires(alone())
+    assert wrong.level == "FAIL"
+    assert wrong.found.startswith("1 ones add up to 2 (4 bytes). HINT: ")
 
 
-def test_devices_that_train_other_parameters_than_one_are_told(group, monkeypatch):
+def test_devices_that_train_other_parameters_than_one_are_told(monkeypatch):
     results = iter([{"kernel": np.full(3, 1.25)}, {"kernel": np.ones(3)}])  # of the group, then of one device
     monkeypatch.setattr(group_checks, "_trained", lambda devices, replicas: next(results))
     monkeypatch.setattr(mesh, "local_value", np.asarray)
-    found = two_steps(group)
-    assert (found.level, found.topic) == ("FAIL", "training")
-    assert "train other parameters than one: kernel by 0.25. HINT: " in found.found
+    found = two_steps(alone())
+    assert found.level == "FAIL"
+    assert "kernel by 0.25. HINT: " in found.found
