@@ -3,14 +3,15 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from cyxjax.launch.job_files import JobSpec, kubernetes_manifest
-from tests.support.engines import DONE, ROOT, environment, free_port, run
+from tests.support.engines import DONE, environment, run
+from tests.support.forked import run_fresh
 from tests.support.launching import RANK
+from tests.support.programs import ROOT, free_port
 
 pytestmark = pytest.mark.multiprocess
 
@@ -52,13 +53,9 @@ def test_engines_start_the_ranks(words):
     assert done.stdout.count(f"{DONE} 2") == 2
 
 
-def test_the_shell_script_says_how_it_is_used():
+def test_the_shell_script_says_how_it_is_used_and_the_batch_file_builds_the_same_command_line():
     done = run([str(ROOT / "scripts" / "launch_distributed.sh"), "2"])
-    assert done.returncode == 2
-    assert "usage: " in done.stderr
-
-
-def test_the_batch_file_builds_the_same_command_line():
+    assert (done.returncode, "usage: " in done.stderr) == (2, True)
     text = (ROOT / "scripts" / "launch_distributed.bat").read_bytes()
     assert text.count(b"\r\n") == text.count(b"\n")  # cmd.exe misreads labels otherwise
     assert b"-m cyxjax.launch --nproc-per-node %NPROC_PER_NODE% %REST%" in text
@@ -71,17 +68,7 @@ def test_pods_with_the_manifests_environment_find_each_other(tmp_path):
     )
     (container,) = manifest["items"][1]["spec"]["template"]["spec"]["containers"]
     env = {item["name"]: item["value"] for item in container["env"]} | {"MASTER_ADDR": "127.0.0.1"}
-    launcher = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "1", str(RANK)]
-    pods = [
-        subprocess.Popen(
-            launcher,
-            env=environment(JOB_COMPLETION_INDEX=index, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in (1, 0)
-    ]
-    said = [pod.communicate(timeout=120) for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], said
-    assert all(f"{DONE} 2" in out for out, _ in said)
+    launcher = ["-m", "cyxjax.launch", "--nproc-per-node", "1", str(RANK)]
+    pods = [(launcher, environment(JOB_COMPLETION_INDEX=index, **env)) for index in (1, 0)]
+    ended = run_fresh(pods, 120, tmp_path)
+    assert [(pod.returncode, f"{DONE} 2" in pod.stdout) for pod in ended] == [(0, True)] * 2, ended

@@ -6,7 +6,6 @@ The engines themselves are not here: their part, the variables they set, is play
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,85 +13,59 @@ import pytest
 import yaml
 
 from cyxjax.launch.clusters import discover
-from tests.support.engines import free_port
+from tests.support.engines import environment
+from tests.support.forked import run_fresh
 from tests.support.launching import RANK
+from tests.support.programs import ROOT, free_port
 
 pytestmark = pytest.mark.multiprocess
-ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
 PROGRAM = "-m cyxjax.train --config configs/digits.yaml"
-# SkyPilot's task fields that a recipe may use: name -> type. A misspelt field is refused by `sky launch`.
-SKY_TASK = {"name": str, "num_nodes": int, "resources": dict, "workdir": str, "envs": dict, "secrets": dict}
-SKY_TASK |= {"setup": str, "run": str, "file_mounts": dict}
+# SkyPilot's task fields that a recipe may use. A misspelt field is refused by `sky launch`.
+SKY_TASK = {"name", "num_nodes", "resources", "workdir", "envs", "secrets", "setup", "run", "file_mounts"}
 SKY_RESOURCES = {"cpus", "memory", "accelerators", "infra", "use_spot", "disk_size", "image_id", "ports"}
 
 
-def run_all(commands: list[tuple[list[str], dict[str, str]]]) -> list[str]:
+def run_all(commands, interpreter=sys.executable) -> list[str]:
     """What each command printed; all run at once, and all must succeed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    base = {k: v for k, v in os.environ.items() if k != "NPROC"} | {"PATH": path}
-    base |= {"JAX_PLATFORMS": "cpu", "KIND": "light", "STEPS": "3"}
-    started = [
-        subprocess.Popen(words, env=base | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for words, env in commands
-    ]
-    try:
-        said = [process.communicate(timeout=90)[0] for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    assert [process.returncode for process in started] == [0] * len(started), said
-    return said
+    ranks = [(words, environment(KIND="light", PATH=path, **env)) for words, env in commands]
+    ended = run_fresh(ranks, 90, ROOT, interpreter)
+    assert all(done.returncode == 0 for done in ended), ended
+    return [done.stdout for done in ended]
 
 
-def test_skypilot_the_task_is_well_formed():
+def test_skypilot_the_task_is_well_formed_and_its_nodes_meet():
     task = yaml.safe_load((SCRIPTS / "skypilot" / "digits.yaml").read_text())
-    assert {"name", "num_nodes", "resources", "run"} <= set(task) <= set(SKY_TASK)
-    assert all(isinstance(value, SKY_TASK[name]) for name, value in task.items())
+    assert set(task) <= SKY_TASK
     assert set(task["resources"]) <= SKY_RESOURCES
-    assert all(value is None or isinstance(value, str) for value in (task["envs"] | task["secrets"]).values())
     assert task["secrets"] == {"CYXJAX_TOKEN": None}  # given on the command line, never in the file
     assert PROGRAM in task["run"]
-
-
-def test_skypilot_the_nodes_meet():
-    task = yaml.safe_load((SCRIPTS / "skypilot" / "digits.yaml").read_text())
     script = task["run"].replace(PROGRAM, str(RANK)).replace("29500", str(free_port()))
     script = script.replace("--nproc-per-node 4", "--nproc-per-node 1")
-    sky = {
+    sky = task["envs"] | {
         "SKYPILOT_NUM_NODES": "2",
         "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
         "SKYPILOT_TASK_ID": "sky-1",
+        "CYXJAX_TOKEN": "t" * 64,
     }
-    sky |= task["envs"] | {"CYXJAX_TOKEN": "t" * 64}
-    said = run_all([(["bash", "-ec", script], sky | {"SKYPILOT_NODE_RANK": str(k)}) for k in range(2)])
-    assert all("finished 3 steps, start 0, total 2" in text for text in said)
+    nodes = [(["-ec", script], sky | {"SKYPILOT_NODE_RANK": str(k)}) for k in range(2)]
+    assert all("finished 3 steps, start 0, total 2" in text for text in run_all(nodes, "bash"))
 
 
-def kubeflow_roles() -> dict[str, dict]:
+def test_kubeflow_master_and_worker_are_alike_named_as_the_operator_wants_and_given_places():
     job = json.loads((SCRIPTS / "kubeflow" / "digits.json").read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
-    return job["spec"]["pytorchReplicaSpecs"]
-
-
-def test_kubeflow_master_and_worker_are_alike_and_named_as_the_operator_wants():
-    roles = kubeflow_roles()
-    assert set(roles) == {"Master", "Worker"}
-    assert roles["Master"]["replicas"] == 1
-    templates = [role["template"] for role in roles.values()]
-    assert templates[0] == templates[1]  # ranks that differ would disagree on versions or configuration
-    (container,) = templates[0]["spec"]["containers"]
+    roles = job["spec"]["pytorchReplicaSpecs"]
+    counts = {name: (role["replicas"], role["restartPolicy"]) for name, role in roles.items()}
+    assert counts == {"Master": (1, "OnFailure"), "Worker": (1, "OnFailure")}
+    master, worker = (role["template"] for role in roles.values())
+    assert master == worker  # ranks that differ would disagree on versions or configuration
+    (container,) = worker["spec"]["containers"]
     assert container["name"] == "pytorch"  # the operator fills in this container only
     assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": 29500}]
     assert " ".join(container["command"]) == f"python {PROGRAM}"
-    assert {role["restartPolicy"] for role in roles.values()} == {"OnFailure"}
-
-
-def test_kubeflow_the_pods_are_given_places():
-    """The operator adds MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK: the words of torch."""
-    container = kubeflow_roles()["Worker"]["template"]["spec"]["containers"][0]
+    # The operator adds MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK: the words of torch.
     given = {entry["name"]: entry.get("value", "t" * 64) for entry in container["env"]}
     place = discover(given | {"MASTER_ADDR": "a", "MASTER_PORT": "7", "WORLD_SIZE": "2", "RANK": "1"})
     assert (place.rank, place.world_size, place.address, place.token) == (1, 2, "a:7", "t" * 64)
@@ -117,5 +90,5 @@ def test_ray_the_tasks_meet():
     assert " ".join(recipe.COMMAND[1:]) == PROGRAM
     _, port = recipe.meeting_place()
     ranks = [recipe.rank_environment(k, recipe.RANKS, "127.0.0.1", port, "t" * 64) for k in range(2)]
-    said = run_all([([sys.executable, "-c", RANK_OF_ITS_OWN], env) for env in ranks])
+    said = run_all([(["-c", RANK_OF_ITS_OWN], env) for env in ranks])
     assert all("finished 3 steps" in text for text in said)

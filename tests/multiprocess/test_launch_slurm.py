@@ -12,8 +12,9 @@ import pytest
 
 from cyxjax.errors import GroupError
 from cyxjax.launch.job_files import JobSpec, slurm_script, submit_slurm
-from tests.support.engines import DONE, environment, free_port, run
+from tests.support.engines import DONE, environment, run
 from tests.support.launching import RANK, until
+from tests.support.programs import free_port
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.root]
 SLURM_CONF = """ClusterName=onebox
@@ -51,16 +52,6 @@ from cyxjax.launch.clusters import discover
 place, gpus = discover(os.environ), visible_gpus(os.environ, sys.argv[1])
 print(f"rank {place.rank} sees {gpus}, takes {local_devices(gpus, place.local_rank, place.local_world_size)}")
 """
-
-
-def own_address() -> str:
-    """This machine's address towards other hosts; nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no address but loopback: give it one (ip addr add) or a network")
-        return probe.getsockname()[0]
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +108,7 @@ def _ask(conf: Path, *command: str) -> list[bytes]:
 LAUNCHER = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "2", str(RANK)]
 
 
+# Both nodes are this machine. Nobody resolves their names, so MASTER_ADDR names it.
 @pytest.mark.parametrize(
     "words",
     [
@@ -127,17 +119,9 @@ LAUNCHER = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "2", str(
     ids=["ranks", "ranks on two nodes", "one launcher"],
 )
 def test_srun_starts_the_ranks(slurm, words):
-    given = {"MASTER_ADDR": own_address()} if "-N2" in words else {}
-    done = run(["srun", *words], **given, **slurm)
+    done = run(["srun", *words], MASTER_ADDR="127.0.0.1", **slurm)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{DONE} 2") == 2
-
-
-def test_a_first_node_that_no_name_service_knows_is_said(slurm):
-    done = run(["srun", "-N2", "-n2", sys.executable, str(RANK)], DISTRIBUTED_TIMEOUT_MS=2000, **slurm)
-    assert done.returncode != 0
-    assert "MASTER_ADDR='one' cannot be resolved" in done.stderr
-    assert "give the IP address of rank 0's host" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -156,13 +140,18 @@ def test_each_rank_takes_the_gpus_that_are_its_own(slurm, flags, seen):
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} {text}" for rank, text in enumerate(seen)]
 
 
-def test_an_sbatch_script_is_accepted_and_runs(slurm, tmp_path, monkeypatch):
+def test_an_sbatch_script_is_accepted_and_runs_and_one_that_does_not_fit_is_refused(
+    slurm, tmp_path, monkeypatch
+):
     monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
+    path = tmp_path / "small.sbatch"
+    path.write_text(slurm_script(JobSpec(["x"], nodes=99)))
+    with pytest.raises(GroupError, match="sbatch "):
+        submit_slurm(str(path), check_only=True)
     spec = JobSpec(
         [sys.executable, str(RANK)], name="small", processes_per_node=1, memory_gib=1, time="00:05:00"
     )
     script = slurm_script(spec).replace("    python -m", f"    {sys.executable} -m")
-    path = tmp_path / "small.sbatch"
     path.write_text(script.replace("%x-%j.log", f"{tmp_path}/out.log"))
     assert "to start at" in submit_slurm(str(path), check_only=True)
     for name, value in environment().items():
@@ -172,11 +161,3 @@ def test_an_sbatch_script_is_accepted_and_runs(slurm, tmp_path, monkeypatch):
     assert until(lambda: log.exists() and DONE in log.read_text(), 90), (
         log.read_text() if log.exists() else ""
     )
-
-
-def test_sbatch_refuses_what_does_not_fit(slurm, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
-    path = tmp_path / "big.sbatch"
-    path.write_text(slurm_script(JobSpec(["x"], nodes=99)))
-    with pytest.raises(GroupError, match="sbatch "):
-        submit_slurm(str(path), check_only=True)

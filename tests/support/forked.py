@@ -148,11 +148,14 @@ def run_all(
 
 
 def run_fresh(
-    programs: Sequence[tuple[Sequence[str], Mapping[str, str]]], timeout: float, cwd: Path
+    programs: Sequence[tuple[Sequence[str], Mapping[str, str]]],
+    timeout: float,
+    cwd: Path,
+    interpreter: str = sys.executable,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """As `run_all`, but by interpreters of their own: for programs that are to load other code than ours."""
+    """As `run_all`, but each by an interpreter of its own, which may load other code than ours."""
     out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
-    started = [subprocess.Popen([sys.executable, *words], env=env, **out) for words, env in programs]
+    started = [subprocess.Popen([interpreter, *words], env=env, **out) for words, env in programs]
     try:
         said = [process.communicate(timeout=timeout) for process in started]
         return [

@@ -50,8 +50,8 @@ def run(*command: object, cwd: Path | None = None, **variables: str) -> subproce
 
 def environment(**variables: str) -> dict[str, str]:
     """A user's environment: this process's without what tests set for themselves."""
-    ours = ("NPROC", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    ours = ("NPROC", "OMP_NUM_THREADS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
 
 
