@@ -1,28 +1,50 @@
 """What the ranks of the multiprocess tests run: functions, so that spawned processes can import them."""
 
+import os
 import time
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cyxjax import distributed as dist
 from cyxjax.distributed import collectives as c
 from cyxjax.errors import DesyncError, GroupError
+from cyxjax.launch.backend import jax_private
 
 DTYPES = ("bfloat16", "float16", "float32", "int8", "uint8", "int32", "uint32", "bool", "int64", "float64")
 
 
-def message_of(kind, call) -> str:
-    """The text of the error that `call` raises; fails if it raises none of that `kind`."""
-    try:
-        result = call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}, but {result!r}")
+def values(rank, world_size):
+    """Every collective; rank 1 leaves last."""
+    dist.init_process_group()
+    reductions(rank, world_size)
+    movements(rank, world_size)
+    if rank == 1:
+        real = jax_private.shut_down_client
+        jax_private.shut_down_client = lambda: (time.sleep(1), real())  # rank 0 has ended long before
+
+
+def errors(rank, world_size):
+    """Calls that differ or come late, after which the group goes on."""
+    dist.init_process_group()
+    for call, said in DIFFERENT:
+        with pytest.raises(DesyncError) as caught:
+            call(rank)
+        assert said in str(caught.value)
+    assert float(c.all_reduce(1.0)) == world_size
+    c.barrier("first")
+    start = time.monotonic()
+    if rank == 1:
+        time.sleep(2)
+    with pytest.raises(GroupError) as caught:
+        c.barrier("late", timeout=0.5)
+    assert "barrier('late'): rank 1 of" in str(caught.value)
+    assert time.monotonic() - start < 30
+    assert float(c.all_reduce(1.0)) == world_size  # late or not, ranks meet again in the next call
 
 
 def reductions(rank, world_size):
-    dist.init_process_group()
     # ranks 0, 1 (, 2) hold 1, 2 (, 3): no two reductions of these agree for 3 ranks
     x = {name: [np.full((2, 3), rank + 1, jnp.dtype(name)), np.zeros((), jnp.dtype(name))] for name in DTYPES}
     values = range(1, world_size + 1)
@@ -39,7 +61,6 @@ def reductions(rank, world_size):
 
 
 def movements(rank, world_size):
-    dist.init_process_group()
     odd = np.array([-0.0, np.nan, np.inf, 1e-45], np.float32)
     odd_bits = odd.view(np.uint32).copy()
     odd_bits[1] |= 7  # a NaN with a payload
@@ -61,38 +82,23 @@ def movements(rank, world_size):
     assert c.all_gather_object("r" * rank) == ["r" * r for r in range(world_size)]
 
 
-def mismatches(rank, world_size):
-    dist.init_process_group()
-    text = message_of(DesyncError, lambda: c.all_reduce({"w": np.zeros(3 + rank, np.float32)}))
-    assert "leaf w differs" in text
-    assert "rank 0: float32[3]; rank 1: float32[4]" in text
-    text = message_of(DesyncError, lambda: c.broadcast({"w": 1.0} if rank else {"v": 1.0}))
-    assert "leaf v differs" in text
-    assert "rank 1: no such leaf" in text
-    text = message_of(DesyncError, lambda: c.all_reduce(np.zeros(2, np.float32 if rank else np.int32)))
-    assert "rank 0: int32[2]; rank 1: float32[2]" in text
-    text = message_of(DesyncError, lambda: c.all_reduce(1.0) if rank else c.broadcast(1.0))
-    assert "rank 0: broadcast(src=0); rank 1: all_reduce(SUM)" in text
-    text = message_of(DesyncError, lambda: c.all_reduce(1.0, c.ReduceOp.MAX if rank else c.ReduceOp.MIN))
-    assert "rank 0: all_reduce(MIN); rank 1: all_reduce(MAX)" in text
-    message_of(DesyncError, lambda: c.all_reduce("text" if rank else 1.0))
-    assert float(c.all_reduce(1.0)) == world_size  # the group goes on
-
-
-def absences(rank, world_size):
-    dist.init_process_group()
-    c.barrier("first")
-    start = time.monotonic()
-
-    def too_late():
-        if rank == 1:
-            time.sleep(2)
-        c.barrier("late", timeout=0.5)
-
-    text = message_of(GroupError, too_late)
-    assert "Timeout waiting for peers in barrier('late'): rank 1 of" in text, text
-    assert time.monotonic() - start < 30
-    assert float(c.all_reduce(1.0)) == world_size  # late or not, ranks meet again in the next call
+DIFFERENT = [  # what a rank calls, and what the error says on every rank
+    (
+        lambda rank: c.all_reduce({"w": np.zeros(3 + rank, np.float32)}),
+        "rank 0: float32[3]; rank 1: float32[4]",
+    ),
+    (lambda rank: c.broadcast({"w": 1.0} if rank else {"v": 1.0}), "rank 0: float64[]; rank 1: no such leaf"),
+    (lambda rank: c.all_reduce(np.int32(rank) if rank else 1.0), "rank 0: float64[]; rank 1: int32[]"),
+    (lambda rank: c.all_reduce("text" if rank else 1.0), "rank 0: float64[]; rank 1: <U4[]"),
+    (
+        lambda rank: c.all_reduce(1.0) if rank else c.broadcast(1.0),
+        "rank 0: broadcast(src=0); rank 1: all_reduce(SUM)",
+    ),
+    (
+        lambda rank: c.all_reduce(1.0, c.ReduceOp.MAX if rank else c.ReduceOp.MIN),
+        "rank 0: all_reduce(MIN); rank 1: all_reduce(MAX)",
+    ),
+]
 
 
 def fail_on(rank, world_size, which):
@@ -102,18 +108,7 @@ def fail_on(rank, world_size, which):
     c.barrier()
 
 
-def leave_late(rank, world_size):
-    from cyxjax.launch.backend import jax_private
-
-    dist.init_process_group()
-    if rank == 1:
-        real = jax_private.shut_down_client
-        jax_private.shut_down_client = lambda: (time.sleep(1), real())  # rank 0 has ended long before
-
-
 def end_without_a_word(rank, world_size):
-    import os
-
     if rank == 0:
         os._exit(7)
     time.sleep(60)

@@ -8,19 +8,12 @@ from tests.multiprocess import ranks
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
-@pytest.mark.parametrize("job", [ranks.reductions, ranks.movements], ids=lambda job: job.__name__)
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_values_arrive(job, world_size):
-    assert spawn(job, nprocs=world_size) is None
+def test_values_arrive_and_a_rank_that_leaves_last_is_not_ended_by_the_end_of_rank_0():
+    assert spawn(ranks.values, nprocs=3) is None  # what they assert fails them, and so this
 
 
-def test_a_rank_that_leaves_last_is_not_ended_by_the_end_of_rank_0():
-    assert spawn(ranks.leave_late, nprocs=2) is None
-
-
-@pytest.mark.parametrize("job", [ranks.mismatches, ranks.absences], ids=lambda job: job.__name__)
-def test_what_differs_is_named_on_every_rank(job):
-    assert spawn(job, nprocs=2) is None  # what they assert fails them, and so this
+def test_what_differs_or_is_missing_is_named_on_every_rank():
+    assert spawn(ranks.errors, nprocs=2) is None
 
 
 def test_a_failed_rank_ends_the_others_and_its_traceback_arrives():

@@ -20,10 +20,5 @@ def test_processes_and_devices_give_the_same_numbers(tmp_path):
         np.testing.assert_allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "job",
-    [ddp_ranks.uneven_rows, ddp_ranks.other_architecture, ddp_ranks.compressed_and_scaled],
-    ids=lambda job: job.__name__,
-)
-def test_two_ranks(job):
-    assert spawn(job, nprocs=2) is None  # what they assert fails them, and so this
+def test_two_ranks_with_uneven_rows_other_models_and_hooks():
+    assert spawn(ddp_ranks.two_ranks, nprocs=2) is None  # what they assert fails them, and so this
