@@ -70,7 +70,7 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
     gpus = environment.visible_gpus(env)
     try:
         wires = environment.settle(first, env)
-        notes = [*environment.explain(env, wires), *environment.advice(wires, sys.platform, first)]
+        notes = environment.advice(wires, sys.platform, first)
     except CyxjaxError as err:  # what a start would say
         wires, notes = "none", [str(err)]
     lines = [

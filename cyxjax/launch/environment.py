@@ -189,18 +189,6 @@ def add_flags(flags: str, wanted: Mapping[str, object]) -> str:
     return " ".join([*flags.split(), *added])
 
 
-def explain(env: Mapping[str, str], backend: str) -> list[str]:
-    """One line for each NCCL_* setting that means something else here than under torch."""
-    lines = []
-    if "NCCL_TIMEOUT" in env:
-        lines.append(
-            f"NCCL_TIMEOUT={env['NCCL_TIMEOUT']}: collectives may wait {collective_timeout_s(env)} s."
-        )
-    if "NCCL_DEBUG" in env and backend != "nccl":
-        lines.append(f"NCCL_DEBUG={env['NCCL_DEBUG']} has no effect: the {backend} backend is in use.")
-    return lines
-
-
 def _set_threads(env: MutableMapping[str, str], share: int, devices: int, threads: int | None) -> None:
     """XLA sizes its pool by NPROC: one thread per device or its blocking collectives starve each other.
 

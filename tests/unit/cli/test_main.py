@@ -16,7 +16,8 @@ import pytest
 
 import cyxjax
 from cyxjax.cli import machine_checks, main
-from cyxjax.cli.env import describe_place, for_bug_report
+from cyxjax.cli.env import describe_place
+from cyxjax.launch.program import provenance
 
 
 def test_the_overview_has_every_command(capsys):
@@ -99,10 +100,10 @@ def test_env_as_json_is_what_a_bug_report_needs(capsys, monkeypatch):
     text = capsys.readouterr().out
     told = json.loads(text)
     assert told["software"]["jax"][0].isdigit()
-    assert "1 x cpu" in told["devices"] or "x" in told["devices"]
+    assert " x cpu" in told["devices"]
     assert told["variables"]["XLA_FLAGS"] == "--xla_dump_to=/x"
-    assert "open-sesame" not in text
     assert told["code"]
+    assert "open-sesame" not in text
 
 
 BASH = """
@@ -194,19 +195,10 @@ def test_output_onto_a_full_disk_is_one_line():
 
 
 def test_env_says_where_the_place_is_from():
-    env = {
-        "RANK": "1",
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "29511",
-        "NCCL_DEBUG": "INFO",
-    }
+    env = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511"}
     shown = "\n".join(describe_place(env | {"CUDA_VISIBLE_DEVICES": ""}))
-    assert "(RANK=1, WORLD_SIZE=4)" in shown
-    assert "rank        1 of 4" in shown
-    assert "10.0.0.1:29511" in shown
-    assert "backend     gloo" in shown
-    assert "NCCL_DEBUG=INFO has no effect" in shown
+    for text in ("(RANK=1, WORLD_SIZE=4)", "rank        1 of 4", "10.0.0.1:29511", "backend     gloo"):
+        assert text in shown
 
 
 @pytest.mark.parametrize(
@@ -225,36 +217,21 @@ def test_doctor_s_devices_check_is_honest(program, level, found):
 
 
 def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
+    with socket.create_server(("", 0)) as taken:
         number = taken.getsockname()[1]
-        assert machine_checks.port(number).level == "warn"
-    found = [
-        machine_checks.port(number),
-        machine_checks.disk(tmp_path),
-        machine_checks.disk(tmp_path, low_bytes=1 << 60),
-    ]
-    assert [check.level for check in found] == ["ok", "ok", "warn"]
-    assert "HINT: ulimit -n" in machine_checks.open_files(1 << 62).found
-
-    def no_address(*words, **more):
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr("socket.getaddrinfo", no_address)
+        found = [machine_checks.port(number), machine_checks.disk(tmp_path, low_bytes=1 << 60)]
+    found += [machine_checks.open_files(1 << 62), machine_checks.port(number), machine_checks.disk(tmp_path)]
+    monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
     monkeypatch.setattr("os.access", lambda folder, how: False)
-    assert "has no address: Name or service not known. HINT" in machine_checks.network().found
-    assert machine_checks.disk(tmp_path).level == "FAIL"
+    found += [machine_checks.network(), machine_checks.disk(tmp_path)]
+    assert [check.level for check in found] == ["warn", "warn", "warn", "ok", "ok", "warn", "FAIL"]
 
 
 def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
-    monkeypatch.setattr(
-        machine_checks, "devices", lambda: machine_checks.Check("FAIL", "devices", "none. HINT: plug one in.")
-    )
+    broken = machine_checks.Check("FAIL", "devices", "none. HINT: plug one in.")
+    monkeypatch.setattr(machine_checks, "devices", lambda: broken)
     assert main.main(["doctor"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert f"ok    version   python {sys.version_info[0]}." in lines[0]
-    assert "FAIL  devices   none. HINT: plug one in." in lines
+    assert "FAIL  devices   none. HINT: plug one in.\n" in capsys.readouterr().out
 
 
 DOCTOR = """
@@ -271,29 +248,24 @@ sys.exit(main.main(["doctor", "--json"]))
 
 def test_a_script_reads_one_document_whatever_libraries_say():
     done = subprocess.run([sys.executable, "-c", DOCTOR], capture_output=True, text=True, check=False)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["good"]) == (0, True)
-    assert {"ok"} < {"level", *told["checks"][0].values()}
+    assert (done.returncode, json.loads(done.stdout)["good"]) == (0, True)
     assert "[Gloo] Rank 0 is connected" in done.stderr
     assert "a library" in done.stderr
 
 
-def test_env_tells_the_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
+def test_a_run_tells_the_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
-    def code():
-        return for_bug_report(os.environ)["code"]
-
     monkeypatch.chdir(tmp_path)
-    assert code() == "no git repository here"
+    assert "git commit" not in provenance()
     git("init", "--quiet")
     (tmp_path / "model.py").touch()
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
-    assert re.fullmatch(r"[0-9a-f]{12}, clean", code())
+    assert re.fullmatch(r"[0-9a-f]{12}, clean", provenance()["git commit"])
     (tmp_path / "model.py").write_text("x = 1")
-    assert code().endswith(", with changes")
+    assert provenance()["git commit"].endswith(", with changes")
 
 
 def test_an_audit_is_one_document_for_a_script(tmp_path, capsys):
