@@ -16,7 +16,14 @@ from cyxjax.launch.clusters import discover
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
 from cyxjax.launch.program import code_facts
-from cyxjax.launch.topology import DEFAULT_ADDR, DEFAULT_PORT, DEFAULT_TIMEOUT_MS, Topology
+from cyxjax.launch.topology import (
+    DEFAULT_ADDR,
+    DEFAULT_PORT,
+    DEFAULT_TIMEOUT_MS,
+    Topology,
+    common_fields,
+    read_int,
+)
 
 
 class BackendType(StrEnum):
@@ -52,10 +59,11 @@ class DistributedConfig:
         return cls(**{f.name: getattr(place, f.name) for f in fields(cls)})
 
     def to_topology(self) -> Topology:
-        """The checked, frozen form. Raises: ConfigError naming the field."""
-        local_rank = self.rank if self.local_rank is None else self.local_rank
-        values = {f.name: getattr(self, f.name) for f in fields(self)} | {"local_rank": local_rank}
-        return Topology(**values, local_world_size=0, source="DistributedConfig")
+        """The checked, frozen form, in the launcher's job. Raises: ConfigError naming the field."""
+        job, given = common_fields(here()), {f.name: getattr(self, f.name) for f in fields(self)}
+        given["local_rank"] = self.rank if self.local_rank is None else self.local_rank
+        local_world_size = read_int(here(), "LOCAL_WORLD_SIZE", 0)
+        return Topology(**(job | given), local_world_size=local_world_size, source="DistributedConfig")
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def init(
     topology = config.to_topology() if config is not None else discover(here())
     chosen = backends.settle(topology)
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
-    prepare(replace(topology, backend=chosen), share, asked=topology.backend, threads=threads)
+    prepare(topology, share, threads=threads)
     connect(replace(topology, backend=chosen), code_facts() if topology.world_size > 1 else None)
     programs.keep(tell=topology.is_master)
     if chosen == "gloo":
@@ -174,7 +182,7 @@ def seconds(timeout: Any) -> float:
 
 def setup_distributed() -> tuple[int, int, int]:
     """Joins the group of the environment: (rank, local_rank, world_size); (0, 0, 1) if it names none."""
-    group = current() if is_initialized() else init()
+    group = ensure()
     return group.topology.rank, group.topology.local_rank, group.topology.world_size
 
 

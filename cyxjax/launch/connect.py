@@ -12,7 +12,7 @@ from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import hooks as exits
 from cyxjax.launch.group import client
 from cyxjax.launch.group.client import GroupConnection
-from cyxjax.launch.topology import TPU_SLICE, Topology, in_job, is_loopback
+from cyxjax.launch.topology import TPU_SLICE, Topology, is_loopback
 
 if TYPE_CHECKING:
     from cyxjax.launch.group.coordinator import Coordinator
@@ -42,7 +42,6 @@ def connect(
     Raises: GroupError when a peer is missing or differs, or jax has started its devices already.
     """
     global _connection
-    topology = in_job(topology, env)
     save_request.listen()
     heartbeat.start(env)
     if topology.world_size == 1:

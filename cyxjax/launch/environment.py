@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.backend import jax_private
-from cyxjax.launch.topology import TPU_SLICE, Topology, in_job, read_int
+from cyxjax.launch.topology import TPU_SLICE, Topology, read_int
 
 
 def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folder: str = "/dev") -> str:
@@ -142,23 +142,20 @@ def prepare(
     topology: Topology,
     cpu_devices: int | None = None,
     env: MutableMapping[str, str] = os.environ,
-    asked: str | None = None,
     threads: int | None = None,
 ) -> None:
     """Writes into `env` what jax reads when it starts; keeps whatever the user has set.
 
+    topology: its backend is what was asked for. Where the CPU is only what is left, jax finds the platform.
     cpu_devices: virtual CPU devices this process shall own (None: as the environment says, else one).
-    asked: the backend that was wished for (default: topology's). Where the CPU is only what is left, the
-        platform is jax's to find.
     threads: of XLA's CPU pool (None: this process's share of the cores).
     Raises: GroupError when devices or threads are asked for after jax has started its backend; ConfigError
         when the user's NPROC is not `threads`.
     """
-    topology = in_job(topology, env)
     if cpu_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(cpu_devices)
         _tell_loaded_jax(cpu_devices)
-    if topology.backend == "gloo" and asked != "auto":
+    if topology.backend == "gloo":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
         _tell_loaded_jax_platform(env["JAX_PLATFORMS"])
     devices = read_int(env, "JAX_NUM_CPU_DEVICES", 1)

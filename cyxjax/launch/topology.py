@@ -2,7 +2,7 @@
 
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -129,22 +129,6 @@ def common_fields(
         "restart_count": read_int(env, "RESTART_COUNT", 0),
         "hosted": env.get("CYXJAX_HOSTED") == "1",
     }
-
-
-def in_job(topology: Topology, env: Mapping[str, str]) -> Topology:
-    """`topology` with the job around it, as the launcher wrote it: run, token, restarts, who hosts.
-
-    A place given by hand (`DistributedConfig`) says nothing of these.
-    """
-    common = common_fields(env)
-    return replace(
-        topology,
-        run_id=topology.run_id or common["run_id"],
-        token=topology.token or common["token"],
-        restart_count=topology.restart_count or common["restart_count"],
-        hosted=topology.hosted or common["hosted"],
-        local_world_size=topology.local_world_size or read_int(env, "LOCAL_WORLD_SIZE", 0),
-    )
 
 
 def processes_here(env: Mapping[str, str], world_size: int, master_addr: str) -> int:

@@ -33,8 +33,8 @@ SLICE = TPU_VM | {"TPU_WORKER_ID": "2", "TPU_WORKER_HOSTNAMES": "t-0,t-1,t-2,t-3
 SLICES = SLICE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
 
 
-def prepared(topology=TWO, threads=None, asked=None, **env):
-    prepare(topology, env=env, threads=threads, asked=asked)
+def prepared(topology=TWO, threads=None, **env):
+    prepare(topology, env=env, threads=threads)
     return env
 
 
@@ -135,9 +135,9 @@ def test_a_jax_loaded_before_the_group_takes_the_cpu_too():
     assert done.stdout.split()[-1:] == ["cpu"], done.stderr
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [("auto", None), ("gloo", "cpu"), (None, "cpu")])
+@pytest.mark.parametrize(("asked", "wanted"), [("auto", None), ("gloo", "cpu"), ("cpu", "cpu")])
 def test_the_platform_is_set_only_where_the_cpu_was_asked_for(asked, wanted):
-    assert prepared(Topology(backend="cpu"), asked=asked).get("JAX_PLATFORMS") == wanted
+    assert prepared(Topology(backend=asked)).get("JAX_PLATFORMS") == wanted
 
 
 def test_what_is_missing_is_written_and_what_the_user_set_stays():
@@ -225,4 +225,4 @@ def test_on_a_slice_jax_forms_the_group_by_itself(monkeypatch):
     monkeypatch.setattr(connecting.client, "join", lambda *args: pytest.fail("no server of ours is there"))
     connecting.connect(discover(SLICE), env={})
     assert called == [2, ((), {})]
-    assert "XLA_FLAGS" not in prepared(discover(SLICE), asked="auto")  # flags of CPUs and GPUs
+    assert "XLA_FLAGS" not in prepared(discover(SLICE))  # flags of CPUs and GPUs
