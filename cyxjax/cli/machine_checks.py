@@ -104,7 +104,7 @@ def threads() -> Check:
 
 def memory_pages(env: Mapping[str, str]) -> Check:
     """How processes on CPUs get their memory, and whether the kernel gives huge pages."""
-    refusal = pages.refused_by_kernel(env, 1)
+    refusal = pages.refused_by_kernel(env)
     return Check("warn", "pages", refusal) if refusal else Check("ok", "pages", pages.described(env, 1))
 
 

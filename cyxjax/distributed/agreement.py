@@ -135,11 +135,7 @@ def on_any_rank(group: ProcessGroup, what: str, mine: bool = False) -> bool:
 def describe(tree: PyTree) -> list[tuple[str, str]]:
     """(name, dtype and shape) of every leaf, such as ("0_linear/kernel", "float32[784,256]")."""
     found = jax.tree_util.tree_leaves_with_path(tree)
-    return [(leaf_name(path), leaf_type(leaf)) for path, leaf in found]
-
-
-def leaf_name(path: Any) -> str:
-    return path_name(path) or "(the array)"
+    return [(path_name(path) or "(the array)", leaf_type(leaf)) for path, leaf in found]
 
 
 def leaf_type(leaf: Any) -> str:

@@ -47,11 +47,6 @@ class JobSpec:
     max_restarts: int = 3
     port: int = DEFAULT_PORT
 
-    @property
-    def world_size(self) -> int:
-        """Processes over all nodes."""
-        return self.nodes * self.processes_per_node
-
 
 def slurm_script(spec: JobSpec) -> str:
     """The text of an sbatch script: one launcher per node, which starts that node's processes."""
@@ -67,9 +62,10 @@ def slurm_script(spec: JobSpec) -> str:
         "output": "%x-%j.log",
         "signal": "TERM@120",  # two minutes to save before the time is up
     }
+    world_size = spec.nodes * spec.processes_per_node
     directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in wanted.items() if value != "")
     return f"""#!/bin/bash
-# {spec.nodes} node(s) with {spec.processes_per_node} process(es) each: {spec.world_size} ranks.
+# {spec.nodes} node(s) with {spec.processes_per_node} process(es) each: {world_size} ranks.
 # Submit: sbatch {spec.name}.sbatch      Check only: sbatch --test-only {spec.name}.sbatch
 {directives}
 #SBATCH --requeue
@@ -177,8 +173,7 @@ def kubernetes_environment(spec: JobSpec) -> dict[str, str]:
 
 def _launcher(spec: JobSpec) -> str:
     restarts = f" --max-restarts {spec.max_restarts}" if spec.max_restarts else ""
-    no_python = " --no-python"
-    return f"python -m cyxjax.launch --nproc-per-node {spec.processes_per_node}{restarts}{no_python}"
+    return f"python -m cyxjax.launch --nproc-per-node {spec.processes_per_node}{restarts} --no-python"
 
 
 USAGE = "cyxjax manifest (slurm | k8s) [flags] -- program [its arguments ...]"

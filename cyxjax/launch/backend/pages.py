@@ -76,9 +76,9 @@ def described(env: Mapping[str, str], processes_here: int) -> str:
     return f"{word} ({VARIABLE}={env.get(VARIABLE) or AUTO}; {share / 1e9:.1f} GB available per process)"
 
 
-def refused_by_kernel(env: Mapping[str, str], processes_here: int, kernel: Path = KERNEL) -> str:
+def refused_by_kernel(env: Mapping[str, str], kernel: Path = KERNEL) -> str:
     """What to do where huge pages are wanted and the kernel gives none; "" where it gives them."""
-    if "huge" not in chosen(env, processes_here) or "[never]" not in _text(kernel):
+    if "huge" not in chosen(env, 1) or "[never]" not in _text(kernel):
         return ""
     return (
         f"huge pages are off in the kernel. HINT: as root, echo madvise > {kernel}, or set {VARIABLE}=kept."

@@ -11,6 +11,7 @@ from cyxjax.launch.backend import pages
 from tests.support.launching import launch
 
 CPU = {"JAX_PLATFORMS": "cpu"}
+HOST = "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n"
 KEPT = {"MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 
 
@@ -25,6 +26,8 @@ def test_the_default_needs_two_gigabytes_for_each_process_and_no_gpu(monkeypatch
     monkeypatch.setattr(pages, "visible_gpus", lambda env: ["0"])
     found = [pages.chosen(env, 1) for env in ({}, CPU, {"DISTRIBUTED_BACKEND": "gloo"})]
     assert found == ["off", pages.DEFAULT, pages.DEFAULT]
+    with pytest.raises(ConfigError, match=pages.VARIABLE):
+        pages.chosen({pages.VARIABLE: "large"}, 1)
 
 
 @pytest.mark.parametrize(
@@ -47,34 +50,31 @@ def test_the_user_has_the_last_word(word, own, added):
     assert {name: value if added.get(name) else None for name, value in found.items()} == added
 
 
-def test_a_word_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match=pages.VARIABLE):
-        pages.chosen({pages.VARIABLE: "large"}, 1)
-
-
-def test_the_memory_of_a_control_group_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("files", "num_bytes"),
+    [
+        ({}, 0),
+        ({"proc/meminfo": HOST}, 4_096_000),
+        ({"proc/meminfo": HOST, "sys/fs/cgroup/memory.max": "max\n"}, 4_096_000),
+        ({"proc/meminfo": HOST, "sys/fs/cgroup/memory.max": "3000\n"}, 2000),
+    ],
+)
+def test_the_memory_of_a_control_group_counts(tmp_path, monkeypatch, files, num_bytes):
     monkeypatch.undo()
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert pages.available_bytes(tmp_path) == 4_096_000
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.current").write_text("1000\n")
-    (group / "memory.max").write_text("max\n")
-    assert pages.available_bytes(tmp_path) == 4_096_000
-    (group / "memory.max").write_text("3000\n")
-    assert pages.available_bytes(tmp_path) == 2000
-    assert pages.available_bytes(tmp_path / "none") == 0
+    for name, text in ({"sys/fs/cgroup/memory.current": "1000\n"} | files).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert pages.available_bytes(tmp_path) == num_bytes
 
 
 def test_a_kernel_without_huge_pages_is_said_with_the_remedy(tmp_path):
     kernel = tmp_path / "enabled"
     kernel.write_text("always [madvise] never\n")
     wanted = CPU | {pages.VARIABLE: "huge"}
-    assert pages.refused_by_kernel(wanted, 1, kernel) == ""
+    assert pages.refused_by_kernel(wanted, kernel) == ""
     kernel.write_text("always madvise [never]\n")
-    assert str(kernel) in pages.refused_by_kernel(wanted, 1, kernel)
-    assert pages.refused_by_kernel(CPU | {pages.VARIABLE: "kept"}, 1, kernel) == ""
+    assert str(kernel) in pages.refused_by_kernel(wanted, kernel)
+    assert pages.refused_by_kernel(CPU | {pages.VARIABLE: "kept"}, kernel) == ""
 
 
 # Faults of touching 64 MB that were freed before, and the kernel's word of whether huge pages are disabled.

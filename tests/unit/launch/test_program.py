@@ -64,6 +64,13 @@ def test_the_program_is_the_users_file_or_nothing(package, tmp_path, monkeypatch
     assert set(found.values()) == {None}
 
 
+class LooksLikeAModule:
+    """As cffi's libraries: it calls itself a module and has no attributes of its own."""
+
+    __slots__ = ()
+    __class__ = ModuleType
+
+
 def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_installed(tmp_path, monkeypatch):
     paths = [tmp_path / name for name in ("own_nets.py", "own_train.py", "site-packages/bought.py")]
     paths[2].parent.mkdir()
@@ -72,24 +79,13 @@ def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_inst
         module = ModuleType(name)
         module.__file__ = str(path)
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "library_of_c", LooksLikeAModule())
     before = program.own_modules()
     assert before["own_nets"] == (program._digest([paths[0]], tmp_path), str(paths[0]))
     assert before["own_train"][1] == str(paths[1])  # by the name under which another would import it
-    assert not {"bought", "json", "numpy", "cyxjax.launch.program"} & set(before)
+    assert not {"bought", "library_of_c", "json", "numpy", "cyxjax.launch.program"} & set(before)
     paths[0].write_text("x = 2\n")
     os.utime(paths[0], ns=(1, 1))  # written within the same tick of the clock as before, it may be
     assert program.own_modules()["own_nets"][0] != before["own_nets"][0]
     paths[0].unlink()
     assert "own_nets" not in program.own_modules()
-
-
-class LooksLikeAModule:
-    """As cffi's libraries: it calls itself a module and has no attributes of its own."""
-
-    __slots__ = ()
-    __class__ = ModuleType
-
-
-def test_what_only_calls_itself_a_module_is_none_of_the_user_s(monkeypatch):
-    monkeypatch.setitem(sys.modules, "a_library_of_c", LooksLikeAModule())
-    assert "a_library_of_c" not in program.own_modules()

@@ -8,9 +8,6 @@ import pytest
 
 from cyxjax.launch.backend import programs
 from cyxjax.launch.backend.programs import ProgramStore, find_folder
-from tests.support import forked
-
-LIMIT_S = 90
 
 
 @pytest.fixture
@@ -44,30 +41,25 @@ def test_what_was_put_is_found_by_another_process_of_the_same_facts(store, said)
 @pytest.mark.parametrize(
     "change",
     [
-        lambda data: b"",
-        lambda data: data[:-1],
-        lambda data: data[:20],
-        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data, other: b"",
+        lambda data, other: data[:-1],
+        lambda data, other: data[:20],
+        lambda data, other: data[:-1] + bytes([data[-1] ^ 1]),
+        lambda data, other: other,  # whole, and another program's
     ],
 )
 def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
     store.put("jit_f-12", b"machine code")
-    the_file(store).write_bytes(change(the_file(store).read_bytes()))
+    path = the_file(store)
+    store.put("jit_g-34", b"another's")
+    (other,) = set(store._path.iterdir()) - {path}
+    path.write_bytes(change(path.read_bytes(), other.read_bytes()))
     assert store.get("jit_f-12") is None
     store.put("jit_f-12", b"machine code")
     assert store.get("jit_f-12") == b"machine code"
 
 
-def test_an_entry_under_another_name_is_not_that_program(store):
-    store.put("jit_f-12", b"f")
-    f = the_file(store)
-    store.put("jit_g-34", b"g")
-    (g,) = set(store._path.iterdir()) - {f}
-    os.replace(f, g)
-    assert store.get("jit_g-34") is None
-
-
-def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, tmp_path):
+def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, tmp_path, monkeypatch):
     store.put("jit_f-12", b"f")
     path = the_file(store)
     path.chmod(0o620)
@@ -80,11 +72,9 @@ def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, tm
     path.unlink()
     os.mkfifo(path)  # would block whoever opens it
     assert store.get("jit_f-12") is None
-
-
-def test_another_users_entry_is_not_there(store, monkeypatch):
+    path.unlink()
     store.put("jit_f-12", b"f")
-    monkeypatch.setattr(os, "geteuid", lambda: the_file(store).stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert store.get("jit_f-12") is None
 
 
@@ -165,47 +155,28 @@ def test_where_programs_are_kept(asked, env, jaxs_own, folder, monkeypatch):
     assert find_folder(asked, env, jaxs_own) == (None if folder is None else Path(folder))
 
 
-COUNT = """
-import collections, hashlib, sys
-from cyxjax.launch.backend import programs
-import jax, jax.numpy as jnp
-events = collections.Counter()
-jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
-programs.keep()
-x = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
-f = jax.jit(jax.grad(lambda w: jnp.tanh(x @ w).sum()))
-value = f(jnp.ones((4, 5)))
-print(hashlib.sha256(value.tobytes()).hexdigest(), events["compile_requests_use_cache"], events["cache_hits"])
-"""
+@pytest.fixture
+def kept(monkeypatch) -> list[ProgramStore | None]:
+    """What jax is given by each call of `programs.keep`."""
+    given: list[ProgramStore | None] = []
+    monkeypatch.setattr(programs.jax_private, "keep_programs", given.append)
+    return given
 
 
-def run_it(folder: Path, **env: str) -> tuple[str, int, int, str]:
-    """(digest of what it computed, programs asked for, programs found, standard error) of a new process."""
-    variables = os.environ | {"CYXJAX_COMPILE_CACHE": str(folder), "JAX_PLATFORMS": "cpu"} | env
-    done = forked.run(["-W", "error", "-c", COUNT], variables, LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    digest, asked, found = done.stdout.split()
-    return digest, int(asked), int(found), done.stderr
+def test_programs_of_another_number_of_threads_are_not_found_and_off_keeps_none(tmp_path, kept):
+    for threads in ({"NPROC": "2"}, {"NPROC": "2"}, {"NPROC": "3"}, {}):
+        programs.keep(env={programs.VARIABLE: str(tmp_path)} | threads)
+    programs.keep(env={programs.VARIABLE: "off"})
+    *stores, off = kept
+    stores[0].put("jit_f-12", b"f")
+    assert [store.get("jit_f-12") for store in stores] == [b"f", b"f", None, None]
+    assert off is None
 
 
-@pytest.mark.multiprocess
-def test_a_second_process_compiles_nothing_and_a_damaged_program_is_compiled_again(tmp_path):
-    digest, asked, found, _ = run_it(tmp_path)
-    assert (asked > 2, found) == (True, 0)
-    assert run_it(tmp_path) == (digest, asked, asked, "")
-    files = sorted((tmp_path / "cyxjax" / "programs").iterdir(), key=lambda file: file.stat().st_size)
-    files[-1].write_bytes(files[-1].read_bytes()[:-100])
-    assert run_it(tmp_path) == (digest, asked, asked - 1, "")
-    assert run_it(tmp_path) == (digest, asked, asked, "")
-    assert run_it(tmp_path, NPROC="3")[2] == 0  # another pool of threads may be compiled for
-
-
-@pytest.mark.multiprocess
-def test_off_writes_nothing_and_a_folder_that_cannot_be_is_one_line(tmp_path):
-    _, _, found, stderr = run_it(tmp_path, CYXJAX_COMPILE_CACHE="off", HOME=str(tmp_path))
-    assert (found, stderr, list(tmp_path.iterdir())) == (0, "", [])
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_folder_that_cannot_be_is_one_line_of_the_rank_that_tells(tmp_path, kept, capsys, tell):
     (tmp_path / "file").touch()
-    _, _, found, stderr = run_it(tmp_path / "file")
-    assert found == 0
-    assert stderr.startswith("cyxjax: compiled programs are not kept for the next start: ")
-    assert stderr.count("\n") == 1
+    programs.keep(env={programs.VARIABLE: str(tmp_path / "file")}, tell=tell)
+    for _ in range(2):
+        kept[0].put("jit_f-12", b"f")
+    assert capsys.readouterr().err.count("\n") == tell
