@@ -1,9 +1,10 @@
 """`cyxjax doctor`: checks what this machine, or the group under a launcher, offers a training run."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from cyxjax.cli.machine_checks import Check, machine_checks, open_files, threads
@@ -11,43 +12,33 @@ from cyxjax.command import Parser, quiet_output
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
 from cyxjax.launch.clusters import discover
-from cyxjax.launch.topology import Topology
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the checks as they are made; exit code 1 if one failed."""
     given, words = _parser().parse_known_args(argv)
     place = discover(environment.here())
+    checks: Iterable[Check]
     if place.world_size == 1:
         _parser().parse_args(argv)
         checks = machine_checks(environment.here(), Path.cwd())
     else:
-        checks = of_group(words, Path.cwd())
+        from cyxjax.cli.group_doctor import group_checks
+
+        checks = chain(group_checks(words, Path.cwd()), [threads(), open_files()])
     shown: list[Check] = []
     failed = False
     with quiet_output() if given.json else nullcontext():
         for check in checks:
             failed |= check.level == "FAIL"
-            if speaks_for(place, check):
+            # Rank 0 prints for the group; where no group forms, each rank prints what it found.
+            if place.is_master or (check.topic, check.level) == ("group", "FAIL"):
                 shown.append(check)
                 if not given.json:
                     print(check.line(), flush=True)
     if given.json and shown:
         print(json.dumps({"good": not failed, "checks": [asdict(check) for check in shown]}), flush=True)
     return EXIT_USER_ERROR if failed else EXIT_OK
-
-
-def speaks_for(place: Topology, check: Check) -> bool:
-    """Rank 0 prints for the group; where no group forms, each rank prints what it found."""
-    return place.is_master or (check.topic, check.level) == ("group", "FAIL")
-
-
-def of_group(words: Sequence[str], folder: Path) -> Iterator[Check]:
-    """Checks of the group this process is one rank of, and of its machine what a group does not show."""
-    from cyxjax.cli.group_doctor import group_checks
-
-    yield from group_checks(words, folder)
-    yield from (threads(), open_files())
 
 
 def _parser() -> Parser:

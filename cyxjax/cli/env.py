@@ -76,7 +76,7 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
     lines = [
         f"source      {_source(first, env)}",
         f"rank        {first.rank} of {first.world_size} (local rank {first.local_rank})",
-        f"meets at    {first.master_addr}:{first.master_port}, waits {first.timeout_ms / 1000:g} s",
+        f"meets at    {first.address}, waits {first.timeout_ms / 1000:g} s",
         f"backend     {wires} (asked for: {first.backend}; visible GPUs: {len(gpus)})",
     ]
     lines += [f"pages       {pages.described(env, first.local_world_size)}"]
