@@ -1,5 +1,7 @@
 """The wrapper runs the trainer's own phases: the same bits, in three dispatches."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import optax
@@ -8,6 +10,7 @@ from flax import linen
 
 from cyxjax.core import facade
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
+from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.distributed.ddp import DistributedDataParallel
@@ -123,7 +126,7 @@ def test_gradients_are_the_mean_of_what_backward_gathered(num_replicas):
 @pytest.mark.parametrize("rows", [13, 3, 0])
 def test_rows_that_do_not_divide_count_once(rows, batch_norm):
     x, y = data(16).inputs[:rows], data(16).targets[:rows]
-    grads = []
+    grads, means = [], []
     for num_replicas in (1, 4):
         ddp = wrap(Net(batch_norm=batch_norm), num_replicas)
         ddp.init(data(1).inputs)
@@ -131,11 +134,16 @@ def test_rows_that_do_not_divide_count_once(rows, batch_norm):
         output = ddp.train()(x)
         ddp.backward(CRITERION.backward(output, y) if rows else np.zeros((0, 3), np.float32))
         grads.append(ddp.sync_gradients())
+        ddp.update_parameters(optax.sgd(0.1))
+        running = ddp.state_dict()["model_state"]
+        means.append([leaf for name, leaf in named_leaves(running) if name.endswith("mean")])
+    # Sums in another order: 1e-6. Each replica normalises by its own rows; the mean over rows is one.
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), *means)
     largest = largest_gap(grads[1], jax.tree.map(np.zeros_like, grads[1]))
     assert np.isfinite(largest)
     assert (largest > 0) == (rows > 0)
-    if not batch_norm:  # each replica normalises by its own rows
-        assert largest_gap(*grads) < 1e-6  # sums in another order
+    if not batch_norm:
+        assert largest_gap(*grads) < 1e-6
 
 
 def test_evaluation_is_deterministic_and_moves_nothing():
