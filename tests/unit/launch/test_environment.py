@@ -147,15 +147,13 @@ def test_more_processes_than_gpus():
         local_devices(["0"], 0, 2, limited=False)
 
 
-def test_a_jax_loaded_before_the_group_takes_the_cpu_too():
-    """It read JAX_PLATFORMS when it was imported; on a GPU host it would start there."""
-    code = (
-        "import os, jax; os.environ['DISTRIBUTED_BACKEND'] = 'cpu'; import cyxjax as cx; "
-        "cx.distributed.init(); print(jax.config.jax_platforms)"
-    )
+@pytest.mark.parametrize(("asked", "platforms"), [("cpu", "cpu"), ("auto", "None")])
+def test_a_jax_loaded_before_the_group_takes_the_cpu_only_where_it_was_asked_for(asked, platforms):
+    """It read JAX_PLATFORMS when it was imported: it would start on a GPU, or not on a TPU."""
+    code = "import jax, cyxjax as cx; cx.distributed.init(); print(jax.config.jax_platforms)"
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    done = forked.run(["-c", code], env, 120)  # with jax loaded
-    assert done.stdout.split()[-1:] == ["cpu"], done.stderr
+    done = forked.run(["-c", code], env | {"DISTRIBUTED_BACKEND": asked}, 120)  # with jax loaded
+    assert done.stdout.split()[-1:] == [platforms], done.stderr
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [("auto", None), ("gloo", "cpu"), ("cpu", "cpu")])

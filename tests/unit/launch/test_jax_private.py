@@ -1,4 +1,4 @@
-"""The contract with the jax names that are not public; a new jax version fails here first, by name."""
+"""The contract with jax names that are not public: what a new jax would change without an error."""
 
 import inspect
 import socket
@@ -6,24 +6,15 @@ import socket
 import jax
 import pytest
 from jax._src import compilation_cache, compiler, distributed, xla_bridge
-from jaxlib import _jax
 
 from cyxjax.errors import GroupError
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.group import ports
 
 
-def test_the_private_names_are_there():
+def test_names_without_which_another_way_is_taken_silently_are_there():
     assert jax_private.can_serve()
-    assert callable(_jax.get_distributed_runtime_client)
-    assert callable(xla_bridge._jax.make_gloo_tcp_collectives)
-    assert callable(xla_bridge.backends_are_initialized)
-    state = distributed.global_state
-    for name in ("client", "service", "process_id", "num_processes", "coordinator_address"):
-        assert hasattr(state, name)
-    assert callable(state.initialize_preemption_sync_manager)
-    options = {"jax_enable_recoverability", "jax_enable_preemption_service", "jax_check_proxy_envs"}
-    assert options <= set(jax.config.values)
+    assert jax_private.shard_putter() is not None
 
 
 def test_our_client_is_what_jax_itself_would_make():
@@ -34,12 +25,6 @@ def test_our_client_is_what_jax_itself_would_make():
         "initialize_preemption_sync_manager",
     ):
         assert used in source
-
-
-def test_initialize_takes_what_we_pass():
-    wanted = {"cluster_detection_method", "coordinator_bind_address", "initialization_timeout"}
-    wanted |= {"heartbeat_timeout_seconds", "shutdown_timeout_seconds"}
-    assert wanted <= set(inspect.signature(jax.distributed.initialize).parameters)
 
 
 def test_a_service_listens_on_the_reserved_port_of_its_address_and_on_no_other():
