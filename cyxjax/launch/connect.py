@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cyxjax.launch import heartbeat, save_request
@@ -41,39 +42,36 @@ def connect(
     facts: what must be equal on all ranks besides the versions, e.g. {"config": sha256 of it}.
     Raises: GroupError when a peer is missing or differs, or jax has started its devices already.
     """
-    global _connection
     save_request.listen()
     heartbeat.start(env)
-    if topology.world_size == 1:
-        if topology.hosted:  # no peers, but its errors are recorded and its stacks can be dumped
-            exits.install(topology.rank, topology.restart_count, env)
-        heartbeat.report_progress(-1, "idle")
-        return
-    jax_private.refuse_started_backend("a group of several processes")
-    hooks = exits.install(topology.rank, topology.restart_count, env)
-    if topology.source == TPU_SLICE:
-        jax_private.start_detected()
-        heartbeat.report_progress(-1, "idle")
-        return
-    coordinator = None if topology.hosted or not topology.is_master else _coordinate(topology)
-    group = _meet(topology, facts, coordinator)
-    hooks.report = group.fail if coordinator is None else _fail_and_linger(group)
-    _connection = Connection(group, hooks, coordinator)
-    group.watch(hooks.lose)
-    _start_jax(topology, group, env)
+    if topology.world_size > 1:
+        jax_private.refuse_started_backend("a group of several processes")
+        hooks = exits.install(topology.rank, topology.restart_count, env)
+        if topology.source == TPU_SLICE:
+            jax_private.start_detected()
+        else:
+            _meet(topology, facts, hooks, env)
+    elif topology.hosted:  # no peers, but its errors are recorded and its stacks can be dumped
+        exits.install(topology.rank, topology.restart_count, env)
     heartbeat.report_progress(-1, "idle")
 
 
 def _meet(
-    topology: Topology, facts: Mapping[str, str] | None, coordinator: "Coordinator | None"
-) -> GroupConnection:
-    """Joins the group. Where none forms, `coordinator` sends all other ranks the reason first."""
+    topology: Topology, facts: Mapping[str, str] | None, hooks: exits.Exits, env: Mapping[str, str]
+) -> None:
+    """Joins the group of our own server and starts jax in it."""
+    global _connection
+    coordinator = None if topology.hosted or not topology.is_master else _coordinate(topology)
     try:
-        return client.join(topology, facts)
+        group = client.join(topology, facts)
     except BaseException:
-        if coordinator is not None:  # this process, which now ends, may have heard before the others
+        if coordinator is not None:  # sends the reason to the others; this process may have heard it first
             coordinator.end()
         raise
+    hooks.report = group.fail if coordinator is None else partial(_fail_and_linger, group)
+    _connection = Connection(group, hooks, coordinator)
+    group.watch(hooks.lose)
+    _start_jax(topology, group, env)
 
 
 def disconnect() -> None:
@@ -94,14 +92,10 @@ def disconnect() -> None:
         connection.coordinator.end()
 
 
-def _fail_and_linger(group: GroupConnection) -> Callable[[str], None]:
+def _fail_and_linger(group: GroupConnection, summary: str) -> None:
     """For the rank that holds the server: its thread needs a moment to send it to the others."""
-
-    def fail(summary: str) -> None:
-        group.fail(summary)
-        time.sleep(0.1)
-
-    return fail
+    group.fail(summary)
+    time.sleep(0.1)
 
 
 def _coordinate(topology: Topology) -> "Coordinator":
