@@ -7,7 +7,6 @@ import optax
 
 from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.distributed.ddp_values import BoundLoss
-from cyxjax.errors import GroupError
 
 
 class GradScaler:
@@ -34,7 +33,7 @@ class GradScaler:
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._enabled = growth_interval, enabled
         self._good_steps = 0
-        self._ddp: DistributedDataParallel | None = None
+        self._ddp: Any = None  # of the loss that was scaled last
         self._finite: bool | None = None  # of this step's gradients; None before they were looked at
 
     def scale(self, loss: Any) -> Any:
@@ -47,7 +46,7 @@ class GradScaler:
     def unscale_(self, ddp: DistributedDataParallel | None = None) -> None:
         """Averages the gradients and takes the scale out, once a step; `ddp.sync_gradients()` shows them."""
         if self._finite is None:
-            self._finite = self._wrapped(ddp).unscale_gradients(1.0 / self._scale)
+            self._finite = (ddp or self._ddp).unscale_gradients(1.0 / self._scale)
 
     def step(
         self, optimizer: optax.GradientTransformation, ddp: DistributedDataParallel | None = None
@@ -56,7 +55,7 @@ class GradScaler:
 
         ddp: needed only where `scale` was given gradients and not a `ddp.loss`.
         """
-        wrapped = self._wrapped(ddp)
+        wrapped = ddp or self._ddp
         if not self._enabled:
             wrapped.update_parameters(optimizer)
             return True
@@ -96,12 +95,3 @@ class GradScaler:
         self._good_steps += 1
         if self._good_steps == self._growth_interval:
             self._scale, self._good_steps = self._scale * self._growth_factor, 0
-
-    def _wrapped(self, ddp: DistributedDataParallel | None) -> DistributedDataParallel:
-        found = ddp or self._ddp
-        if found is None:
-            raise GroupError(
-                "the scaler does not know which model to update. "
-                "HINT: scale a loss made by ddp.loss(...), or pass step(optimizer, ddp)."
-            )
-        return found
