@@ -61,12 +61,14 @@ def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
 
 def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
     """What this rank says of itself; JSON."""
+    import jax
+
     return {
         "host": socket.gethostname(),
         "address": _own_address(topology),
         "port": port,
         "software": software(),
-        "devices": {"the number of devices": str(_num_devices())},
+        "devices": {"the number of devices": str(jax.local_device_count())},
         "memory_bytes": available_bytes(),
         "disk_bytes": _free_disk(folder),
     }
@@ -98,12 +100,6 @@ def read_run(words: Sequence[str]) -> dict[str, Any]:
         }
     except CyxjaxError as err:
         return nothing | {"problem": redact(str(err))}
-
-
-def _num_devices() -> int:
-    import jax
-
-    return jax.local_device_count()
 
 
 def _own_address(topology: Topology) -> str:
