@@ -111,7 +111,7 @@ _STORAGE = [
         "R33",
         "under a running job: checkpoints deleted, checkpoints or ledger swapped for a link",
         "reported; nothing is written elsewhere; the run goes on, or ends with a line",
-        ("unit/train/test_folder_taken.py",),
+        ("unit/train/test_saves.py",),
     ),
     Row(
         "R35",

@@ -97,9 +97,9 @@ unit/observe/sinks 7 0
 unit/testing 6 0
 unit/train/black_box 8 0
 unit/train/callbacks 7 0
-unit/train/config_diff 7 0
+unit/train/consistency 11 0
 unit/train/earlier_runs 6 0
-unit/train/final_state 5 0
+unit/train/saves 7 0
 unit/train/foreign_data 5 0
 unit/train/foreign_loaders 4 0
 unit/train/loss_spike 5 0

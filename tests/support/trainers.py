@@ -1,6 +1,6 @@
 """A small problem and small models that the trainer's tests share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.distributed import process_group
 from cyxjax.models.sequential import SequentialModel
+from cyxjax.train.hooks.hook import Hook, StepInfo
 
 FEATURES, CLASSES = 6, 3
+QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
 
 
 def classes(num_samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -65,8 +67,7 @@ class Line(linen.Module):
 
 def config(**values: Any) -> DistributedTrainingConfig:
     """Two quiet epochs without checkpoints, unless `values` say otherwise."""
-    quiet = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
-    return DistributedTrainingConfig(**{k: v for k, v in (quiet | values).items() if v is not None})
+    return DistributedTrainingConfig(**{k: v for k, v in (QUIET | values).items() if v is not None})
 
 
 def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any) -> Any:
@@ -75,6 +76,37 @@ def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any
 
     loss = cx.CrossEntropyLoss() if loss is None else loss
     return DistributedTrainer(model or mlp(), loss, cx.SGDOptimizer(lr), **options)
+
+
+class At(Hook):
+    """Calls `act` once, when the numbers of a step have come. counted: which of a position's steps it is."""
+
+    def __init__(self, step: int, act: Callable[[StepInfo], Any], counted: str = "step"):
+        self._step, self._act, self._counted = step, act, counted
+
+    def on_step(self, info: StepInfo) -> None:
+        if getattr(info.position, self._counted) == self._step:
+            self._step = -1
+            self._act(info)
+
+
+def lose(info: StepInfo) -> None:
+    """What an `At` does that ends its process."""
+    raise RuntimeError("lost")
+
+
+def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), **values: Any) -> Any:
+    """A trainer of one layer after a fit of `data`: by default 3 steps of 8 samples an epoch on two devices.
+
+    values: of `config`; with a run_dir, a fit into a run folder.
+    """
+    one = trainer(linen.Dense(3), callbacks=callbacks)
+    one.fit(*data, **{name: value for name, value in (QUIET | values).items() if value is not None})
+    return one
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
 def batches(x: Any, y: Any, size: int) -> Any:

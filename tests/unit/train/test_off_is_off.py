@@ -6,7 +6,6 @@ import signal
 
 import jax
 import numpy as np
-import optax
 import pytest
 import yaml
 from flax import linen
@@ -17,8 +16,6 @@ from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as checkpoint_command
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run
-from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError
 from cyxjax.launch.backend import pages, programs
@@ -26,19 +23,10 @@ from cyxjax.run_folder import LOCK
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
 from cyxjax.train.hooks.hook import Hook
-from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import X, Y, batches
+from tests.support.trainers import X, Y, batches, config, fitted, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
-SAMPLES = 24
-DATA = X[:SAMPLES], Y[:SAMPLES]
-
-
-def fit(*callbacks, **changes):
-    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=callbacks)
-    options = {"epochs": 2, "global_batch_size": 8, "checkpoint_every_n_epochs": 0}
-    trainer.fit(*DATA, config=DistributedTrainingConfig(**options | changes))
-    return trainer
+DATA = X[:24], Y[:24]
 
 
 def train(**values):
@@ -49,14 +37,22 @@ def train(**values):
         process_group.finalize()
 
 
+def everything(folder):
+    return {
+        path.relative_to(folder): (path.stat().st_mtime_ns, path.stat().st_ino)
+        for path in folder.rglob("*")
+        if (path.is_file() and path.name != LOCK) or "step_" in path.name
+    }
+
+
 def test_a_fit_keeps_compiled_programs_where_its_configuration_says(tmp_path, monkeypatch):
     monkeypatch.setenv("CYXJAX_COMPILE_CACHE", str(tmp_path / "environment"))
     monkeypatch.chdir(tmp_path)
     try:
-        fit(compile_cache="off")
+        fitted(compile_cache="off")
         assert list(tmp_path.iterdir()) == []
         jax.clear_caches()
-        fit(compile_cache=str(tmp_path / "asked"))
+        fitted(compile_cache=str(tmp_path / "asked"))
         assert [path.name for path in tmp_path.iterdir()] == ["asked"]
         assert list((tmp_path / "asked").rglob("*.program"))
     finally:
@@ -67,17 +63,9 @@ def test_a_fit_keeps_compiled_programs_where_its_configuration_says(tmp_path, mo
 def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch):
     asked = []
     monkeypatch.setattr(pages, "use", lambda word, processes_here: asked.append(word))
-    fit()
-    fit(memory_pages=yaml.safe_load("off"))
+    for words in ({}, {"memory_pages": yaml.safe_load("off")}):
+        trainer().prepare(*DATA, config=config(**words))
     assert asked == ["auto", "off"]
-
-
-def everything(folder):
-    return {
-        path.relative_to(folder): (path.stat().st_mtime_ns, path.stat().st_ino)
-        for path in folder.rglob("*")
-        if (path.is_file() and path.name != LOCK) or "step_" in path.name
-    }
 
 
 @pytest.mark.parametrize("resume", ["never", "auto"])
@@ -85,11 +73,10 @@ def test_a_fit_that_saves_nothing_leaves_an_earlier_run_s_checkpoints_as_they_ar
     tmp_path, monkeypatch, resume
 ):
     monkeypatch.chdir(tmp_path)
-    fit(checkpoint_every_n_steps=2)  # into ./checkpoints, the default
-    left_over = tmp_path / "checkpoints" / "step_00000099.tmp-ab-1"
-    left_over.mkdir()
+    fitted(checkpoint_every_n_steps=2)  # into ./checkpoints, the default
+    (tmp_path / "checkpoints" / "step_00000099.tmp-ab-1").mkdir()
     before = everything(tmp_path)
-    fit(resume=resume, epochs=3)
+    fitted(resume=resume, epochs=3)
     assert everything(tmp_path) == before
 
 
@@ -100,41 +87,35 @@ def test_a_fit_that_saves_nothing_makes_no_folder(tmp_path, monkeypatch, capsys)
         def on_step(self, info):
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    fit(Ask())
+    fitted(Ask(), verbose=True)
     assert os.listdir(tmp_path) == []
     assert "SIGUSR1 asks for a checkpoint, but they are off" in capsys.readouterr().out
 
 
-def test_a_new_run_in_the_folder_of_another_keeps_its_checkpoints_and_says_so(tmp_path, capsys):
-    fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path))
-    capsys.readouterr()
-    fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path), epochs=1)
-    assert "checkpoints of an earlier run (2, 4, 6) are kept as step_*.earlier-*" in capsys.readouterr().out
-    assert list_steps(tmp_path) == [2, 3]
-    assert checkpoint_command.main(["prune", str(tmp_path), "--keep-last", "1", "--keep-best", "0"]) == 0
-    assert len(list(tmp_path.glob("*.earlier-*"))) == 3  # nothing of ours deletes them
-    assert checkpoint_command.main(["ls", str(tmp_path)]) == 0
+def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_named(tmp_path, capsys):
+    kept = {"checkpoint_every_n_steps": 2, "checkpoint_dir": str(tmp_path / "run"), "verbose": True}
+    one = fitted(**kept)  # steps 2, 4 and 6
+    one.load_checkpoint(str(tmp_path / "run"), step=4)
+    one.fit(*DATA, config(**kept))
+    assert "checkpoints of this run (6) are kept as step_*.abandoned-*" in capsys.readouterr().out
+    fitted(**kept, epochs=1)
+    assert "of an earlier run (2, 4, 6) are kept as step_*.earlier-*" in capsys.readouterr().out
+    assert list_steps(tmp_path / "run") == [2, 3]
+    words = [str(tmp_path / "run")]
+    assert checkpoint_command.main(["prune", *words, "--keep-last", "1", "--keep-best", "0"]) == 0
+    assert len(list((tmp_path / "run").glob("*.earlier-*"))) == 3  # nothing of ours deletes them
+    assert checkpoint_command.main(["ls", *words]) == 0
     assert "of an earlier run in this folder" in capsys.readouterr().out
-
-
-def test_a_run_that_goes_back_to_an_earlier_step_says_what_becomes_of_the_later_ones(tmp_path, capsys):
-    trainer = fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path))
-    trainer.load_checkpoint(str(tmp_path), step=4)
-    capsys.readouterr()
-    trainer.fit(
-        *DATA,
-        config=DistributedTrainingConfig(
-            epochs=2, global_batch_size=8, checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path)
-        ),
-    )
-    said = capsys.readouterr().out
-    assert "Later checkpoints of this run (6) are kept as step_*.abandoned-*" in said
+    with Checkpointer(tmp_path / "mine") as other:
+        other.save(50, {"x": np.zeros(2)})
+    one.save_checkpoint(str(tmp_path / "mine"))
+    assert list_steps(tmp_path / "mine") == [6]  # the newest, and what load_checkpoint takes
+    assert len(list((tmp_path / "mine").glob("step_00000050.earlier-*"))) == 1
 
 
 def test_an_experiment_that_is_refused_has_not_rewritten_its_configuration(tmp_path):
     words = {"run_dir": str(tmp_path / "run"), "epochs": 1, "max_steps": 2, "verbose": False}
-    model = {"name": "mlp", "options": {"hidden": [4]}}
-    train(**words, model=model)
+    train(**words, model={"name": "mlp", "options": {"hidden": [4]}})
     before = everything(tmp_path)
     with pytest.raises(CheckpointError, match="Dense_0"):
         train(**words, model={"name": "mlp", "options": {"hidden": [5]}})
@@ -158,15 +139,6 @@ def test_the_commands_look_where_the_configuration_says(tmp_path, capsys):
     assert "behind: the record ends 1 steps before the checkpoint of step 3" in capsys.readouterr().out
 
 
-def test_saving_beside_later_steps_keeps_them(tmp_path):
-    trainer = fit(checkpoint_every_n_steps=2, checkpoint_dir=str(tmp_path / "run"))
-    with Checkpointer(tmp_path / "mine") as other:
-        other.save(50, {"x": np.zeros(2)})
-    trainer.save_checkpoint(str(tmp_path / "mine"))
-    assert list_steps(tmp_path / "mine") == [6]
-    assert len(list((tmp_path / "mine").glob("step_00000050.earlier-*"))) == 1
-
-
 class FailsInTraining(linen.Module):
     @linen.compact
     def __call__(self, x, train: bool = False):
@@ -175,13 +147,11 @@ class FailsInTraining(linen.Module):
 
 @pytest.mark.parametrize("given", [DATA, (batches(*DATA, 8),)], ids=["arrays", "loader"])
 def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp_path, given):
-    config = DistributedTrainingConfig(
-        epochs=1, checkpoint_every_n_epochs=1, checkpoint_dir=str(tmp_path / "run")
-    )
-    DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
+    kept = config(epochs=1, checkpoint_every_n_epochs=1, checkpoint_dir=str(tmp_path / "run"))
+    trainer(linen.Dense(3)).fit(*given, config=kept)
     before = everything(tmp_path)
     with pytest.raises(TypeError, match=r"\(5, 5\)"):
-        DistributedTrainer(FailsInTraining(), CrossEntropyLoss(), optax.sgd(0.1)).fit(*given, config=config)
+        trainer(FailsInTraining()).fit(*given, config=kept)
     assert len(before) > 1
     assert everything(tmp_path) == before
 
@@ -196,8 +166,5 @@ def test_a_disk_that_is_full_at_the_start_costs_one_line(tmp_path, monkeypatch, 
     words = ["--model.options.hidden", "[4]", "--run-dir", "out", "--optimizer.name", "sgd", "--no-verbose"]
     assert main(words) == 1
     *_, line = capsys.readouterr().err.splitlines()
-    assert line.endswith(
-        "run_dir=out: No space left on device. HINT: free space there, or name another run_dir."
-    )
-    assert "Traceback" not in line
+    assert "run_dir=out: No space left on device. HINT: " in line
     assert not list((tmp_path / "out").rglob("step_*"))

@@ -1,0 +1,129 @@
+"""Saves that fail, and a folder that changes under its run: tried again, said, and written nowhere else."""
+
+import os
+
+import pytest
+
+from cyxjax.checkpoint import checkpointer as saves
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.store import StepStore
+from cyxjax.cli import audit
+from cyxjax.cli import main as cli
+from cyxjax.distributed import process_group
+from cyxjax.errors import EXIT_USER_ERROR, DataError, NotSavedError
+from cyxjax.train.hooks import saving
+from tests.support.trainers import At, X, Y, config, fitted, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+KEPT = {"checkpoint_every_n_steps": 2}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(saves, "_RETRY_S", 0.01)
+    monkeypatch.setattr(saving, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(saving, "HURRIED_S", 0.5)
+
+
+def fail(monkeypatch, writes):
+    """Lets the writes of these numbers, counted from 1, fail; the list of steps that were tried."""
+    real, tried = StepStore.write, []
+
+    def write(self, snapshot):
+        tried.append(snapshot.step)
+        if len(tried) in writes:
+            raise OSError(28, "No space left on device")
+        real(self, snapshot)
+
+    monkeypatch.setattr(StepStore, "write", write)
+    return tried
+
+
+def test_no_room_for_the_final_state_is_an_error_and_the_parameters_stay(tmp_path, monkeypatch):
+    tried, one = fail(monkeypatch, range(2, 10**6)), trainer()
+    with pytest.raises(NotSavedError, match=r"step 6.* .*OSError: \[Errno 28\]"):
+        one.fit(X[:24], Y[:24], config(checkpoint_dir=str(tmp_path / "run"), **KEPT))
+    assert tried[:3] == [2, 4, 6]
+    assert set(tried[3:]) == {6}
+    assert len(tried) > 5  # again and again
+    assert list_steps(tmp_path / "run") == [2]
+    monkeypatch.undo()
+    one.save_checkpoint(str(tmp_path / "elsewhere"))
+    assert list_steps(tmp_path / "elsewhere") == [6]
+
+
+def test_room_that_comes_back_in_time_is_used(tmp_path, monkeypatch, caplog):
+    tried = fail(monkeypatch, (3, 4, 5))
+    fitted(checkpoint_dir=str(tmp_path), **KEPT)
+    assert tried == [2, 4, 6, 6, 6, 6]
+    assert list_steps(tmp_path) == [2, 4, 6]
+    assert len(caplog.records) == 2  # not saved; is tried again: not a line for each time
+
+
+def test_the_last_save_is_tried_whatever_became_of_those_before(tmp_path, monkeypatch):
+    tried = fail(monkeypatch, (1, 2, 3))  # three in a row: one more in the middle would have been an error
+    fitted(checkpoint_dir=str(tmp_path), **KEPT | {"checkpoint_every_n_steps": 3}, epochs=4, max_steps=10)
+    assert tried == [3, 6, 9, 10]
+    assert list_steps(tmp_path) == [10]
+
+
+def test_the_command_says_it_last_and_does_not_end_well(tmp_path, monkeypatch, capsys):
+    process_group.finalize()  # the command makes its own
+    fail(monkeypatch, range(1, 10**6))
+    words = ["--run-dir", str(tmp_path / "run"), "--max-steps", "2", "--optimizer.name", "sgd"]
+    assert cli.main(["train", *words]) == EXIT_USER_ERROR
+    shown = capsys.readouterr()
+    assert "Test: loss" in shown.out
+    assert "The final state (step 2) could not be saved" in shown.err.splitlines()[-1]
+
+
+# ---- a folder that changes ---------------------------------------------------------------------------------
+
+
+def run(folder, step, act, **changes):
+    fitted(
+        At(step, lambda info: act()), run_dir=str(folder), steps_in_flight=1, report=False, **KEPT, **changes
+    )
+
+
+def test_checkpoints_swapped_for_a_link_are_noticed_and_the_target_is_untouched(tmp_path, caplog):
+    target, folder = tmp_path / "target", tmp_path / "run" / "checkpoints"
+    target.mkdir()
+
+    def swap():
+        folder.rename(folder.with_name("moved"))
+        folder.symlink_to(target)
+
+    with pytest.raises(NotSavedError, match="checkpoints .*target"):
+        run(tmp_path / "run", 3, swap)
+    assert os.listdir(target) == []
+    assert "nothing is written there" in caplog.text
+
+
+def test_deleted_checkpoints_are_made_again(tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    run(tmp_path / "run", 5, lambda: folder.rename(tmp_path / "gone"), epochs=3)
+    assert list_steps(folder)[-1] == 9
+
+
+def link_the_ledger(folder):
+    (folder / "target").write_text("mine")
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / "ledger.jsonl").unlink(missing_ok=True)
+    (folder / "run" / "ledger.jsonl").symlink_to(folder / "target")
+
+
+def test_a_ledger_that_is_a_link_is_refused_at_the_start(tmp_path):
+    link_the_ledger(tmp_path)
+    with pytest.raises(DataError, match=r"ledger\.jsonl"):
+        run(tmp_path / "run", 1, lambda: None)
+    assert (tmp_path / "target").read_text() == "mine"
+    assert list_steps(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_ledger_swapped_for_a_link_is_told_and_not_followed(tmp_path, capsys):
+    run(tmp_path / "run", 3, lambda: link_the_ledger(tmp_path))
+    assert "ledger.jsonl was not written" in capsys.readouterr().err
+    assert (tmp_path / "target").read_text() == "mine"
+    with pytest.raises(DataError, match="is a link"):
+        audit.main([str(tmp_path / "run")])
