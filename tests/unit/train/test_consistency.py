@@ -1,97 +1,224 @@
-"""What a resumed run says of data and code that changed since its checkpoint."""
+"""What a resume says of a configuration, data and code that changed, and what ranks that differ are told."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
+import optax
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.errors import DesyncError
+from cyxjax.config.load import load_config
+from cyxjax.errors import DesyncError, OtherStateError
 from cyxjax.train import comparison, fingerprints
+from cyxjax.train.comparison import changed_keys
+from cyxjax.train.experiment import run
 from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.fingerprints import Facts, config_of
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import X, Y, config, mlp, trainer
+from tests.support.trainers import VAL, X, Y, config, trainer
 
-pytestmark = pytest.mark.usefixtures("two_devices")
+SAID = "the configuration changed since the checkpoint: "
+FILE = """
+model: {name: mlp, options: {hidden: [8]}}
+data: {name: digits}
+optimizer: {name: momentum, lr: 0.01}
+schedule: {name: constant}
+epochs: 1
+max_steps: 2
+global_batch_size: 64
+verbose: false
+report: false
+max_eval_batches: 1
+"""
 
 
-def fit(folder, x=X, y=Y, **values):
-    trainer().fit(
-        x, y, config(checkpoint_dir=str(folder), checkpoint_every_n_epochs=1, resume="auto", **values)
+class Affine(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x)
+
+
+def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X, Y), **values):
+    one = DistributedTrainer(
+        model or Affine(),
+        cx.CrossEntropyLoss(),
+        optimizer or cx.SGDOptimizer(0.1),
+        callbacks=callbacks,
+        augment=augment,
     )
+    kept = {"checkpoint_dir": str(folder), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+    return one.fit(*data, config(**kept | values))
 
 
-def test_a_resume_on_the_same_data_and_code_says_nothing(tmp_path, capsys):
-    fit(tmp_path, epochs=1)
-    fit(tmp_path, epochs=2)
-    assert "WARNING" not in capsys.readouterr().err
-    step = list_steps(tmp_path)[-1]
-    kept = read_manifest(step_folder(tmp_path, step)).meta[comparison.META]
+# ---- a resume ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_folder_is_told_what_is_other_and_where_it_matters(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(FILE)
+
+    def said(*words):
+        run(load_config(["--config", "x.yaml", *words]))
+        return [line.partition(SAID)[2] for line in capsys.readouterr().err.splitlines() if SAID in line]
+
+    assert said() == []
+    assert said("--max-steps", "3", "--sinks", "csv") == []  # how far and what is seen is no other training
+    other = ["--optimizer.lr", "0.02", "--seed", "7", "--optimizer.options.nesterov", "true"]
+    assert said("--max-steps", "4", *other) == [
+        "seed was 42, is 7.",
+        "optimizer.options.nesterov was not given, is True.",
+        "optimizer.lr was 0.01, is 0.02.",
+    ]
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_resume_names_other_data_and_another_rate_and_says_nothing_of_the_same(tmp_path, capsys):
+    for epochs in (1, 2):
+        fit(tmp_path, epochs=epochs)
+        assert "WARNING" not in capsys.readouterr().err
+    kept = read_manifest(step_folder(tmp_path, list_steps(tmp_path)[-1])).meta[comparison.META]
     assert kept["data"]["training data"]["samples"] == len(X)
     assert "the code of cyxjax/core" in kept["code"]
     assert len(json.dumps(kept)) < 8000  # in every manifest
-
-
-def test_a_resume_on_other_data_names_what_changed(tmp_path, capsys):
-    fit(tmp_path, epochs=1)
-    other = Y.copy()
-    other[0] = (other[0] + 1) % 3
-    fit(tmp_path, y=other, epochs=2)
+    other = np.where(np.arange(len(Y)) == 0, (Y + 1) % 3, Y)
+    # All its epochs are done, and it says so all the same.
+    fit(tmp_path, epochs=2, data=(X, other), optimizer=cx.SGDOptimizer(0.05))
     said = capsys.readouterr().err
-    assert "WARNING: the training data changed since the checkpoint: sample 0: int32[1]" in said
-    assert said.count("WARNING: the training data changed") == 1
+    assert said.count("WARNING: the training data changed since the checkpoint: sample 0: int32[1]") == 1
+    assert f"{SAID}optimizer.lr was 0.1, is 0.05." in said
+    assert said.count("WARNING") == 2
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, capsys, monkeypatch):
     own = {"nets": ("1" * 12, "/home/me/nets.py"), "blocks": ("2" * 12, "/home/me/blocks.py")}
     for module in (comparison, fingerprints):
         monkeypatch.setattr(module, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
     own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
-    trainer().load_checkpoint(str(tmp_path))
+    trainer(Affine()).load_checkpoint(str(tmp_path))
     assert "WARNING" not in capsys.readouterr().err
     own["blocks"] = "4" * 12, "/home/me/blocks.py"
-    trainer().load_checkpoint(str(tmp_path))
+    trainer(Affine()).load_checkpoint(str(tmp_path))
     said = capsys.readouterr().err
     assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: what is loaded" in said
     assert "nets.py" not in said
-    assert "HINT: go back to the code of then" in said
-    rooms = comparison.code_facts() | {"the code of cyxjax/core": "0" * 12}
-    monkeypatch.setattr(comparison, "code_facts", lambda: rooms)
+    parts = comparison.code_facts() | {"the code of cyxjax/core": "0" * 12}
+    monkeypatch.setattr(comparison, "code_facts", lambda: parts)
     fit(tmp_path, epochs=2)
     said = capsys.readouterr().err
     assert "WARNING: changed since the checkpoint: the code of cyxjax/core, /home/me/blocks.py." in said
 
 
-def test_shapes_of_a_batch_are_known_without_reading_one():
-    class Counted:
-        reads = 0
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"a": 1, "old": None}, {"a": 1, "new": 3, "old": ()}, []),
+        (
+            {"model": {"name": "mlp", "options": {}}},
+            {"model": {"name": "cnn", "options": {}}},
+            ["model.name"],
+        ),
+        ({"epochs": 2}, {"epochs": 3}, []),
+        # A decay to the end of the run is another one where the end is.
+        ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": None}}, ["epochs"]),
+        ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": 9}}, []),
+        ({"comm_options": {"rank": 2}}, {"comm_options": {"rank": 4}}, ["comm_options.rank"]),
+        (None, {"a": 1}, []),
+        (
+            {"max_grad_norm": None, "lora": None, "betas": (0.9, 0.99)},
+            {"max_grad_norm": 1.0, "lora": {"rank": 2}, "betas": [0.9, 0.99], "later": 1},
+            ["max_grad_norm", "lora.rank"],
+        ),
+        ({}, {"model": {"options": {"hidden": [8]}}}, []),  # the first run of all
+        # What another version of jax names, and what one of both does not name, is not known.
+        ({"a": 1, "augment": "a function 1 (jax 1)"}, {"a": 1, "augment": "a function 2 (jax 2)"}, []),
+        ({"a": 1}, {"a": 1, "augment": "none"}, []),
+        ({"a": 1, "augment": "none"}, {"a": 1}, []),
+    ],
+)
+def test_what_is_compared(then, now, said):
+    found = [line.removeprefix(SAID).split(" was ")[0] for line in changed_keys(then, now)]
+    assert found == said
 
-        def __len__(self):
-            return 60
 
-        def take(self, indices):
-            self.reads += len(indices)
-            return X[indices], Y[indices]
+def made(rule, *callbacks, **values):
+    """What is known of the configuration of a program."""
+    return config_of(values, SimpleNamespace(optimizer=rule, callbacks=callbacks))
 
-    data = Counted()
-    one = fingerprints.OneSample(data)
-    inputs, targets = one.take(np.arange(16))
-    assert (inputs.shape, targets.shape, data.reads, len(one)) == ((16, 6), (16,), 1, 60)
+
+def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
+    scheduled = made(cx.SGDOptimizer(lambda step: 0.1))["optimizer"]
+    assert (scheduled["name"], "lr" in scheduled) == ("SGDOptimizer", False)
+    adam = made(cx.AdamOptimizer(0.1), cx.EarlyStopping(1), cx.EMA())
+    assert adam["callbacks"] == "EMA"  # the other is no part of the step
+    assert adam["optimizer"].items() >= {"name": "AdamOptimizer", "lr": 0.1, "betas": (0.9, 0.999)}.items()
+    assert made(optax.sgd(0.1)) == {"callbacks": "none"}
+    assert made(cx.SGDOptimizer(0.1), optimizer={"lr": 1}) == {"optimizer": {"lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (
+            {},
+            {"optimizer": cx.MomentumOptimizer(0.2)},
+            "optimizer.name was 'SGD.*', is 'Momentum.*'",
+        ),
+        ({}, {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}, "optimizer.momentum was 0.0, is 0.9 .*trace"),
+        ({}, {"callbacks": [cx.EMA()]}, "callbacks was 'none', is 'EMA'"),
+        ({}, {"comm": "local_sgd"}, "comm was 'mean', is 'local_sgd'"),
+        ({}, {"precision": "float16"}, "precision was 'float32', is 'float16'"),
+        ({"optimizer": optax.sgd(0.1)}, {"optimizer": optax.sgd(0.1, 0.9)}, r"its model or optimizer \("),
+        ({}, {"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, r"its model or optimizer \(.*params/"),
+        ({}, {"data": (X[:, :5], Y)}, r"a sample was .*6.*float32.*, is .*5.*float32"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, said, tmp_path):
+    fit(tmp_path, epochs=1, **first)
+    with pytest.raises(OtherStateError) as refused:
+        fit(tmp_path, epochs=2, **then)
+    text = str(refused.value)
+    assert re.search(f"^the checkpoint is of another run than this: .*{said}", text), text
+    assert f"init_from: {tmp_path}" in text
+    assert len(text) < 600
+
+
+def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
+    def measure(max_steps, **metrics):
+        one = trainer(Affine(), metrics=cx.Metrics(metrics))
+        kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1, "resume": "auto"}
+        return one.fit(X, Y, *VAL, config(epochs=1, batch_size=1, max_steps=max_steps, **kept))
+
+    measure(1, ones=lambda o, t: o[:, 0] * 0 + 1)
+    history = measure(None, twos=lambda o, t: o[:, 0] * 0 + 2)
+    assert history.metrics["train_twos"] == [2.0]  # 1.87 with the sums of the other
+
+
+def test_another_augment_is_told(tmp_path, capsys):
+    for epochs, augment in enumerate([None, None, lambda key, x: x * 2, lambda key, x: x * 3], 1):
+        fit(tmp_path, optimizer=optax.sgd(0.1), augment=augment, epochs=epochs)
+        lines = [line for line in capsys.readouterr().err.splitlines() if "augment" in line]
+        assert len(lines) == (epochs > 2)
+    assert re.search(r"augment was 'a function \w{12} \(jax .*\)', is 'a function \w{12} \(jax", lines[0])
+
+
+# ---- ranks -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
+@pytest.mark.usefixtures("two_devices")
 def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypatch):
     """Each rank takes its share of what it was given: of unlike arrays the parts belong to no one set."""
-    one = trainer()
+    one, notes = trainer(), []
     one.fit(X, Y, config())
     run = (lambda x: one.evaluate(x, Y[: len(x)])) if call == "evaluate" else one.predict
-    notes = []
-    group = SimpleNamespace(topology=SimpleNamespace(world_size=2, is_master=True))
-    monkeypatch.setattr(one, "_group", group)
+    monkeypatch.setattr(one, "_group", ranks(2))
     monkeypatch.setattr(
         comparison, "agree", lambda group, call, note: notes.append(note) or notes[:1] + [note]
     )
@@ -103,8 +230,8 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
         run(X + 1)
 
 
-def batches(x, y=None):
-    return [(x[i : i + 8], (Y if y is None else y)[i : i + 8]) for i in range(0, len(x), 8)]
+def ranks(world_size):
+    return SimpleNamespace(topology=SimpleNamespace(world_size=world_size, is_master=True))
 
 
 def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch):
@@ -112,19 +239,17 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     told = []
     monkeypatch.setattr(comparison, "agree", lambda group, call, note: told.append(note) or told)
     monkeypatch.setattr(comparison, "compare_facts", lambda *facts: None)
-    ranks = SimpleNamespace(topology=SimpleNamespace(world_size=2))
 
-    def start(loader):
-        data = FitData(loader, None, False, first=(loader[0],))
-        comparison.compare_ranks(ranks, fingerprints.Facts({}), data, None)
+    def start(x, y):
+        comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=((x, y),)), None)
 
-    start(batches(X))
-    start(batches(X[8:], Y[8:]))
+    start(X[:8], Y[:8])
+    start(X[8:16], Y[8:16])
     with pytest.raises(DesyncError, match="loaders .* 0 .* 2 .*DistributedSampler"):
-        start(batches(X.copy()))
+        start(X[:8].copy(), Y[:8])
     told.clear()
     for _ in range(2):  # rows that are all alike tell of no rank
-        start(batches(np.ones((16, 3), np.float32), np.zeros(16, np.int32)))
+        start(np.ones((8, 3), np.float32), np.zeros(8, np.int32))
 
 
 def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused():
@@ -136,22 +261,25 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),
-    [("optimizer", cx.SGDOptimizer(0.2)), ("callbacks", cx.EMA())],
+    ("other", "said"),
+    [
+        ({"config": made(cx.SGDOptimizer(0.2))}, "optimizer .*configuration"),
+        ({"config": made(cx.SGDOptimizer(0.1), cx.EMA())}, "callbacks .*configuration"),
+        ({"exact": {"canary": "d"}}, r"canary .*\bc\b.*\bd\b"),
+        ({"step": "b"}, r"program .*\ba\b.*\bb\b"),
+    ],
 )
-def test_ranks_whose_optimizer_or_callbacks_differ_are_named_it(name, other, monkeypatch):
-    """Their compiled steps differ too, and a digest of a program names nothing."""
-    given = {"optimizer": cx.SGDOptimizer(0.1), "callbacks": []}
-    given_elsewhere = given | {name: [other] if name == "callbacks" else other}
-    facts, elsewhere = (
-        DistributedTrainer(mlp(), cx.CrossEntropyLoss(), **one).prepare(X, Y, config=config()).facts
-        for one in (given, given_elsewhere)
-    )
-    notes = [
-        {"config": fingerprints.equal_on_ranks(one.config), "data": {}, "step": step, "exact": {}}
-        for one, step in ((facts, "a"), (elsewhere, "b"))
-    ]
-    monkeypatch.setattr(comparison, "agree", lambda *call, **note: notes)
-    group = SimpleNamespace(topology=SimpleNamespace(is_master=True))
-    with pytest.raises(DesyncError, match=f"{name} .*configuration"):
-        comparison.compare_facts(group, facts, "a")
+def test_ranks_that_differ_are_named_it(other, said, monkeypatch):
+    """Where optimizers differ, their compiled steps do too, and a digest of a program names nothing."""
+    facts = Facts(made(cx.SGDOptimizer(0.1)), exact={"canary": "c"})
+    elsewhere = {
+        "config": facts.config,
+        "exact": facts.exact,
+        "step": "b" if "config" in other else "a",
+    } | other
+    elsewhere |= {"config": fingerprints.equal_on_ranks(elsewhere["config"]), "data": {}}
+    monkeypatch.setattr(comparison, "agree", lambda group, what, note: [note, note])
+    comparison.compare_facts(ranks(2), facts, "a")
+    monkeypatch.setattr(comparison, "agree", lambda group, what, note: [note, elsewhere])
+    with pytest.raises(DesyncError, match=said):
+        comparison.compare_facts(ranks(2), facts, "a")
