@@ -16,50 +16,35 @@ EPOCH = EpochInfo(Position(8, 1), {}, {})
 MOMENT = RunState(Position(8, 1), None, None)
 
 
-class Says(cx.Callback):
-    """Stops at `where`."""
-
-    def __init__(self, where: str = ""):
-        self._where = where
-
-    def on_start(self, moment):
-        return self._where == "on_start"
-
-    def on_step(self, info):
-        return self._where == "on_step"
-
-    def on_epoch(self, info):
-        return self._where == "on_epoch"
-
-    def on_evaluation(self, info):
-        return self._where == "on_evaluation"
+def says(*names, answer=True):
+    """A callback of the user's that answers so at these moments."""
+    return type("Says", (cx.Callback,), {name: lambda self, value: answer for name in names})()
 
 
 def joined(*hooks, others=False, calls=None):
     """Hooks of a rank; `others`: what the other rank says."""
-    calls = [] if calls is None else calls
-    history = DistributedTrainingHistory()
-    return CompositeCallback(
-        list(hooks), history, lambda *call: calls.append(call) or call[1] or others
-    ), history
+    history, calls = DistributedTrainingHistory(), [] if calls is None else calls
+    any_rank = lambda *call: calls.append(call) or call[1] or others  # noqa: E731
+    return CompositeCallback(list(hooks), history, any_rank), history
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("on_start", MOMENT), ("on_epoch", EPOCH), ("on_evaluation", EPOCH)]
 )
 def test_what_one_rank_says_outside_of_steps_counts_on_all(name, value):
-    for mine, theirs in ((name, False), ("", True)):
-        hook, history = joined(Says(), Says(mine), others=theirs, calls=(calls := []))
+    no = says(name, answer=False)
+    for mine, theirs in ((True, False), (False, True)):
+        hook, history = joined(no, says(name, answer=mine), others=theirs, calls=(calls := []))
         assert getattr(hook, name)(value)
         assert history.stopped_by == "callback"
-        assert calls == [(f"{name} of the callbacks, after step 8", bool(mine))]  # one exchange for all hooks
-    hook, history = joined(Says(), Says())
+        assert calls == [(f"{name} of the callbacks, after step 8", mine)]  # one exchange for all hooks
+    hook, history = joined(no, no)
     assert not getattr(hook, name)(value)
     assert history.stopped_by == ""
 
 
 def test_what_one_rank_says_at_a_step_is_sent_along_and_stops_none_alone():
-    hook, history = joined(Says("on_step"), calls=(calls := []))
+    hook, history = joined(says("on_step"), calls=(calls := []))
     assert hook.ask() == (0.0, False)
     assert not hook.on_step(STEP)
     assert (calls, history.stopped_by) == ([], "")
@@ -111,18 +96,14 @@ def test_states_go_through_the_hooks_that_want_them():
 
 
 def test_no_rank_is_asked_for_hooks_that_are_ours_or_say_nothing():
-    class Watches(cx.Callback):
-        def wants_state(self, position, asked_to_save):
-            return False
-
-    for quiet in ([EarlyStopping(1)], [Watches(), EarlyStopping(1)], []):
+    for quiet in ([EarlyStopping(1)], [says("wants_state"), EarlyStopping(1)], []):
         assert hooks_of(quiet, DistributedTrainingHistory(), None, None) == quiet
-    (one,) = hooks_of([EarlyStopping(1), Says()], DistributedTrainingHistory(), None, None)
+    (one,) = hooks_of([EarlyStopping(1), says("on_step")], DistributedTrainingHistory(), None, None)
     assert isinstance(one, CompositeCallback)
 
 
 @pytest.mark.usefixtures("two_devices")
 def test_a_run_that_a_callback_ended_says_so():
-    history = trainer(callbacks=[Says("on_step")]).fit(X, Y, config(batch_size=1))
+    history = trainer(callbacks=[says("on_step")]).fit(X, Y, config(batch_size=1))
     # Told of steps 1 to 4 when 8 are under way; sent along with step 9, which is told of at step 16 of 30.
     assert (history.stopped_by, history.num_steps, history.train_losses) == ("callback", 16, [])

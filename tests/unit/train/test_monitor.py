@@ -47,19 +47,16 @@ def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_r
     # `margin` falls from epoch to epoch: the first is the best. Minimised, the last would be kept.
     own = metrics(margin="max") if said == "metric" else metrics()
     mode = "max" if said == "mode" else None
-    path, folder = (
-        str(tmp_path / "best"),
-        {"checkpoint_dir": str(tmp_path / "run"), "checkpoint_every_n_epochs": 1},
-    )
-    best = lambda: cx.BestCheckpoint(path, "val_margin", mode=mode)  # noqa: E731
-    fitted(best(), own=own, epochs=2, **folder)
-    history = fitted(best(), own=own, epochs=4, resume="must", **folder)
-    assert len(history.metrics["val_margin"]) == 4
+    path, folder = str(tmp_path / "best"), {"checkpoint_dir": str(tmp_path / "run")}
+    for epochs, resume in ((2, "never"), (4, "must")):
+        best = cx.BestCheckpoint(path, "val_margin", mode=mode)
+        history = fitted(best, own=own, epochs=epochs, resume=resume, checkpoint_every_n_epochs=1, **folder)
+    margins = history.metrics["val_margin"]
+    assert len(margins) == 4
     kept = trainer(metrics=own)
     kept.load_checkpoint(path)
-    assert kept.evaluate_metrics(*WRONG)["margin"] == pytest.approx(
-        history.metrics["val_margin"][0], rel=1e-5
-    )
+    assert kept.history.metrics["val_margin"] == margins[:1]
+    assert kept.evaluate_metrics(*WRONG)["margin"] == pytest.approx(margins[0], rel=1e-5)
 
 
 @pytest.mark.parametrize(("mode", "epochs"), [("max", 3), ("min", 6)])
@@ -90,31 +87,20 @@ def test_unknown_names_and_directions_are_refused(monitor, said):
         Watchable(metrics()).find(monitor)
 
 
-CALLBACKS = {
-    "stopping": lambda name: cx.EarlyStopping(3, name),
-    "plateau": lambda name: cx.ReduceLROnPlateau(monitor=name),
-    "best": lambda name: cx.BestCheckpoint(monitor=name),
-}
-
-
-@pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
-def test_callbacks_are_refused_before_anything_is_written(tmp_path, make, monkeypatch):
+@pytest.mark.parametrize("make", [cx.EarlyStopping, cx.ReduceLROnPlateau, cx.BestCheckpoint, None])
+def test_what_is_not_measured_is_refused_before_anything_is_written(tmp_path, make, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+    def fit(monitor, *data, **values):
+        callbacks, named = ([make(monitor=monitor)], {}) if make else ((), {"monitor": monitor})
+        trainer(callbacks=callbacks).fit(X, Y, *data, config(checkpoint_every_n_epochs=1, **named | values))
+
     with pytest.raises(ConfigError, match="'val_los'.*'val_loss'"):
-        trainer(callbacks=[make("val_los")]).fit(X, Y, *VAL, config(checkpoint_every_n_epochs=1))
+        fit("val_los", *VAL)
     with pytest.raises(ConfigError, match="'val_loss'.*'train_loss'"):
-        trainer(callbacks=[make("val_loss")]).fit(X, Y, config(checkpoint_every_n_epochs=1))
-    assert not list(tmp_path.iterdir())
-
-
-def test_configurations_are_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for values, said in (
-        ({"monitor": "val_los"}, "'val_los'.*'val_loss'"),
-        ({"early_stopping_patience": 2, "evaluate_every_n_epochs": 0}, "'val_loss'.*evaluations"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            trainer().fit(X, Y, *VAL, config(checkpoint_every_n_epochs=1, **values))
+        fit("val_loss", early_stopping_patience=2)
+    with pytest.raises(ConfigError, match="'val_loss'.*evaluations"):
+        fit("val_loss", *VAL, early_stopping_patience=2, evaluate_every_n_epochs=0)
     assert not list(tmp_path.iterdir())
     assert len(trainer().fit(X, Y, config()).train_losses) == 2  # nothing waits for the default's val_loss
 
