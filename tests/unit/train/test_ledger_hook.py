@@ -8,16 +8,10 @@ import shutil
 from pathlib import Path
 
 import jax
-import numpy as np
-import optax
 import pytest
-from flax import linen
 
 from cyxjax.cli import audit
-from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import load_config
-from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan
 from cyxjax.data.ledger_file import read_ledger
@@ -30,32 +24,23 @@ from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import use_devices
+from tests.support.trainers import X, Y, batches, fitted, use_devices
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
 OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_0_2_0"
 ONE_SAVE = {"global_batch_size": None, "checkpoint_every_n_steps": 100, "verbose": True}
 
 
-@pytest.fixture(autouse=True)
-def no_group_is_left():
-    yield
-    process_group.finalize()
-
-
-def data():
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(SAMPLES, 4)).astype(np.float32), rng.integers(0, 3, SAMPLES).astype(np.int32)
-
-
 def fit(folder, replicas=None, **changes):
     if replicas is not None:
         use_devices(replicas)
-    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
-    options = {"epochs": 3, "global_batch_size": 16, "run_dir": str(folder), "checkpoint_every_n_steps": 5}
-    trainer.fit(*data(), config=TrainConfig(**{"verbose": False} | options | changes))
-    return trainer
+    options = {"epochs": 3, "batch_size": None, "global_batch_size": 16, "checkpoint_every_n_steps": 5}
+    return fitted(data=(X[:SAMPLES], Y[:SAMPLES]), run_dir=str(folder), **options | changes)
+
+
+def places(folder):
+    """(epoch, first, stop) of each recorded span."""
+    return [record.span[:3] for record in read_ledger(folder / "ledger.jsonl").records]
 
 
 def tamper(monkeypatch, bad_step, change):
@@ -79,18 +64,31 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "3 epochs of 50 samples, 150 in all" in shown
     assert "every sample came once per epoch" in shown
-    # a span ends at every save (steps 5, 7, 10 and the ends of epochs) and at the end of an epoch
+    # a span ends at every save (steps 5, 7, 10 and the end) and at the end of an epoch
     assert places(tmp_path) == [(0, 0, 50), (1, 0, 16), (1, 16, 48), (1, 48, 50), (2, 0, 32), (2, 32, 50)]
+    *lines, last = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    changed = json.dumps(json.loads(last) | {"sum": "0" * 16})
+    (tmp_path / "ledger.jsonl").write_text("\n".join([*lines, changed]) + "\n")
+    assert audit.main([str(tmp_path)]) == 1
+    assert "the checkpoint of step 12 was trained on other samples" in capsys.readouterr().out
 
 
-def test_steps_made_again_count_once(tmp_path, capsys):
+def test_steps_made_again_count_once_and_damage_is_mended_at_the_resume(tmp_path, capsys):
     fit(tmp_path, max_steps=7)
     # As if it had died before the save at its end: the save of step 5 is the newest.
     (newest,) = (tmp_path / "checkpoints").glob("step_*7")
     newest.rename(tmp_path / "gone")
-    fit(tmp_path)
+    fit(tmp_path, max_steps=11)
     assert audit.main([str(tmp_path)]) == 0
-    assert "14 steps, 2 of them made again after a restart" in capsys.readouterr().out
+    assert "13 steps, 2 of them made again after a restart" in capsys.readouterr().out
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2].replace('"samples": 16', '"samples": 17')
+    path.write_text("\n".join(lines) + "\n")
+    assert audit.main([str(tmp_path)]) == 1
+    fit(tmp_path, verbose=True)
+    assert "11 steps before the checkpoint; they were written again" in capsys.readouterr().out
+    assert audit.main([str(tmp_path)]) == 0
 
 
 def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch, capsys):
@@ -105,15 +103,6 @@ def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch,
     assert len(lines) == 2
 
 
-def test_a_checkpoint_of_another_past_is_found(tmp_path, capsys):
-    fit(tmp_path)
-    *lines, last = (tmp_path / "ledger.jsonl").read_text().splitlines()
-    changed = json.dumps(json.loads(last) | {"sum": "0" * 16})
-    (tmp_path / "ledger.jsonl").write_text("\n".join([*lines, changed]) + "\n")
-    assert audit.main([str(tmp_path)]) == 1
-    assert "the checkpoint of step 12 was trained on other samples" in capsys.readouterr().out
-
-
 def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys):
     fit(tmp_path, max_steps=6)  # two steps into epoch 1
     fit(tmp_path, seed=1, verbose=True)
@@ -124,35 +113,19 @@ def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys)
     assert "reordered: the order was changed after 32 samples of epoch 1" in capsys.readouterr().out
 
 
-def test_damage_in_the_middle_is_mended_at_the_resume(tmp_path, capsys):
-    fit(tmp_path, max_steps=11)
-    path = tmp_path / "ledger.jsonl"
-    lines = path.read_text().splitlines()
-    lines[2] = lines[2].replace('"samples": 16', '"samples": 17')
-    path.write_text("\n".join(lines) + "\n")
-    assert audit.main([str(tmp_path)]) == 1
-    fit(tmp_path, verbose=True)
-    assert "11 steps before the checkpoint; they were written again" in capsys.readouterr().out
-    assert audit.main([str(tmp_path)]) == 0
-
-
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
-    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
-    trainer.fit(Loader(16), None, TrainConfig(verbose=False, epochs=1, run_dir=str(tmp_path)))
+    fitted(data=(batches(X, Y, 16), None), run_dir=str(tmp_path), epochs=1)
     assert not (tmp_path / "ledger.jsonl").exists()
     with pytest.raises(DataError, match=r"ledger\.jsonl"):
         audit.main([str(tmp_path)])
 
 
 def test_what_the_feed_notes_does_not_depend_on_the_replicas():
-    x, y = data()
-    taken = []
+    taken, data = [], ArrayDataset(X[:SAMPLES], Y[:SAMPLES])
     for devices in (1, 4):
         tape, plan = Tape(), BatchPlan(SAMPLES, 16 // devices, devices)
         mesh = build_mesh(jax.devices()[:devices])
-        ours = feed.dataset_feed(
-            RowPlacer(mesh), ArrayDataset(x, y), plan, None, seed=3, shuffle=True, depth=0, tape=tape
-        )
+        ours = feed.dataset_feed(RowPlacer(mesh), data, plan, None, seed=3, shuffle=True, depth=0, tape=tape)
         assert len(list(ours.train(Position(0, 0, 16, 1), lambda: (False, False)))) == 3
         taken.append(tape.take((1, 0)))
     assert taken[0] == taken[1]
@@ -161,11 +134,6 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
 
 
 # ---- another size ------------------------------------------------------------------------------------------
-
-
-def places(folder):
-    """(epoch, first, stop) of each recorded span."""
-    return [record.span[:3] for record in read_ledger(folder / "ledger.jsonl").records]
 
 
 @pytest.mark.parametrize(
@@ -207,39 +175,3 @@ def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys):
     assert "epoch 1, sample 896)" in capsys.readouterr().out
     assert places(run)[34:] == [(1, 896, 1152)]
     assert audit.main([str(run)]) == 0
-
-
-class Loader:
-    """Batches, and nothing else: what its samples are only it knows."""
-
-    def __init__(self, size):
-        self._size = size
-
-    def __iter__(self):
-        x, y = data()
-        for start in range(0, SAMPLES, self._size):
-            yield x[start : start + self._size], y[start : start + self._size]
-
-
-def fit_loader(folder, size, **changes):
-    use_devices(1)
-    trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1))
-    config = DistributedTrainingConfig(
-        epochs=1, checkpoint_dir=str(folder), checkpoint_every_n_steps=100, resume="auto", **changes
-    )
-    trainer.fit(Loader(size), None, config)
-    return trainer
-
-
-def test_a_loader_goes_on_after_what_it_gave_and_says_so_where_it_cannot(tmp_path, capsys):
-    fit_loader(tmp_path, 10, max_steps=3)
-    same, other = tmp_path / "same", tmp_path / "other"
-    for folder in (same, other):
-        shutil.copytree(tmp_path / "step_00000003", folder / "step_00000003")
-    assert fit_loader(same, 10).history.num_steps == 5
-    assert "WARNING" not in capsys.readouterr().err
-    # 30 samples are 2 batches of 12 and 6 samples of the third
-    assert fit_loader(other, 12).history.num_steps == 3 + 3
-    told = capsys.readouterr().err
-    assert "30 samples of epoch 0 were consumed" in told
-    assert "after its first 24 samples: 6 of them may be used twice" in told

@@ -4,18 +4,15 @@ import math
 
 import jax
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
 from cyxjax.cli import audit
-from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import MSELoss
 from cyxjax.errors import CheckpointError, LossSpikeError
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
-from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
-from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import use_devices
+from cyxjax.train.hooks.hook import Position, RunState, StepInfo
+from tests.support.trainers import At, lose, trainer, use_devices
 
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
 
@@ -79,19 +76,8 @@ def data(without=()):
     return tuple(a.reshape(STEPS, BATCH, -1)[kept].reshape(len(kept) * BATCH, -1) for a in (x, y))
 
 
-class DieAfter(Hook):
-    """Ends the run when the numbers of this batch have come."""
-
-    def __init__(self, batch):
-        self._batch = batch
-
-    def on_step(self, info):
-        if info.position.step_in_epoch == self._batch:
-            raise RuntimeError("lost")
-
-
-def fit(folder, xy, *callbacks, **changes):
-    trainer = DistributedTrainer(linen.Dense(1), MSELoss(), optax.sgd(0.02), callbacks=callbacks)
+def fit(folder, *callbacks, xy=None, **changes):
+    one = trainer(linen.Dense(1), MSELoss(), 0.02, callbacks=callbacks)
     options = {
         "epochs": 1,
         "global_batch_size": BATCH,
@@ -102,25 +88,22 @@ def fit(folder, xy, *callbacks, **changes):
         "on_loss_spike": "rollback",
         "loss_spike_window": 8,
     }
-    trainer.fit(*xy, config=TrainConfig(**options | changes))
-    return trainer
+    one.fit(*(xy or data()), **options | changes)
+    return one
 
 
 def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     # Steps count from 1: 13 to 15 are high, 12 may be the cause, so the checkpoint is of step 10.
-    one = fit(tmp_path / "a", data())
+    one = fit(tmp_path / "a")
     shown = capsys.readouterr().out
     assert "in steps 13 to 15, usually" in shown
-    assert (
-        f"back to the checkpoint of step 10, on with the samples after sample {15 * BATCH} of epoch 0."
-        in shown
-    )
+    assert f"checkpoint of step 10, on with the samples after sample {15 * BATCH} of epoch 0." in shown
     history = one.history
     assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
     assert history.rollback_samples == [15 * BATCH]
     assert (history.num_steps, math.isfinite(history.train_losses[0])) == (15, True)
     # As if the samples left out had never been there (the bits: the same steps on the same batches).
-    other = fit(tmp_path / "b", data(without=range(10, 15)))
+    other = fit(tmp_path / "b", xy=data(without=range(10, 15)))
     assert not other.history.rollback_steps
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     assert history.train_losses == other.history.train_losses
@@ -131,8 +114,10 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
 
 def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     with pytest.raises(RuntimeError, match="lost"):
-        fit(tmp_path, data(), DieAfter(18), steps_in_flight=1)  # step 13: three after the rollback to 10
-    again = fit(tmp_path, data())
+        fit(
+            tmp_path, At(18, lose, "step_in_epoch"), steps_in_flight=1
+        )  # step 13: three after the rollback to 10
+    again = fit(tmp_path)
     assert f"Resuming from step 12 (epoch 0, sample {17 * BATCH})" in capsys.readouterr().out
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
     assert audit.main([str(tmp_path)]) == 0
@@ -142,31 +127,30 @@ def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
 def test_a_resumed_run_sees_the_spike_that_an_unbroken_one_sees(tmp_path):
     # cut at step 12, a step before the first high loss: its own losses would not fill the window again
     with pytest.raises(RuntimeError, match="lost"):
-        fit(tmp_path, data(), DieAfter(12), steps_in_flight=1)
-    assert fit(tmp_path, data()).history.rollback_steps == [5]
+        fit(tmp_path, At(12, lose), steps_in_flight=1)
+    assert fit(tmp_path).history.rollback_steps == [5]
 
 
 def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path):
     # step 11 is saved because the first start ends there; an unbroken run has steps 10 and 12 alone
     use_devices(1)
     exact = {"reproducibility": "exact", "virtual_replicas": 1, "exact_threads": 8}
-    fit(tmp_path / "cut", data(), max_steps=11, **exact)
-    again = fit(tmp_path / "cut", data(), **exact)
+    fit(tmp_path / "cut", max_steps=11, **exact)
+    again = fit(tmp_path / "cut", **exact)
     assert (again.history.rollback_batches, again.history.rollback_steps) == ([15], [5])
-    plain = {"global_batch_size": BATCH}
-    fit(tmp_path / "plain", data(), max_steps=11, **plain)
-    assert fit(tmp_path / "plain", data(), **plain).history.rollback_steps == [4]  # the newest
+    fit(tmp_path / "plain", max_steps=11)
+    assert fit(tmp_path / "plain").history.rollback_steps == [4]  # the newest
 
 
 def test_a_spike_that_comes_back_is_an_error(tmp_path):
     # A second epoch, the same batch; but one rollback is all there is.
     with pytest.raises(LossSpikeError, match="steps 28 .*30"):
-        fit(tmp_path, data(), epochs=2, max_rollbacks=1)
+        fit(tmp_path, epochs=2, max_rollbacks=1)
 
 
 def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
     with pytest.raises(CheckpointError, match="step 11 .*keep_last"):
-        fit(tmp_path, data(), keep_last=1, keep_best=0)
+        fit(tmp_path, keep_last=1, keep_best=0)
     names = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
     assert len(names) == 1
     assert "abandoned" not in names[0]

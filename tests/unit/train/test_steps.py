@@ -1,4 +1,4 @@
-"""Steps as well as epochs: evaluations within an epoch, and epochs of so many steps of a stream."""
+"""Steps as well as epochs: evaluations within an epoch, epochs of so many steps, several in one dispatch."""
 
 import itertools
 
@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.config.experiment import ScheduleConfig
-from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.settings import resolve
-from tests.support.trainers import VAL, X, Y, batches, config, trainer, use_devices
+from tests.support.trainers import VAL, X, Y, batches, config, same_bits, trainer, use_devices
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 
@@ -18,10 +15,6 @@ ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 @pytest.fixture(autouse=True)
 def one_device(own_group):
     use_devices(1)
-
-
-def bits(one):
-    return [leaf.tobytes() for _, leaf in named_leaves(one.params)]
 
 
 def by_steps(every, **more):
@@ -35,14 +28,14 @@ def loader(start=0):
 
 def test_evaluations_stand_at_their_steps_and_change_nothing():
     plain, looked = trainer(), trainer()
-    plain.fit(*ALL, config())
+    assert plain.fit(X, Y, config(evaluate_every_n_steps=2)).val_steps == []  # of no validation data
     history = looked.fit(*ALL, config(evaluate_every_n_steps=4))
     assert history.val_steps == [4, 8, 12, 15, 16, 20, 24, 28, 30]
     assert history.val_epochs == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     assert (history.steps, history.epochs) == ([15, 30], [0, 1])
     assert len(history.val_losses) == 9
     assert history.rows()[1]["val_loss"] == history.val_losses[-1] == looked.evaluate(*VAL)[0]
-    assert bits(plain) == bits(looked)
+    assert same_bits(plain.params, looked.params)
 
 
 @pytest.mark.parametrize("data", [ALL, (loader(), VAL)], ids=["arrays", "loader"])
@@ -52,32 +45,20 @@ def test_an_evaluation_at_an_epochs_last_step_is_made_once(data):
     assert trainer().fit(*data, by_steps(every)).val_steps == [every, 2 * every]
 
 
-def test_no_validation_data_no_evaluation():
-    assert trainer().fit(X, Y, config(evaluate_every_n_steps=2)).val_steps == []
-
-
 def test_early_stopping_waits_for_evaluations_within_an_epoch():
     # So small a rate improves nothing: the first evaluation is the best, the next two are not better.
     history = trainer(lr=1e-30).fit(*ALL, by_steps(4, early_stopping_patience=2))
     assert (history.num_steps, history.stopped_by, history.val_steps) == (12, "early_stopping", [4, 8, 12])
 
 
-def test_a_run_that_ends_after_max_steps_says_so_unless_it_had_come_to_its_end():
-    one = trainer()
-    history = one.fit(*ALL, config(epochs=2, max_steps=3))
-    assert (history.num_steps, history.stopped_by) == (3, "max_steps")
-    whole = trainer().fit(*ALL, config(epochs=1))
-    exactly = trainer().fit(*ALL, config(epochs=1, max_steps=whole.num_steps))
-    assert (exactly.num_steps, exactly.stopped_by) == (whole.num_steps, "")
-
-
-def test_a_run_that_ended_by_max_steps_trains_no_further_when_it_is_started_again(tmp_path):
+def test_a_run_that_max_steps_ended_says_so_and_trains_no_further_when_it_is_started_again(tmp_path):
     folder = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto", "epochs": 2}
-    assert trainer().fit(*ALL, config(max_steps=3, **folder)).num_steps == 3
-    for steps in (3, 2):
-        again = trainer().fit(*ALL, config(max_steps=steps, **folder))
-        assert (again.num_steps, again.stopped_by) == (3, "max_steps")
+    for steps in (3, 3, 2):
+        history = trainer().fit(*ALL, config(max_steps=steps, **folder))
+        assert (history.num_steps, history.stopped_by) == (3, "max_steps")
     assert trainer().fit(*ALL, config(max_steps=4, **folder)).num_steps == 4
+    whole = trainer().fit(*ALL, config(epochs=1, max_steps=15))
+    assert (whole.num_steps, whole.stopped_by) == (15, "")  # it had come to its end
 
 
 def test_the_learning_rate_falls_within_an_epoch():
@@ -105,7 +86,7 @@ def test_a_run_that_was_cut_has_the_evaluations_of_one_that_was_not(tmp_path):
     history = second.fit(*ALL, by_steps(4, **kept))
     assert history.val_steps == expected.val_steps == [4, 8, 12, 16, 20, 24, 28]
     assert history.val_losses == expected.val_losses
-    assert bits(whole) == bits(second)
+    assert same_bits(whole.params, second.params)
 
 
 # ---- epochs of so many steps ------------------------------------------------------------------------
@@ -116,7 +97,7 @@ def test_a_stream_goes_on_from_epoch_to_epoch():
     passes.fit(loader(), VAL, config(epochs=2))  # 10 steps
     history = steps.fit(loader(), VAL, config(epochs=5, steps_per_epoch=2))
     assert (history.steps, history.val_steps) == ([2, 4, 6, 8, 10], [2, 4, 6, 8, 10])
-    assert bits(passes) == bits(steps)
+    assert same_bits(passes.params, steps.params)
 
 
 def test_a_loader_of_ours_is_shuffled_anew_at_each_pass():
@@ -124,7 +105,7 @@ def test_a_loader_of_ours_is_shuffled_anew_at_each_pass():
     loader = cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3)
     steps.fit(loader, config(epochs=5, steps_per_epoch=2))
     passes.fit(cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3), config(epochs=2))
-    assert bits(passes) == bits(steps)
+    assert same_bits(passes.params, steps.params)
 
 
 def endless():
@@ -139,14 +120,20 @@ def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
     history = one.fit(endless(), VAL, config(**more))
     other.fit(loader(), config(**more))
     assert len(history.train_losses) == len(history.val_losses) == 2
-    assert bits(one) == bits(other)  # what was looked at before training is not lost
+    assert same_bits(one.params, other.params)  # what was looked at before training is not lost
 
 
-def test_a_generator_that_ends_too_soon_is_an_error_that_says_so():
-    with pytest.raises(DataError, match="5 batches .*max_steps"):
-        trainer().fit(iter(loader()), config(steps_per_epoch=4))
-    with pytest.raises(DataError, match="iterator .*steps_per_epoch"):
-        trainer().fit(iter(loader()), config())
+@pytest.mark.parametrize(
+    ("make", "steps", "error", "said"),
+    [
+        (lambda: (iter(loader()),), 4, DataError, "5 batches .*max_steps"),
+        (lambda: (iter(loader()),), None, DataError, "iterator .*steps_per_epoch"),
+        (lambda: ALL, 2, ConfigError, "steps_per_epoch=2"),  # samples with numbers have epochs of their own
+    ],
+)
+def test_what_has_no_such_epochs_is_refused(make, steps, error, said):
+    with pytest.raises(error, match=said):
+        trainer().fit(*make(), config(steps_per_epoch=steps))
 
 
 @pytest.mark.parametrize(("make", "cut"), [(loader, 4), (endless, 3)])
@@ -157,16 +144,21 @@ def test_a_stream_goes_on_where_it_was_cut(tmp_path, make, cut):
     expected = whole.fit(make(), VAL, config(**more))
     first.fit(make(), VAL, config(max_steps=cut, **more, **kept))
     history = second.fit(make(), VAL, config(**more, **kept))
-    assert bits(whole) == bits(second)
+    assert same_bits(whole.params, second.params)
     assert (history.train_losses, history.val_losses) == (expected.train_losses, expected.val_losses)
 
 
-def test_a_stream_of_other_batches_than_before_is_told(tmp_path, capfd):
-    more = {"steps_per_epoch": 4, "checkpoint_every_n_steps": 1, "resume": "auto"}
-    trainer().fit(loader(), config(checkpoint_dir=str(tmp_path), max_steps=2, **more))
-    trainer().fit(loader(start=50), config(checkpoint_dir=str(tmp_path), **more))  # batches of 10
-    said = capfd.readouterr().err
-    assert "24 samples of epoch 0" in said
+def test_a_loader_of_other_batches_than_before_goes_on_after_what_it_gave_and_says_so(tmp_path, capfd):
+    more = {"checkpoint_every_n_steps": 1, "resume": "auto", "epochs": 1}
+    kept = [more | {"checkpoint_dir": str(tmp_path / name)} for name in "ab"]
+    trainer().fit(batches(X, Y, 10), config(max_steps=3, **kept[0]))
+    # 30 samples are 2 batches of 12 and 6 samples of the third
+    assert trainer().fit(loader(), config(**kept[0])).num_steps == 3 + 3
+    assert "30 samples of epoch 0" in (said := capfd.readouterr().err)
+    assert "first 24 samples: 6 of them" in said
+    trainer().fit(loader(), config(max_steps=2, steps_per_epoch=4, **kept[1]))
+    trainer().fit(loader(start=50), config(steps_per_epoch=4, **kept[1]))  # batches of 10
+    assert "24 samples of epoch 0" in (said := capfd.readouterr().err)
     assert "first 20 samples: 4 of them" in said
 
 
@@ -177,13 +169,51 @@ def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
         trainer().fit(loader(), config(steps_per_epoch=3, **kept))
 
 
-def test_samples_with_numbers_have_epochs_of_their_own():
-    with pytest.raises(ConfigError, match="steps_per_epoch=2"):
-        trainer().fit(*ALL, config(steps_per_epoch=2))
+# ---- several steps in one dispatch -------------------------------------------------------------------------
 
 
-def test_a_schedule_of_a_stream_is_as_long_as_its_steps():
-    one = config(epochs=3, steps_per_epoch=7)
-    assert resolve(one, 1, schedule=ScheduleConfig(name="cosine")).step.rate.decay_steps == 21
-    with pytest.raises(ConfigError, match=r"schedule\.name=cosine.*steps_per_epoch"):
-        resolve(config(epochs=3), 1, schedule=ScheduleConfig(name="cosine"))
+class Watches(cx.Callback):
+    """Keeps the number and the loss of each step, and stops at one."""
+
+    def __init__(self, stop_at):
+        self.seen, self._stop_at = [], stop_at
+
+    def on_step(self, info):
+        self.seen.append((info.position.step, float(info.sums[0, 0])))
+        return info.position.step == self._stop_at
+
+
+def watched(several, stop_at=0):
+    use_devices(8)
+    made = trainer(callbacks=[watches := Watches(stop_at)])
+    made.fit(X, Y, config(epochs=8, batch_size=1, steps_per_dispatch=several))
+    return watches.seen, made.history.stopped_by
+
+
+def test_a_callback_sees_each_step_and_stops_at_the_end_of_a_dispatch():
+    one, _ = watched(1)
+    assert [step for step, _ in one] == list(range(1, 8 * 8 + 1))  # 60 samples on 8 replicas
+    for several in (3, "auto"):
+        assert watched(several)[0] == one
+    stopped, by = watched(4, stop_at=2)
+    assert (stopped, by) == (one[: len(stopped)], "callback")
+    assert len(stopped) < 20
+
+
+def test_a_dispatch_ends_at_evaluations_and_at_the_last_step():
+    use_devices(8)
+    history = trainer().fit(*ALL, by_steps(5, epochs=8, batch_size=1, steps_per_dispatch=7, max_steps=23))
+    assert (history.num_steps, history.val_steps) == (23, [5, 10, 15, 20])
+
+
+def test_auto_is_several_for_short_steps_of_arrays_without_convolutions():
+    def chosen(model, *data, several="auto", **values):
+        return (
+            trainer(model).prepare(*data, config=config(steps_per_dispatch=several, **values)).steps_at_once
+        )
+
+    assert chosen(None, X, Y) > 1
+    assert chosen(None, cx.data.DataLoader((X, Y), 8, sampler=list(range(60)))) == 1
+    assert chosen(cx.get_model("cnn")(), np.zeros((16, 8, 8, 1), np.float32), np.zeros(16, np.int32)) == 1
+    exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
+    assert chosen(None, X, Y, several=4, **exact) == 1
