@@ -34,6 +34,8 @@ def test_a_decay_over_a_loader_needs_a_number_of_steps():
     with pytest.raises(ConfigError, match=r"schedule\.name=cosine: .*loader.*decay_steps .*max_steps"):
         resolve(one, 2, schedule=COSINE)
     assert resolve(one, 2, schedule=COSINE.model_copy(update={"decay_steps": 9})).step.rate.decay_steps == 9
+    one.steps_per_epoch, one.epochs = 7, 3
+    assert resolve(one, 2, schedule=COSINE).step.rate.decay_steps == 21
     one.max_steps = 12
     assert resolve(one, 2, schedule=COSINE).step.rate.decay_steps == 12
 

@@ -67,13 +67,11 @@ def test_all_forms_of_fit_train_alike():
     assert all(found == losses["arrays"] for found in losses.values()), losses
 
 
-def test_configuration_by_attributes_and_by_keyword():
+def test_configuration_by_attributes():
     wanted = DistributedTrainingConfig()
     wanted.epochs, wanted.batch_size, wanted.verbose, wanted.checkpoint_every_n_epochs = 1, 4, False, 0
     history = trainer().fit(X, Y, config=wanted)
     assert (len(history.train_losses), history.world_size, history.num_replicas) == (1, 1, 2)
-    assert history.samples_per_second > 0
-    assert history.total_time_seconds > 0
     with pytest.raises(ConfigError, match="'batchsize'.*'batch_size'"):
         wanted.batchsize = 4
 
@@ -109,11 +107,6 @@ def test_bad_data_is_refused_before_training(data, error, says, tmp_path):
 def test_nan_that_appears_while_training_ends_the_run_with_its_step():
     with pytest.raises(cx.errors.CyxjaxError, match=r"loss .*step \d+ \(epoch 0\)"):
         trainer(lr=1e38).fit(X * 1e19, Y, config())
-
-
-def test_numpy_s_own_dtypes_are_taken():
-    wide = trainer().fit(X.astype(np.float64), Y.astype(np.int64), config(epochs=1))
-    assert wide.train_losses == trainer().fit(X, Y, config(epochs=1)).train_losses
 
 
 def test_no_optimizer_no_parameters_and_no_model_are_said():
@@ -209,8 +202,10 @@ def test_a_model_that_returns_no_loss_says_what_is_missing():
         DistributedTrainer(mlp(), None, cx.AdamOptimizer()).fit(X, Y, config())
 
 
-def test_data_on_any_device_is_taken():
-    one = trainer()
-    one.fit(jax.device_put(X, jax.devices()[5]), Y, config(epochs=1))
-    assert one.predict(jax.device_put(X[:3], jax.devices()[3])).shape == (3, CLASSES)
-    assert one.evaluate(jax.device_put(X, jax.devices()[3]), Y) == one.evaluate(X, Y)
+def test_numpy_s_own_dtypes_and_data_on_any_device_are_taken():
+    one, wide, away = trainer(), trainer(), jax.device_put(X, jax.devices()[5])
+    losses = one.fit(X, Y, config(epochs=1)).train_losses
+    assert wide.fit(X.astype(np.float64), Y.astype(np.int64), config(epochs=1)).train_losses == losses
+    assert trainer().fit(away, Y, config(epochs=1)).train_losses == losses
+    assert one.predict(away[:3]).shape == (3, CLASSES)
+    assert one.evaluate(away, Y) == one.evaluate(X, Y)

@@ -6,21 +6,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from flax import linen
+from flax import linen, nnx
 
 import cyxjax as cx
 from cyxjax.distributed.sampler import DistributedSampler, create_dataloaders_distributed
 from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.train import run_state
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import parse
-from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, mlp, trainer
+from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, mlp, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
-
-
-def same_bits(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(x, y) for x, y in pairs)
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
@@ -76,18 +72,6 @@ def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(tmp_path, m
     assert same_bits(other.state, whole.state)
 
 
-def test_an_older_run_s_checkpoint_of_that_name_is_replaced(tmp_path):
-    path = str(tmp_path / "best_model.pt")
-    for epochs in (3, 1):  # the second has fewer steps: it must not lose against the first's
-        one = trainer()
-        one.fit(X, Y, config(epochs=epochs))
-        one.save_checkpoint(path)
-    other = trainer()
-    other.load_checkpoint(path)
-    assert other.history.num_steps == one.history.num_steps == 8
-    assert same_bits(other.params, one.params)
-
-
 def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="nothing"):
         trainer().load_checkpoint(str(tmp_path / "nothing"))
@@ -101,11 +85,19 @@ def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_pat
         one.save_checkpoint(os.path.join(tmp_path, "file", "a"))
 
 
-def test_a_second_fit_goes_on_from_the_parameters():
-    one = trainer()
-    first = one.fit(X, Y, config())
-    between = one.params
-    second = one.fit(X, Y, config(epochs=1))
+def test_a_second_fit_goes_on_from_the_parameters_where_they_lie_and_compiles_nothing(monkeypatch):
+    one, compiled, fetched = trainer(), [], []
+    first = one.fit(X, Y, *VAL, config())
+    between, take = one.params, run_state.local_value
+    monkeypatch.setattr(run_state, "local_value", lambda leaf: fetched.append(leaf.shape) or take(leaf))
+    jax.monitoring.register_event_duration_secs_listener(lambda *told, **more: compiled.append((*told, more)))
+    try:
+        second = one.fit(X, Y, *VAL, config(epochs=1))
+    finally:
+        jax.monitoring.clear_event_listeners()
+    # Shapes are traced again, for the checks of the data; no program is made.
+    assert [more["fun_name"] for name, _, more in compiled if "backend_compile" in name] == []
+    assert fetched == [()]  # the step's number; 0.4 s of a GPU's time where a GPT-2 went to the host and back
     assert (len(first.train_losses), len(second.train_losses)) == (2, 1)
     assert second.train_losses[0] < first.train_losses[1]
     assert second.num_steps == 3 * 8  # steps count on, so that keys and checkpoints stay apart
@@ -121,8 +113,59 @@ def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path)
     other = mlp()
     trainer(other).load_checkpoint(str(tmp_path / "c"))
     assert same_bits(other.parameters(), model.parameters())
-    # A new trainer starts from what the model holds.
+    # A new trainer starts from what the model holds, also where a layer was added.
     assert trainer(model).fit(X, Y, config(epochs=1)).train_losses[0] < one.history.train_losses[0]
+    kernel = model.parameters()["0_linear"]["kernel"]
+    model.add(cx.ReLUModule())
+    np.testing.assert_array_equal(model.parameters()["0_linear"]["kernel"], kernel)
+    again = trainer(model)
+    again.fit(X, Y, config(epochs=1))
+    assert np.all(again.predict(X) >= 0)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "nnx"])
+def test_values_set_in_a_model_after_its_fit_are_refused_by_the_trainer(kind):
+    model = mlp() if kind == "sequential" else nnx.Linear(X.shape[1], 3, rngs=nnx.Rngs(0))
+    one = trainer(model)
+    one.fit(X, Y, config(epochs=1))
+    one.predict(X)
+    if kind == "sequential":
+        model.set_values(jax.tree.map(np.zeros_like, model.parameters()), {})
+    else:
+        model.kernel[...] = model.kernel[...] * 0
+    for use in (lambda: one.predict(X), lambda: one.evaluate(*VAL), lambda: one.fit(X, Y, config())):
+        with pytest.raises(ConfigError) as refused:
+            use()
+        assert refused.value.key == ("0_linear/bias" if kind == "sequential" else "kernel")
+
+
+def test_a_trainers_parts_and_the_configuration_of_a_running_fit_are_not_set():
+    settings, refused = config(epochs=1), []
+
+    class Longer(cx.Callback):
+        def on_epoch(self, info):
+            settings.model_copy().epochs = 9  # a copy is nobody's
+            with pytest.raises(ConfigError, match="epochs=9") as caught:
+                settings.epochs = 9
+            refused.append(caught)
+
+    one = trainer(callbacks=[Longer()])
+    one.fit(X, Y, settings)
+    settings.epochs = 2
+    assert len(refused) == 1
+    for name in ("callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(one, name, None)
+
+
+def test_what_is_set_on_a_sampler_holds_from_the_next_pass_on():
+    sampler = DistributedSampler(8, seed=0)
+    sampler.shuffle = False
+    assert list(sampler) == list(range(8))
+    sampler.shuffle, sampler.seed, sampler.epoch = True, 3, 2
+    again = DistributedSampler(8, seed=3)
+    again.set_epoch(2)
+    assert list(sampler) == list(again) != list(range(8))
 
 
 def test_gradient_checkpointing_changes_memory_and_not_results():
