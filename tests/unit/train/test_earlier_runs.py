@@ -62,23 +62,14 @@ def test_it_trains_on_from_its_own_configuration_to_the_losses_of_a_whole_run(ru
     assert main.main(["audit", str(run)]) == 0
 
 
-def test_it_is_audited_verified_hashed_and_reported(run, capsys):
-    assert main.main(["audit", str(run)]) == 0
-    assert main.main(["checkpoint", "verify", str(run)]) == 0
-    assert main.main(["hash", str(run)]) == 0
-    assert main.main(["report", str(run)]) == 0
-    shown = capsys.readouterr().out
-    assert (run / "report.html").is_file()
-    assert f"step {list_steps(run / 'checkpoints')[-1]}" in shown
-
-
-def test_its_model_is_evaluated(run, capsys):
-    assert main.main(["evaluate", str(run)]) == 0
-    assert {PLAIN: "loss 2.1824", SHARES: "loss 2.2195"}[data_of(run)] in capsys.readouterr().out
-
-
-def test_the_stored_steps_are_of_the_formats_they_stand_for(run):
-    folder = run / "checkpoints"
-    manifest = read_manifest(step_folder(folder, list_steps(folder)[-1]))
+def test_every_command_reads_it(run, capsys):
+    step = list_steps(run / "checkpoints")[-1]
+    manifest = read_manifest(step_folder(run / "checkpoints", step))
     assert manifest.format_version == {PLAIN: (2, 0), SHARES: (3, 0)}[data_of(run)]
     assert manifest.versions["cyxjax"] == "0.2.0"
+    for words in (["audit"], ["checkpoint", "verify"], ["hash"], ["report"], ["evaluate"]):
+        assert main.main([*words, str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert (run / "report.html").is_file()
+    assert f"step {step}" in shown
+    assert {PLAIN: "loss 2.1824", SHARES: "loss 2.2195"}[data_of(run)] in shown

@@ -48,17 +48,19 @@ def clock(monkeypatch):
     return now_s
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_first_asks_for_a_stop_and_the_second_ends_the_process(number, ends, handler, clock):
+@pytest.mark.parametrize(
+    ("number", "end"), [(signal.SIGTERM, Ended), (signal.SIGHUP, Ended), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_the_first_asks_for_a_stop_and_the_second_ends_the_process(number, end, ends, handler, clock):
     handler(number, signal.SIG_DFL)
     with StopSignals() as signals:
         assert signals.reason() is None
         signal.raise_signal(number)
         assert (signals.received, ends) == (number, [])
         clock[0] += ONE_REQUEST_S
-        with pytest.raises(Ended):
+        with pytest.raises(end):
             signal.raise_signal(number)
-    assert ends == [128 + number]
+    assert ends == ([128 + number] if end is Ended else [])  # Ctrl-C interrupts as ever
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
@@ -75,17 +77,6 @@ def test_signals_within_two_seconds_are_one_request_also_after_the_training(ends
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_second_ctrl_c_interrupts_as_ever(ends, handler, clock):
-    handler(signal.SIGINT, signal.SIG_DFL)
-    with StopSignals() as signals:
-        signal.raise_signal(signal.SIGINT)
-        assert signals.received == signal.SIGINT
-        clock[0] += ONE_REQUEST_S
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert ends == []
 
 
 def test_the_handler_that_was_there_is_called_before_the_end(ends, handler, clock):
