@@ -3,7 +3,7 @@
 import pytest
 
 from cyxjax.config.load import load_config
-from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError
+from cyxjax.errors import CheckpointError, CyxjaxError, DataError
 from cyxjax.train.experiment import prepare
 
 
@@ -53,13 +53,6 @@ def test_a_value_of_a_file_is_found_by_its_message(tmp_path, monkeypatch, text, 
     assert "\n" not in str(caught.value)
     assert "HINT: " in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
-
-
-def test_a_value_of_the_command_line_is_told_as_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.yaml").write_text("model: {name: mlp}\n")
-    with pytest.raises(ConfigError, match=r"line: model\.name: .*'mpl'"):
-        prepare(load_config(["--config", "x.yaml", "--model.name", "mpl"]))
 
 
 @pytest.mark.parametrize(

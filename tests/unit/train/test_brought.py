@@ -1,6 +1,6 @@
 """An experiment names things of ours, of installed packages, and `module:attribute` of one's own."""
 
-import importlib.metadata
+from importlib.metadata import EntryPoint, entry_points
 
 import jax
 import pytest
@@ -16,7 +16,7 @@ FILE = f"""
 model: {{name: "{HERE}:Net", options: {{width: 3}}}}
 data: {{name: "{HERE}:data", options: {{rows: 48}}}}
 loss: "{HERE}:brier"
-metrics: [{{name: "{HERE}:sure", options: {{above: 0.6}}}}]
+metrics: [{{name: "{HERE}:sure", options: {{above: 0.6}}}}, "{HERE}:counted"]
 callbacks:
   - "{HERE}:Count"
   - {{name: "{HERE}:Count", options: {{by: 10}}}}
@@ -46,25 +46,16 @@ def test_everything_may_be_ones_own(experiment, tmp_path):
     assert brought.Count.epochs == 2 * (1 + 10)
     lines = (tmp_path / "runs" / "x" / "lines.txt").read_text()
     assert "val_sure" in lines
+    assert "val_counted" in lines  # a statistic
 
 
-def test_a_statistic_is_a_metric_by_name(experiment):
-    metrics = prepare(experiment("--metrics", f"{HERE}:sure", f"{HERE}:counted")).trainer.metrics
-    assert metrics.better["sure"] == "max"
-    assert "counted" in metrics.names
-
-
-@pytest.mark.parametrize("name", ["made", "NnxNet"])
-def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name):
-    options = "{}" if name == "made" else "{width: 5}"
+@pytest.mark.parametrize(
+    ("name", "options", "widths"), [("made", "{}", {3, 2}), ("NnxNet", "{width: 5}", {5, 2})]
+)
+def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name, options, widths):
     (tmp_path / "x.yaml").write_text(FILE.replace("options: {width: 3}", f"options: {options}"))
     trainer = prepare(experiment("--model.name", f"{HERE}:{name}")).trainer
-    widths = (
-        {leaf.shape[-1] for leaf in trainer.params.values() for leaf in leaf.values()}
-        if name == "made"
-        else set()
-    )
-    assert name != "made" or widths == {3, 2}
+    assert {leaf.shape[-1] for leaf in jax.tree.leaves(trainer.params)} == widths
     assert trainer.predict(brought.data()[0][0]).shape == (32, 2)
 
 
@@ -74,6 +65,7 @@ def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name):
         (["--model.name", f"{HERE}:Nett"], r"model\.name: .*:Nett'"),
         (["--model.name", "nowhere.at:Net"], r"model\.name: .*'nowhere'"),
         (["--model.name", "a:b:c"], r"model\.name: .*'a:b:c'"),
+        (["--model.name", "mpl"], r"model\.name: .*'mpl'"),
         (["--model.options.widht", "3"], r"model\.options\.widht: .*:Net"),
         (
             ["--data.options.row", "3"],
@@ -112,14 +104,10 @@ def test_data_of_another_form_is_told_what_to_return(experiment, tmp_path, monke
         prepare(experiment("--data.name", "two_brought:data"))
 
 
-class Point:
-    def __init__(self, name, value):
-        self.name, self.value = name, value
-
-
 def test_packages_offer_things_by_name(monkeypatch):
-    points = {GROUPS["model"]: [Point("tiny", f"{HERE}:Net"), Point("mlp", f"{HERE}:number")]}
-    monkeypatch.setattr("cyxjax.plugins.entry_points", lambda group: points.get(group, []))
+    points = [EntryPoint(name, f"{HERE}:{value}", "") for name, value in (("tiny", "Net"), ("mlp", "number"))]
+    offers = {GROUPS["model"]: points}
+    monkeypatch.setattr("cyxjax.plugins.entry_points", lambda group: offers.get(group, []))
     assert named("model", "tiny", {}) is brought.Net
     assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot take a name of ours
     with pytest.raises(ConfigError, match="'tinny'.*'tiny'"):
@@ -128,6 +116,5 @@ def test_packages_offer_things_by_name(monkeypatch):
 
 def test_the_groups_are_asked_of_the_installation():
     assert {kind: offered(kind) for kind in GROUPS} == {
-        kind: {p.name: p.value for p in importlib.metadata.entry_points(group=group)}
-        for kind, group in GROUPS.items()
+        kind: {p.name: p.value for p in entry_points(group=group)} for kind, group in GROUPS.items()
     }

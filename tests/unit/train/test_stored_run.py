@@ -7,7 +7,6 @@ from unittest import mock
 
 import jax
 import numpy as np
-import optax
 import pytest
 import yaml
 from safetensors import safe_open
@@ -22,7 +21,7 @@ from cyxjax.train import experiment
 from cyxjax.train.runs import exported, tables
 from cyxjax.train.runs import run as stored
 from tests.support.brought import made
-from tests.support.trainers import use_devices
+from tests.support.trainers import config, same_bits, trainer, use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
 SMALL = {
@@ -46,8 +45,7 @@ def run(tmp_path_factory):
         ready = experiment.prepare(TrainConfig(run_dir=str(folder), **SMALL))
         experiment.train(ready)
         use_devices(2)
-        trainer = ready.trainer
-        told = trainer.predict(ROWS), trainer.evaluate_metrics(ready.splits.test)
+        told = ready.trainer.predict(ROWS), ready.trainer.evaluate_metrics(ready.splits.test)
         process_group.finalize()
     return folder, *told
 
@@ -61,7 +59,7 @@ def moved(run, tmp_path):
     return folder
 
 
-def test_a_run_is_loaded_where_it_lies_now(moved, run):
+def test_a_run_is_loaded_where_it_lies_now_measured_and_trained_on(moved, run, capsys):
     found = cx.load_run(moved)
     assert found.config.run_dir == str(moved)
     assert found.step == 2
@@ -71,6 +69,19 @@ def test_a_run_is_loaded_where_it_lies_now(moved, run):
     direct = found.model.apply({"params": found.params}, ROWS)
     np.testing.assert_allclose(direct, run[1], rtol=1e-5)
     np.testing.assert_allclose(jax.jit(found.forward)(ROWS), run[1], rtol=1e-5)
+    odd = ROWS.copy()
+    odd[3, 1] = np.nan
+    assert np.isnan(found.predict(odd)).any(1).tolist() == [False] * 3 + [True, False]
+    assert "predict: the outputs of 1 of 5 rows are NaN, the first is row 3" in capsys.readouterr().err
+    x, y = found.data.test.take(np.arange(8))
+    assert found.evaluate() == found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
+    assert found.evaluate(part="val")["loss"] != run[2]["loss"]
+    quiet = {"checkpoint_every_n_epochs": 0, "verbose": False}
+    found.trainer.fit(found.data.train, epochs=3, batch_size=4, **quiet)
+    assert found.step > 2
+    kept = moved / "data.json"  # as of a CSV file of words
+    kept.write_text(kept.read_text().replace('"class_names": []', '"class_names": ["no", "yes"]'))
+    assert cx.load_run(moved).trainer.class_names == ("no", "yes")
 
 
 def test_samples_that_are_others_than_it_was_trained_on_are_told_once(moved, capfd, monkeypatch):
@@ -90,25 +101,6 @@ def test_samples_that_are_others_than_it_was_trained_on_are_told_once(moved, cap
     said = capfd.readouterr().err
     assert said.count("WARNING: the training data changed since the checkpoint: sample 0:") == 1
     assert said.count("WARNING") == 1
-
-
-def test_it_measures_its_own_samples_and_others(moved, run):
-    found = cx.load_run(moved)
-    assert found.evaluate() == pytest.approx(run[2], rel=1e-6)
-    x, y = found.data.test.take(np.arange(8))
-    assert found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
-    assert found.evaluate(part="val")["loss"] != run[2]["loss"]
-    kept = moved / "data.json"  # as of a CSV file of words
-    kept.write_text(kept.read_text().replace('"class_names": []', '"class_names": ["no", "yes"]'))
-    assert cx.load_run(moved).trainer.class_names == ("no", "yes")
-
-
-def test_it_trains_on(moved):
-    found = cx.load_run(moved)
-    x, y = found.data.train.take(np.arange(32))
-    quiet = {"checkpoint_every_n_epochs": 0, "verbose": False}
-    found.trainer.fit(x, y, cx.distributed.DistributedTrainingConfig(epochs=3, batch_size=4, **quiet))
-    assert found.step > 2
 
 
 def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
@@ -170,13 +162,6 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
     head, *rows = (tmp_path / "out.csv").read_text().split()
     assert head == "class,output_0,output_1"
     assert [int(row.split(",")[0]) for row in rows] == run[1].argmax(1).tolist()
-
-
-def test_a_row_whose_outputs_are_nan_is_named(moved, capsys):
-    odd = ROWS.copy()
-    odd[3, 1] = np.nan
-    assert np.isnan(cx.load_run(moved).predict(odd)).any(1).tolist() == [False] * 3 + [True, False]
-    assert "predict: the outputs of 1 of 5 rows are NaN, the first is row 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -271,12 +256,10 @@ def test_safetensors_say_what_they_are_of(moved, tmp_path, capsys):
 
 def test_an_hf_folder_starts_another_run_with_the_same_bits(moved, tmp_path, capsys):
     """What init_from named in the folder it came from is named so in the folder that is written."""
-    rules = {"body.fc.*": "Dense_0/*", "pooler.*": None}
-    first, folder = tmp_path / "first", tmp_path / "hf"
-    first.mkdir()
-    (first / "config.json").write_text('{"model_type": "bert", "hidden_size": 3}')
+    rules, folder = {"body.fc.*": "Dense_0/*", "pooler.*": None}, tmp_path / "hf"
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 3}')
     values = yaml.safe_load((moved / "config.yaml").read_text())
-    values["init_from"] = {"path": str(first), "map": rules}
+    values["init_from"] = {"path": str(tmp_path), "map": rules}
     (moved / "config.yaml").write_text(yaml.safe_dump(values))
     assert command("export", moved, folder, "--to", "hf") == 0
     assert f"step 2: 4 arrays, 0.00 MB -> {folder}" in capsys.readouterr().out
@@ -288,21 +271,40 @@ def test_an_hf_folder_starts_another_run_with_the_same_bits(moved, tmp_path, cap
         assert sorted(file.keys()) == ["Dense_1.bias", "Dense_1.weight", "body.fc.bias", "body.fc.kernel"]
         np.testing.assert_array_equal(file.get_tensor("Dense_1.weight"), wanted["Dense_1"]["kernel"].T)
     process_group.finalize()
-    trainer = cx.DistributedTrainer(made, cx.CrossEntropyLoss(), optax.sgd(0.1))
-    begin = cx.TrainingConfig(init_from={"path": str(folder), "map": rules}, batch_size=4, verbose=False)
-    trainer.prepare(ROWS, np.zeros(5, np.int32), config=begin)
-    jax.tree.map(np.testing.assert_array_equal, trainer.params, wanted)
+    other = trainer(made)
+    begin = config(init_from={"path": str(folder), "map": rules})
+    other.prepare(ROWS, np.zeros(5, np.int32), config=begin)
+    assert same_bits(other.params, wanted)
 
 
-def test_stablehlo_runs_without_us(moved, run, tmp_path, capsys):
-    path = tmp_path / "o.hlo"
-    assert command("export", moved, path, "--to", "stablehlo", "--platforms", "cuda") == 0
-    assert "for cpu, cuda, any number of rows" in capsys.readouterr().out
-    program = jax.export.deserialize(bytearray(path.read_bytes()))
-    np.testing.assert_allclose(program.call(ROWS), run[1], rtol=1e-5)
-    assert command("export", moved, path, "--to", "stablehlo", "--batch-size", "3") == 0
-    program = jax.export.deserialize(bytearray(path.read_bytes()))
-    np.testing.assert_allclose(program.call(ROWS[:3]), run[1][:3], rtol=1e-5)
+def as_stablehlo(path):
+    return jax.export.deserialize(bytearray(path.read_bytes())).call
+
+
+def as_onnx(path):
+    runtime = pytest.importorskip("onnxruntime", reason="pip install 'cyxjax[onnx]'")
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda rows: session.run(None, {"x": rows})[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "read", "words", "said"),
+    [
+        ("stablehlo", as_stablehlo, ["--platforms", "cuda"], "for cpu, cuda, any number of rows"),
+        pytest.param("onnx", as_onnx, [], "inputs x, any number of rows -> ", marks=pytest.mark.slow),
+    ],
+)
+def test_an_exported_program_gives_our_outputs(form, read, words, said, moved, run, tmp_path, capsys):
+    if form == "onnx":
+        pytest.importorskip("jax2onnx", reason="pip install 'cyxjax[onnx]'")
+    path = tmp_path / "o.program"
+    assert command("export", moved, path, "--to", form, *words) == 0
+    told = capsys.readouterr()
+    assert said in told.out
+    assert (told.out.count("\n"), told.err) == (1, "")
+    np.testing.assert_allclose(read(path)(ROWS), run[1], rtol=1e-5)
+    assert command("export", moved, path, "--to", form, "--batch-size", "3") == 0
+    np.testing.assert_allclose(read(path)(ROWS[:3]), run[1][:3], rtol=1e-5)
 
 
 def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_path, monkeypatch):
@@ -322,22 +324,6 @@ def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_p
     with pytest.raises(ConfigError, match="onnx: TypeError.*'sort' .*--batch-size"):
         exported.write_program(tmp_path / "o.onnx", "onnx", lambda x: x, ROWS)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_onnxruntime_gives_our_outputs(moved, run, tmp_path, capsys):
-    pytest.importorskip("jax2onnx", reason="pip install 'cyxjax[onnx]'")
-    runtime = pytest.importorskip("onnxruntime", reason="pip install 'cyxjax[onnx]'")
-    path = tmp_path / "o.onnx"
-    assert command("export", moved, path, "--to", "onnx") == 0
-    told = capsys.readouterr()
-    assert "inputs x, any number of rows -> " in told.out
-    assert (told.out.count("\n"), told.err) == (1, "")
-    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": ROWS})[0], run[1], rtol=1e-5)
-    assert command("export", moved, path, "--to", "onnx", "--batch-size", "3") == 0
-    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"x": ROWS[:3]})[0], run[1][:3], rtol=1e-5)
 
 
 def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, group):
