@@ -9,6 +9,8 @@ _AGAIN = "test_killed_ranks_are_started_again"
 _DIES = "test_one_rank_dies_and_the_group_ends_with_its_error"
 _HANG = "test_a_hang_is_ended_and_says_who_is_where"
 _TERM = "test_sigterm_to_the_launcher"
+_KILLED = "test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation"
+_REQUEST = "test_signals_within_two_seconds_to_any_process_are_one_request"
 
 _RANKS_DIE = [
     Row(
@@ -26,13 +28,13 @@ _RANKS_DIE = [
         "R1, R2",
         "the same in a training of two ranks, twice",
         "rerun: parameters bit for bit those of an unbroken run",
-        tests_in(_RESUME, "test_one_of_two_ranks_is_killed"),
+        tests_in(_RESUME, f"{_KILLED}[two ranks]"),
     ),
     Row(
         "R1, R2, R3",
         "each of three ranks of a training: in a step, an evaluation, a save",
         "the others end; rerun: bit for bit the unbroken run of three",
-        tests_in(_RESUME, "test_one_after_another_of_three_ranks_is_killed"),
+        tests_in(_RESUME, f"{_KILLED}[three ranks]"),
     ),
     Row(
         "R4",
@@ -96,7 +98,7 @@ _STOPS = [
         (
             *tests_in(_LAUNCH, f"{_TERM}[R11-light-save-flags0-143-SIGTERM: the ranks have 30 s]"),
             *tests_in(_LAUNCH, f"{_TERM}[R11 under jax-jax-save-flags1-143-SIGTERM: the ranks have 30 s]"),
-            *tests_in(_STOP, "test_the_launcher_passes_the_signal_on"),
+            *tests_in(_STOP, f"{_REQUEST}[TERM to the launcher]"),
         ),
     ),
     Row(
@@ -110,7 +112,7 @@ _STOPS = [
         "SIGTERM or SIGINT to one rank, or to launcher and ranks up to five times within 1 s",
         "one request: one save; exit 143, 130",
         (
-            *tests_in(_STOP, "test_signals_within_two_seconds_to_any_process_are_one_request"),
+            *tests_in(_STOP, _REQUEST),
             *tests_in(
                 _LAUNCH,
                 "test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed",

@@ -47,10 +47,7 @@ _STORAGE = [
         "R30",
         "all checkpoints damaged",
         "listed; exit 1; no fresh start",
-        (
-            *tests_in(_RUN, "test_all_checkpoints_damaged_is_no_fresh_start"),
-            *tests_in(_DAMAGE, "test_all_damaged_is_an_error_that_lists_them_and_stays_one"),
-        ),
+        tests_in(_DAMAGE, "test_all_damaged_is_an_error_that_lists_them_and_stays_one"),
     ),
     Row(
         "R31",
@@ -118,7 +115,7 @@ _STORAGE = [
         "killed in the first step, in a save, in an evaluation, at random moments",
         "rerun: bit for bit the unbroken run",
         (
-            *tests_in(_RESUME, "test_killed_in_the_first_step_in_a_save_and_in_an_evaluation"),
+            *tests_in(_RESUME, "test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation"),
             *tests_in("faults/test_chaos.py", "test_the_same_layout_gives_the_same_bits"),
         ),
     ),

@@ -76,24 +76,15 @@ def test_out_of_time_on_one_clock_is_out_of_time_for_all(jobs, tmp_path):
     assert stopped_after(config, ended) > 0
 
 
-def test_the_launcher_passes_the_signal_on(tmp_path):
-    config = write_experiment(tmp_path, epochs=100_000)
-    run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config, fork=True)
-    assert run.reached(" 2/100000,", rank=0), run.wait(5).err
-    run.process.send_signal(signal.SIGTERM)
-    run.wait()
-    assert run.code == EXIT_PREEMPTED, run.err
-    assert run.no_survivors_within(30)
-    assert "Run the same command again" in run.log(0)
-
-
 @pytest.mark.parametrize(
     ("number", "to", "moments_s", "code"),
     [
+        (signal.SIGTERM, "the launcher", (0.0,), EXIT_PREEMPTED),  # which passes it on
         (signal.SIGTERM, "all", (0.0, 0.05, 0.3, 0.6, 1.0), EXIT_PREEMPTED),  # systemd: control-group
         (signal.SIGINT, "all", (0.0, 0.05), EXIT_INTERRUPT),
         (signal.SIGINT, "a rank", (0.0,), EXIT_INTERRUPT),
     ],
+    ids=["TERM to the launcher", "TERM to all", "INT to all", "INT to a rank"],
 )
 def test_signals_within_two_seconds_to_any_process_are_one_request(tmp_path, number, to, moments_s, code):
     config = write_experiment(tmp_path, epochs=100_000, checkpoint_every_n_steps=1_000_000)
@@ -101,7 +92,7 @@ def test_signals_within_two_seconds_to_any_process_are_one_request(tmp_path, num
     assert run.reached("Val loss", rank=0), run.wait(5).err
     pids, begin = [*run.survivors(), run.process.pid], time.monotonic()
     assert len(pids) == 3
-    pids = pids[:1] if to == "a rank" else pids
+    pids = {"all": pids, "a rank": pids[:1], "the launcher": pids[-1:]}[to]
     for moment_s in moments_s:
         time.sleep(max(0.0, begin + moment_s - time.monotonic()))
         for pid in pids:

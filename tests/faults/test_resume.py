@@ -50,46 +50,32 @@ def same_to_rounding(config, other):
         np.testing.assert_allclose(found[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_killed_in_the_first_step_in_a_save_and_in_an_evaluation(jobs, unbroken, tmp_path):
-    config = write_experiment(tmp_path)
-    # Saves are at steps 4, 8, ...; epochs (and their evaluations) end at steps 6 and 12.
-    for fault in ("compile:0", "eval:6", "write:12"):
-        ended = jobs.run(config, fault=f"KILL:0:{fault}")
-        assert ended.codes == [KILLED], f"{fault}: {ended.text}"
-    ended = jobs.run(config)
-    assert ended.codes == [0], ended.text
-    assert "Resuming from step" in ended.text
-    same_run(config, unbroken)
-
-
-def test_one_of_two_ranks_is_killed(jobs, tmp_path):
-    whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
-    assert jobs.run(whole, world=2).codes == [0, 0]
-    for fault in ("KILL:1:step:5", "KILL:0:write:8"):
-        ended = jobs.run(config, world=2, fault=fault)
-        killed = int(fault[5])
-        assert ended.codes[killed] == KILLED, ended.text
-        assert ended.codes[1 - killed] != 0, ended.text
-    ended = jobs.run(config, world=2)
-    assert ended.codes == [0, 0], ended.text
-    same_run(config, whole)
-
-
-# Default: each of two ranks; one of three in a step. Slow: one of three in an evaluation (test_exact.py).
-@pytest.mark.slow
-@pytest.mark.wide
-def test_one_after_another_of_three_ranks_is_killed(jobs, tmp_path):
-    changes = {"global_batch_size": 12}
-    whole = write_experiment(tmp_path / "whole", **changes)
-    config = write_experiment(tmp_path / "broken", **changes)
-    assert jobs.run(whole, world=3).codes == [0] * 3
-    for fault in ("KILL:2:step:5", "KILL:1:eval:8", "KILL:0:write:16"):
-        ended = jobs.run(config, world=3, fault=fault)
+@pytest.mark.parametrize(
+    ("world", "faults"),  # saves are at steps 4, 8, ...; epochs (and their evaluations) end at steps 6 and 12
+    [
+        (1, ("0:compile:0", "0:eval:6", "0:write:12")),
+        (2, ("1:step:5", "0:write:8")),
+        # Slow: test_exact.py kills one of three in an evaluation.
+        pytest.param(3, ("2:step:5", "1:eval:8", "0:write:16"), marks=[pytest.mark.slow, pytest.mark.wide]),
+    ],
+    ids=["alone", "two ranks", "three ranks"],
+)
+def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
+    jobs, unbroken, tmp_path, world, faults
+):
+    changes = {"global_batch_size": 12} if world == 3 else {}
+    whole, config = unbroken, write_experiment(tmp_path / "broken", **changes)
+    if world > 1:
+        whole = write_experiment(tmp_path / "whole", **changes)
+        assert jobs.run(whole, world=world).codes == [0] * world
+    for fault in faults:
+        ended = jobs.run(config, world=world, fault=f"KILL:{fault}")
         killed = [rank for rank, code in enumerate(ended.codes) if code == KILLED]
-        assert killed == [int(fault[5])], ended.text
+        assert killed == [int(fault[0])], f"{fault}: {ended.text}"
         assert 0 not in ended.codes
-    ended = jobs.run(config, world=3)
-    assert ended.codes == [0] * 3, ended.text
+    ended = jobs.run(config, world=world)
+    assert ended.codes == [0] * world, ended.text
+    assert "Resuming from step" in ended.text
     same_run(config, whole)
 
 

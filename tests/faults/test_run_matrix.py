@@ -6,11 +6,10 @@ import signal
 import numpy as np
 import pytest
 
-from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.cli import audit, main
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
 from tests.support.launching import until
-from tests.support.training import checkpoints, curves, newest_step, write_experiment
+from tests.support.training import curves, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 
@@ -53,20 +52,6 @@ def test_a_spike_of_the_loss_is_rolled_back_by_all(jobs, tmp_path, capsys):
     assert audit.main([str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.count("left out on purpose: a rollback") == 3
     assert max(curves(config)["train_losses"]) < 3  # ln 3 is what guessing costs
-
-
-def test_all_checkpoints_damaged_is_no_fresh_start(jobs, tmp_path):
-    config = write_experiment(tmp_path)
-    assert jobs.run(config, "--max-steps", 8).codes == [EXIT_OK]
-    steps = list_steps(checkpoints(config))
-    for step in steps:
-        manifest = step_folder(checkpoints(config), step) / "MANIFEST.json"
-        manifest.write_bytes(manifest.read_bytes()[:-20])
-    ended = jobs.run(config)
-    assert ended.codes == [EXIT_USER_ERROR], ended.text
-    assert "No checkpoint in" in ended.text
-    assert all(f"step {step}:" in ended.text for step in steps)
-    assert "Epoch" not in ended.text
 
 
 def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path):
