@@ -14,7 +14,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, StopReason, reason_of
 
-_STOPS = ("SIGTERM", "SIGINT", "SIGHUP")
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool) -> None:
@@ -57,12 +57,10 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             self._is_open = True
-            there = [getattr(signal, name) for name in _STOPS if hasattr(signal, name)]
-            for number in there:
+            for number in _STOPS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._caught)
-            if hasattr(signal, "SIGUSR1"):
-                self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, save_request.note)
+            self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, save_request.note)
         return self
 
     def __exit__(

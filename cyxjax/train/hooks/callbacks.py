@@ -233,6 +233,5 @@ class BestCheckpoint(Callback):
         return self._due
 
     def on_state(self, moment: RunState) -> None:
-        if self._due:
-            self._save(self._path, moment)
-            self._due = False
+        self._save(self._path, moment)
+        self._due = False

@@ -42,17 +42,15 @@ class ProfileHook(Hook):
             self._start(moment.position.step)
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        if self._done:
-            return False
-        return position.step >= (self._first if self._began is None else self._stop)
+        if self._began is None:
+            return self._first <= position.step < self._stop
+        return not self._done and position.step >= self._stop
 
     def on_state(self, moment: RunState) -> None:
-        if not self.wants_state(moment.position, False):
-            return
-        if self._began is not None:
-            self._end(self._began, moment.position.step)
-        elif moment.position.step < self._stop:
+        if self._began is None:
             self._start(moment.position.step)
+        else:
+            self._end(self._began, moment.position.step)
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         if self._done:

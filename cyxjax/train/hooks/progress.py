@@ -92,9 +92,6 @@ class HistoryHook(Hook):
             kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
             self._history.metrics.setdefault(f"{split}_{name}", []).append(kept)
 
-    def on_state(self, moment: RunState) -> None:
-        self._totals(moment.position)
-
     def on_end(self, moment: RunState, finished: bool) -> None:
         self._totals(moment.position)
 

@@ -40,28 +40,20 @@ def test_steps_are_traced_and_told_on_a_page(tmp_path):
     assert jax.config.jax_explain_cache_misses is False
 
 
-def test_a_run_resumed_inside_traces_the_rest_and_one_that_ends_inside_what_it_did(tmp_path):
+def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path):
     said = []
     hook = ProfileHook(2, 9, tmp_path, said.append)
     hook.on_start(at(5))
     jax.jit(lambda x: x * 2)(1.0).block_until_ready()
     hook.on_end(at(7), False)
-    assert said[0].startswith("Profile of steps 5 to 6: 2 steps")
-
-
-def test_steps_that_never_came_and_a_folder_that_cannot_be_are_told(tmp_path):
-    said = []
+    assert said.pop().startswith("Profile of steps 5 to 6: 2 steps")
     ProfileHook(10, 15, tmp_path, said.append).on_end(at(8), True)
-    assert said == ["WARNING: profile: the run ended at step 8, before 10."]
-    (tmp_path / "file").touch()
-    hook = ProfileHook(0, 1, tmp_path / "file" / "x", said.append)
-    hook.on_start(at(0))
-    jax.jit(lambda x: x * 3)(1.0).block_until_ready()
-    hook.on_end(at(1), True)
-    assert len(said) == 2
-    assert said[1].startswith("WARNING: no profile")
-    assert "HINT" in said[1]
-    assert not hook.wants_state(Position(2), False)
+    assert said.pop() == "WARNING: profile: the run ended at step 8, before 10."
+    late = ProfileHook(2, 4, tmp_path, said.append)
+    late.on_start(at(5))  # resumed after these steps: the loop is not held up at each of its own
+    assert not late.wants_state(Position(6), False)
+    late.on_end(at(6), True)
+    assert said == []
 
 
 def test_the_page_counts_time_once_where_devices_work_side_by_side():
@@ -74,12 +66,10 @@ def test_the_page_counts_time_once_where_devices_work_side_by_side():
     assert busy_s(ops) == pytest.approx(0.004)
     found = measured_of(ops, 5, 0.010, 0.001, [0.5])
     lines = page(found, ["x.py:1: now f32[4] and before f32[3]"])
-    assert lines[0] == "5 steps in 0.0 s, 2.00 ms a step (tracing included)"
-    assert lines[1:4] == [
-        "input wait   10.0%       1.00 ms the loop waited for data",
-        "host gaps    60.0%       6.00 ms no device worked on an instruction",
-        "collectives  40.0%       2.00 ms of what instructions took (waiting for others included)",
-    ]
+    assert "2.00 ms a step" in lines[0]
+    # of 10 ms: the loop waited for data; no device worked; what collectives took, waiting included
+    found = [line.split("%")[0].rsplit(maxsplit=1) for line in lines[1:4]]
+    assert found == [["input wait", "10.0"], ["host gaps", "60.0"], ["collectives", "40.0"]]
     assert lines[6].split() == ["80.0%", "4.00", "ms", "2", "x", "step"]
     assert lines[-2:] == [
         "compiled in these steps: 1 programs, 0.5 s",
@@ -116,7 +106,6 @@ def test_the_page_of_all_ranks_begins_with_those_that_are_waited_for():
     assert lines[9].split() == ["75.0%", "60.00", "to", "60.00", "ms", "step"]
     assert lines[13].split() == ["72.5%", "40.00", "to", "76.00", "ms", "dot"]
     assert group_page(["a", "b"])[1:] == ["rank 0: no profile: a", "rank 1: no profile: b"]
-    assert len(group_page(ranks * 300)) < 360  # of a thousand ranks: those, and each that has no profile
 
 
 def test_a_rank_without_a_trace_still_comes_to_the_others(tmp_path):
@@ -130,6 +119,7 @@ def test_a_rank_without_a_trace_still_comes_to_the_others(tmp_path):
     hook = ProfileHook(0, 1, tmp_path / "file" / "x", said.append, exchange, tmp_path / "summary.txt")
     hook.on_start(at(0))
     hook.on_state(at(1))
+    assert not hook.wants_state(Position(2), False)
     hook.on_end(at(1), True)
     (why,) = told
     assert said[0].startswith(f"WARNING: no profile: {why}.")
