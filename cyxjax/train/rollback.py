@@ -42,7 +42,10 @@ def fit(
     called on all ranks. What was left behind is noted in `history`.
     Raises: what `run` raises, where it is no longer of use to go back.
     """
-    causes = _causes(settings)
+    asked = {NonFiniteError: settings.step.on_nonfinite, LossSpikeError: settings.guard.on_loss_spike}
+    causes: tuple[type[BadStepError], ...] = tuple(
+        cause for cause, policy in asked.items() if policy == "rollback"
+    )
     left = settings.guard.max_rollbacks
     while True:
         try:
@@ -52,8 +55,14 @@ def fit(
                 raise
             left -= 1
             start = _past(go_back(error.good_step), error)
-            _note(history, start, error)
-            say(_message(start, error))
+            history.rollback_epochs.append(start.position.epoch)
+            history.rollback_samples.append(start.position.samples)
+            history.rollback_batches.append(start.position.step_in_epoch)
+            history.rollback_steps.append(error.position.step - start.position.step)
+            say(
+                f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the "
+                f"samples after sample {start.position.samples} of epoch {start.position.epoch}."
+            )
 
 
 def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable[[str], None]) -> None:
@@ -81,11 +90,6 @@ def newest_to_go_back_to(
     return None
 
 
-def _causes(settings: Settings) -> tuple[type[BadStepError], ...]:
-    asked = {NonFiniteError: settings.step.on_nonfinite, LossSpikeError: settings.guard.on_loss_spike}
-    return tuple(cause for cause, policy in asked.items() if policy == "rollback")
-
-
 def _past(saved: RunState | None, error: BadStepError) -> RunState:
     """The state of `saved`, at the place in the data after the bad step."""
     if saved is None:
@@ -96,17 +100,3 @@ def _past(saved: RunState | None, error: BadStepError) -> RunState:
     place = error.position._replace(step=saved.position.step)
     sums = saved.sums if saved.position.epoch == place.epoch else np.zeros_like(saved.sums)
     return RunState(place, saved.state, sums)
-
-
-def _note(history: DistributedTrainingHistory, start: RunState, error: BadStepError) -> None:
-    history.rollback_epochs.append(start.position.epoch)
-    history.rollback_samples.append(start.position.samples)
-    history.rollback_batches.append(start.position.step_in_epoch)
-    history.rollback_steps.append(error.position.step - start.position.step)
-
-
-def _message(start: RunState, error: BadStepError) -> str:
-    return (
-        f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the samples "
-        f"after sample {start.position.samples} of epoch {start.position.epoch}."
-    )

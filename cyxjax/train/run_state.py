@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.checkpoint.folders import list_steps
+from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
 from cyxjax.core.model.lora import is_adapter
 from cyxjax.core.portable import build_draw, holds_values
@@ -24,7 +26,6 @@ from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook, Tape
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
-from cyxjax.train.settings import FirstValues
 
 PyTree = Any
 
@@ -102,7 +103,7 @@ class Run:
                 )
         self.notes = []
         if self._now is None:
-            saving, first = plan.settings.saving, plan.settings.first_values
+            saving, first = plan.settings.saving, plan.settings.init_from
             goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
             self.state, self.notes = first_state(plan, program, None if goes_on else first)
         elif not self.is_loaded:
@@ -135,11 +136,13 @@ class Run:
         history.effective_batch_size = known if first_rows is None else first_rows * history.world_size
 
 
-def first_state(plan: Plan, program: Program, first: FirstValues | None = None) -> tuple[RunState, list[str]]:
+def first_state(
+    plan: Plan, program: Program, first: InitFromConfig | None = None
+) -> tuple[RunState, list[str]]:
     """(step 0, notes about its parameters): drawn from the seed, or read from what `first` names."""
     mesh, seed, inputs = plan.group.mesh, plan.settings.seed, plan.inputs
     notes: list[str] = []
-    first = first if first is not None and first.path is not None else None
+    first = first if first and first.path else None
     if first is None and program.sync.keeps_parts and not holds_values(program.fns, inputs):
         state = build_draw(program.fns, program.sync, mesh)(seed, inputs)
     else:
@@ -153,7 +156,7 @@ def first_state(plan: Plan, program: Program, first: FirstValues | None = None) 
 
 
 def _with_first_values(
-    first: FirstValues, params: PyTree, model_state: PyTree
+    first: InitFromConfig, params: PyTree, model_state: PyTree
 ) -> tuple[PyTree, PyTree, list[str]]:
     """(params, model_state) with the arrays that `first` names in place of those drawn; a table of them.
 
@@ -163,18 +166,18 @@ def _with_first_values(
     from cyxjax.weights.match import fill  # here: they load readers of files
     from cyxjax.weights.read import read_weights
 
-    assert first.path is not None
+    assert first.path
     drawn = {"params": params, "model_state": model_state}
     leaves = dict(named_leaves(drawn))
     targets = {name: leaf for name, leaf in leaves.items() if not is_adapter(name)}
     try:
-        weights = read_weights(first.path)
+        weights = read_weights(Path(first.path))
         if adapters := [name for name in weights.arrays if is_adapter(name)]:
             raise CheckpointError(
                 f"{first.path} holds adapters apart from their kernels ({adapters[0]}). HINT: begin with "
                 "what `cyxjax export RUN merged.safetensors` writes, where they are added in."
             )
-        found = fill(weights, targets, dict(first.rules), strict=first.strict)
+        found = fill(weights, targets, dict(first.map), strict=first.strict)
     except CheckpointError as err:  # before anything is trained or written: a wrong configuration
         raise ConfigError(str(err), key="init_from.path") from err
     values = [found.values.get(name, np.asarray(leaf)) for name, leaf in leaves.items()]

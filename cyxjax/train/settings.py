@@ -4,12 +4,12 @@ Only `resolve` sees the whole configuration; other modules receive the parts tha
 """
 
 import copy
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.model.lora import LoraPlan
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.errors import ConfigError
@@ -75,14 +75,6 @@ class StepPlan(NamedTuple):
     def uses_float16(self) -> bool:
         """Whether float16 is used, where steps are skipped regularly to find the loss scale."""
         return "float16" in {part.rpartition("=")[2].strip() for part in self.precision.split(",")}
-
-
-class FirstValues(NamedTuple):
-    """Where initial parameters are read from, if they are not drawn from the seed."""
-
-    path: Path | None
-    rules: Mapping[str, str | None]
-    strict: bool
 
 
 class Reading(NamedTuple):
@@ -164,7 +156,7 @@ class Settings(NamedTuple):
     guard: GuardPolicy
     exactness: Exactness
     seed: int
-    first_values: FirstValues
+    init_from: InitFromConfig  # where initial parameters are read from, if they are not drawn from the seed
     verbose: bool
     run_folder: RunFolder | None  # None: only checkpoints are written
     report: bool  # whether events are kept there
@@ -190,25 +182,24 @@ def resolve(
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
-    step = StepPlan(
-        batch=batch,
-        rate=rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0),
-        reproducibility=config.reproducibility,
-        precision=config.precision,
-        remat=str(config.remat) if remat == "none" else remat,
-        offload=config.offload,
-        sync_batchnorm=config.sync_batchnorm,
-        max_grad_norm=config.max_grad_norm,
-        on_nonfinite=config.on_nonfinite,
-        comm=config.comm,
-        comm_options=copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
-        trainable=config.trainable,
-        lora=LoraPlan(config.lora.rank, config.lora.alpha, config.lora.pattern),
-        threads=config.pool_threads,
-    )
     return Settings(
-        step,
-        Reading(
+        step=StepPlan(
+            batch=batch,
+            rate=rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0),
+            reproducibility=config.reproducibility,
+            precision=config.precision,
+            remat=str(config.remat) if remat == "none" else remat,
+            offload=config.offload,
+            sync_batchnorm=config.sync_batchnorm,
+            max_grad_norm=config.max_grad_norm,
+            on_nonfinite=config.on_nonfinite,
+            comm=config.comm,
+            comm_options=copy.deepcopy(config.comm_options),  # the caller's may change before the next fit
+            trainable=config.trainable,
+            lora=LoraPlan(config.lora.rank, config.lora.alpha, config.lora.pattern),
+            threads=config.pool_threads,
+        ),
+        reading=Reading(
             epoch=epoch,
             steps_per_epoch=config.steps_per_epoch,
             seed=config.seed,
@@ -216,19 +207,44 @@ def resolve(
             prefetch=config.prefetch,
             max_eval_batches=config.max_eval_batches,
         ),
-        _course(config),
-        Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
-        _save_policy(config),
-        _guard_policy(config),
-        Exactness(config.exact, config.exact_digest_every_n_steps),
-        config.seed,
-        _first_values(config),
-        config.verbose,
-        config.run_folder,
-        isinstance(config, TrainConfig) and config.report,
-        config.profiled_steps if isinstance(config, TrainConfig) else None,
-        config.to_yaml() if isinstance(config, TrainConfig) else None,
-        config.resolved(),
+        course=Course(
+            epochs=config.epochs,
+            max_steps=config.max_steps,
+            max_time_s=config.max_time,
+            evaluations=Evaluations(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
+            in_flight=config.steps_in_flight,
+            steps_per_dispatch=config.steps_per_dispatch,
+            log_every=config.log_every_n_batches,
+        ),
+        watch=Watch(config.monitor, config.monitor_mode, config.early_stopping_patience),
+        saving=SavePolicy(
+            folder=config.checkpoint_path,
+            every_epochs=config.checkpoint_every_n_epochs,
+            every_steps=config.checkpoint_every_n_steps,
+            every_minutes=config.checkpoint_every_n_minutes,
+            keep_last=config.keep_last,
+            keep_best=config.keep_best,
+            in_background=config.checkpoint_async,
+            resume=config.resume,
+        ),
+        guard=GuardPolicy(
+            on_loss_spike=config.on_loss_spike,
+            spike_factor=config.loss_spike_factor,
+            spike_window=config.loss_spike_window,
+            spike_steps=config.loss_spike_steps,
+            max_rollbacks=config.max_rollbacks,
+            sentinel_every=config.sentinel_every_n_steps,
+            on_desync=config.on_desync,
+        ),
+        exactness=Exactness(config.exact, config.exact_digest_every_n_steps),
+        seed=config.seed,
+        init_from=config.init_from,
+        verbose=config.verbose,
+        run_folder=config.run_folder,
+        report=isinstance(config, TrainConfig) and config.report,
+        profile=config.profiled_steps if isinstance(config, TrainConfig) else None,
+        experiment=config.to_yaml() if isinstance(config, TrainConfig) else None,
+        values=config.resolved(),
     )
 
 
@@ -251,46 +267,4 @@ def _batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchS
         return BatchShape(config.batch_size, shares, accumulation)
     return BatchShape(
         batch_size_from_global(config.global_batch_size, shares, accumulation), shares, accumulation
-    )
-
-
-def _first_values(config: DistributedTrainingConfig) -> FirstValues:
-    path = config.init_from.path
-    return FirstValues(Path(path) if path else None, config.init_from.map, config.init_from.strict)
-
-
-def _course(config: DistributedTrainingConfig) -> Course:
-    return Course(
-        epochs=config.epochs,
-        max_steps=config.max_steps,
-        max_time_s=config.max_time,
-        evaluations=Evaluations(config.evaluate_every_n_epochs, config.evaluate_every_n_steps),
-        in_flight=config.steps_in_flight,
-        steps_per_dispatch=config.steps_per_dispatch,
-        log_every=config.log_every_n_batches,
-    )
-
-
-def _save_policy(config: DistributedTrainingConfig) -> SavePolicy:
-    return SavePolicy(
-        folder=config.checkpoint_path,
-        every_epochs=config.checkpoint_every_n_epochs,
-        every_steps=config.checkpoint_every_n_steps,
-        every_minutes=config.checkpoint_every_n_minutes,
-        keep_last=config.keep_last,
-        keep_best=config.keep_best,
-        in_background=config.checkpoint_async,
-        resume=config.resume,
-    )
-
-
-def _guard_policy(config: DistributedTrainingConfig) -> GuardPolicy:
-    return GuardPolicy(
-        on_loss_spike=config.on_loss_spike,
-        spike_factor=config.loss_spike_factor,
-        spike_window=config.loss_spike_window,
-        spike_steps=config.loss_spike_steps,
-        max_rollbacks=config.max_rollbacks,
-        sentinel_every=config.sentinel_every_n_steps,
-        on_desync=config.on_desync,
     )

@@ -1,7 +1,6 @@
 """The hooks of a run, in the order in which they are called."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpoints
@@ -21,7 +20,7 @@ from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN, loss_spi
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.hook import Hook, RunState
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import EventsHook, HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, StopHook
@@ -89,13 +88,9 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *_goodput(fit),  # after saves, which are part of where the time went
         *_events(fit, saves),  # last: the end is logged when all is done
     ]
-    save = partial(_save_at, fit)
+    save = lambda path, moment: resume.save_at(path, fit.plan, fit.program, fit.run, moment)  # noqa: E731
     composite.begin([*theirs, *early], RunParts(history, fit.watchable, save))
     return hooks
-
-
-def _save_at(fit: Fit, path: str, moment: RunState) -> None:
-    resume.save_at(path, fit.plan, fit.program, fit.run, moment)
 
 
 def _black_box(fit: Fit) -> list[Hook]:
