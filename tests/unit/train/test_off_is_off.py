@@ -22,8 +22,7 @@ from cyxjax.launch.backend import pages, programs
 from cyxjax.run_folder import LOCK
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
-from cyxjax.train.hooks.hook import Hook
-from tests.support.trainers import X, Y, batches, config, fitted, trainer
+from tests.support.trainers import At, X, Y, batches, config, fitted, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = X[:24], Y[:24]
@@ -68,28 +67,19 @@ def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch)
     assert asked == ["auto", "off"]
 
 
-@pytest.mark.parametrize("resume", ["never", "auto"])
-def test_a_fit_that_saves_nothing_leaves_an_earlier_run_s_checkpoints_as_they_are(
-    tmp_path, monkeypatch, resume
+def test_a_fit_that_saves_nothing_makes_no_folder_and_leaves_an_earlier_run_s_as_it_is(
+    tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    fitted(At(1, lambda info: os.kill(os.getpid(), signal.SIGUSR1)), verbose=True)
+    assert os.listdir(tmp_path) == []
+    assert "SIGUSR1 asks for a checkpoint, but they are off" in capsys.readouterr().out
     fitted(checkpoint_every_n_steps=2)  # into ./checkpoints, the default
     (tmp_path / "checkpoints" / "step_00000099.tmp-ab-1").mkdir()
     before = everything(tmp_path)
-    fitted(resume=resume, epochs=3)
-    assert everything(tmp_path) == before
-
-
-def test_a_fit_that_saves_nothing_makes_no_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    class Ask(Hook):
-        def on_step(self, info):
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    fitted(Ask(), verbose=True)
-    assert os.listdir(tmp_path) == []
-    assert "SIGUSR1 asks for a checkpoint, but they are off" in capsys.readouterr().out
+    for resume in ("never", "auto"):
+        fitted(resume=resume, epochs=3)
+        assert everything(tmp_path) == before
 
 
 def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_named(tmp_path, capsys):
