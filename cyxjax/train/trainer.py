@@ -279,17 +279,10 @@ class DistributedTrainer:
         self._run.is_loaded = True
         self._hand_out_values()
 
-    def validate(self, X: Any, y: Any = None) -> dict[str, Any]:
-        """`evaluate_metrics` by Lightning's name."""
-        return self.evaluate_metrics(X, y)
-
-    def test(self, X: Any, y: Any = None) -> dict[str, Any]:
-        """`evaluate_metrics` by Lightning's name."""
-        return self.evaluate_metrics(X, y)
-
-    def save(self, path: str) -> None:
-        """`save_checkpoint` by Keras's name."""
-        self.save_checkpoint(path)
+    validate = test = evaluate_metrics
+    """`evaluate_metrics` by Lightning's names."""
+    save = save_checkpoint
+    """`save_checkpoint` by Keras's name."""
 
     def summary(self) -> str:
         """A line for each parameter with its shape, then their number. Raises: GroupError before a fit."""

@@ -67,6 +67,11 @@ def test_the_last_save_is_tried_whatever_became_of_those_before(tmp_path, monkey
     assert list_steps(tmp_path) == [10]
 
 
+def test_saves_fall_due_by_minutes_too(tmp_path):
+    fitted(checkpoint_dir=str(tmp_path), checkpoint_every_n_minutes=1e-9, steps_in_flight=1, keep_last=9)
+    assert len(list_steps(tmp_path)) > 2  # not the last step alone
+
+
 def test_the_command_says_it_last_and_does_not_end_well(tmp_path, monkeypatch, capsys):
     process_group.finalize()  # the command makes its own
     fail(monkeypatch, range(1, 10**6))
