@@ -9,6 +9,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.distributed import process_group
@@ -103,6 +104,19 @@ def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), **values: Any) -> Any:
     one = trainer(linen.Dense(3), callbacks=callbacks)
     one.fit(*data, **{name: value for name, value in (QUIET | values).items() if value is not None})
     return one
+
+
+def run_experiment(folder: Any, **values: Any) -> None:
+    """Trains a small network on digits in the run folder `folder`, as the command does, in its own group."""
+    from cyxjax.train import experiment
+
+    small = {"epochs": 1, "batch_size": 256, "model": {"options": {"hidden": [8]}}}
+    values = small | {"optimizer": {"name": "sgd", "lr": 0.1}} | values
+    process_group.finalize()
+    try:
+        assert experiment.run(TrainConfig(run_dir=str(folder), **values)) == 0
+    finally:
+        process_group.finalize()
 
 
 def same_bits(one: Any, other: Any) -> bool:

@@ -14,7 +14,6 @@ from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as checkpoint_command
-from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError
@@ -22,18 +21,10 @@ from cyxjax.launch.backend import pages, programs
 from cyxjax.run_folder import LOCK
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
-from tests.support.trainers import At, X, Y, batches, config, fitted, trainer
+from tests.support.trainers import At, X, Y, batches, config, fitted, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = X[:24], Y[:24]
-
-
-def train(**values):
-    process_group.finalize()  # an experiment makes its own
-    try:
-        assert experiment.run(TrainConfig(batch_size=32, optimizer={"name": "sgd", "lr": 0.1}, **values)) == 0
-    finally:
-        process_group.finalize()
 
 
 def everything(folder):
@@ -104,18 +95,16 @@ def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_na
 
 
 def test_an_experiment_that_is_refused_has_not_rewritten_its_configuration(tmp_path):
-    words = {"run_dir": str(tmp_path / "run"), "epochs": 1, "max_steps": 2, "verbose": False}
-    train(**words, model={"name": "mlp", "options": {"hidden": [4]}})
+    run_experiment(tmp_path, verbose=False)
     before = everything(tmp_path)
     with pytest.raises(CheckpointError, match="Dense_0"):
-        train(**words, model={"name": "mlp", "options": {"hidden": [5]}})
+        run_experiment(tmp_path, verbose=False, model={"options": {"hidden": [5]}})
     assert everything(tmp_path) == before
 
 
 def test_the_commands_look_where_the_configuration_says(tmp_path, capsys):
-    words = {"run_dir": str(tmp_path / "run"), "checkpoint_dir": "saves", "epochs": 1, "verbose": False}
-    train(**words, max_steps=3, checkpoint_every_n_steps=1)
     run = tmp_path / "run"
+    run_experiment(run, batch_size=32, checkpoint_dir="saves", max_steps=3, checkpoint_every_n_steps=1)
     assert open_run(run).checkpoints == run / "saves"
     (run / "checkpoints").mkdir()  # is not its folder of checkpoints
     assert audit.main([str(run)]) == 0

@@ -7,25 +7,10 @@ import pytest
 
 from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
-from cyxjax.distributed import process_group
 from cyxjax.errors import NonFiniteError
 from cyxjax.observe.events import read_events
-from cyxjax.train import experiment, reporting
-from tests.support.trainers import At, fitted, use_devices
-
-
-def train(folder, **values):
-    process_group.finalize()  # an experiment makes its own
-    try:
-        small = {
-            "epochs": 1,
-            "batch_size": 256,
-            "model": {"options": {"hidden": [8]}},
-            "optimizer": {"name": "sgd", "lr": 0.1},
-        }
-        return experiment.run(TrainConfig(run_dir=str(folder), **small | values))
-    finally:
-        process_group.finalize()
+from cyxjax.train import reporting
+from tests.support.trainers import At, fitted, run_experiment, use_devices
 
 
 def names(folder):
@@ -34,7 +19,7 @@ def names(folder):
 
 def test_an_experiment_leaves_its_report(tmp_path, capsys):
     run = tmp_path / "run"
-    assert train(run, checkpoint_every_n_epochs=1) == 0
+    run_experiment(run, checkpoint_every_n_epochs=1)
     assert names(run) == ["start", "save", "end", "test", "predictions", "samples"]
     start, *_, predictions, samples = read_events(run / "events.jsonl")
     assert len(samples["images"]) == 24
@@ -72,9 +57,9 @@ def test_an_experiment_leaves_its_report(tmp_path, capsys):
 
 
 def test_report_off_writes_nothing_of_it(tmp_path):
-    assert train(tmp_path / "run", report=False) == 0
+    run_experiment(tmp_path / "run", report=False)
     assert not {"events.jsonl", "report.html"} & {path.name for path in (tmp_path / "run").iterdir()}
-    assert train(tmp_path / "other", report_samples=0) == 0
+    run_experiment(tmp_path / "other", report_samples=0)
     assert "predictions" not in names(tmp_path / "other")
 
 
@@ -83,7 +68,7 @@ def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
         raise MemoryError("no room\nat all")
 
     monkeypatch.setattr("cyxjax.observe.report.page.write", fail)
-    assert train(tmp_path / "run") == 0
+    run_experiment(tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert "report.html was not drawn: MemoryError: no room" in line
 
