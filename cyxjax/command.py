@@ -4,12 +4,12 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,40 +19,16 @@ class Parser(argparse.ArgumentParser):
         if example:
             options["epilog"] = f"example: {example}"
         super().__init__(*args, **options)
-        self._words: list[str] = []
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        known, words = self._options(), message.partition("unrecognized arguments: ")[2].split()
-        if "are required" in message:  # said before what is unknown, which may be what is missing, misspelt
-            words = [word for word in self._words if not _is_one(word, known)]
-        unknown = next((word for word in words if word.startswith("--")), "")
-        if unknown:
-            near = nearest(unknown, known)
-            raise ConfigError(f"unknown option {unknown} (from the command line). {near} HINT: {usage}.")
         raise ConfigError(f"{message} (from the command line). HINT: {usage}; see --help.")
-
-    def _options(self) -> list[str]:
-        """What this parser takes, and what its commands take."""
-        found = [option for action in self._actions for option in action.option_strings]
-        commands = [one.choices.values() for one in self._actions if isinstance(one.choices, dict)]
-        inner = [option for parsers in commands for parser in parsers for option in parser._options()]
-        return [*found, *inner]
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
             show(message)
         else:
             super()._print_message(message, file)
-
-
-def _is_one(word: str, options: Sequence[str]) -> bool:
-    """Whether `word` is one of `options`, or short for one."""
-    return any(option.startswith(word.partition("=")[0]) for option in options)
 
 
 def number(low: float, high: float, kind: type = int) -> Callable[[str], Any]:
