@@ -1,6 +1,5 @@
 """Command-line words to plain values: `--optimizer.lr 0.1 --no-shuffle --model.options.hidden [64,32]`."""
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
@@ -12,8 +11,6 @@ from cyxjax.config.errors import field_at, section_of, where_it_belongs
 from cyxjax.config.values import accepts_bool
 from cyxjax.errors import ConfigError
 
-_SPECIAL = ("config", "help", "print_config")
-
 
 @dataclass
 class Overrides:
@@ -23,7 +20,6 @@ class Overrides:
     help: bool = False
     print_config: bool = False
     values: dict[str, Any] = field(default_factory=dict)  # nested, as a YAML file would hold them
-    keys: set[str] = field(default_factory=set)  # the dotted keys given
 
 
 def names(given: Collection[str], key: str) -> bool:
@@ -45,7 +41,7 @@ def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
         elif name == "config":
             found.config_files.append(_one(name, words))
         else:
-            _add(found, name, words, model)
+            _add(found.values, name, words, model)
     return found
 
 
@@ -65,11 +61,9 @@ def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     return options
 
 
-def _add(found: Overrides, name: str, words: list[str], model: type[BaseModel]) -> None:
+def _add(place: dict[str, Any], name: str, words: list[str], model: type[BaseModel]) -> None:
     key, negated = _resolve(name, words, model)
-    found.keys.add(key)
     *path, last = key.split(".")
-    place = found.values
     for part in path:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
@@ -87,9 +81,7 @@ def _resolve(name: str, words: Sequence[str], model: type[BaseModel]) -> tuple[s
         return positive, True
     if kind is None:
         depth = next((i for i in range(len(path)) if field_at(model, path[: i + 1]) is None), len(path))
-        wrong = [*path, last][depth]
-        special = difflib.get_close_matches(wrong, _SPECIAL, 1, 0.8) if not path else []
-        near = f"Did you mean {special[0]!r}?" if special else where_it_belongs(wrong, model, path[:depth])
+        near = where_it_belongs([*path, last][depth], model, path[:depth])
         raise ConfigError(
             f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists them all."
         )
@@ -115,7 +107,12 @@ def from_text(text: str, kind: Any, where: str) -> Any:
     Raises: ConfigError, naming `where`, for text that is not YAML.
     """
     if kind is Any or get_origin(kind) in (dict, tuple, list):
-        return _yaml(text, where)
+        try:
+            return yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise ConfigError(
+                f"{where} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'."
+            ) from None
     if type(None) in get_args(kind) and text.lower() in ("none", "null", "~"):
         return None
     return text
@@ -128,13 +125,6 @@ def _one(key: str, words: list[str]) -> str:
             f"command line: --{_dashed(key)} takes one value, {got}. HINT: --help shows its form."
         )
     return words[0]
-
-
-def _yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"{where} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'.") from None
 
 
 def _dashed(name: str) -> str:

@@ -33,7 +33,11 @@ class Layer(NamedTuple):
 
     source: str  # a file, or "command line"
     values: dict[str, Any]
-    keys: frozenset[str]  # the dotted keys it sets
+
+    @property
+    def keys(self) -> list[str]:
+        """The dotted keys that it sets."""
+        return [key for key, _ in dotted(self.values)]
 
 
 def load_config(
@@ -47,7 +51,7 @@ def load_config(
     """
     given = parse_overrides(argv, TrainConfig)
     layers = [layer for file in given.config_files for layer in _read_layers(file, env)]
-    layers.append(Layer("command line", given.values, frozenset(given.keys)))
+    layers.append(Layer("command line", given.values))
     values: dict[str, Any] = {"run_dir": f"runs/{Path(['train', *given.config_files][-1]).stem}"}
     for layer in layers:
         values = merge(values, layer.values)
@@ -94,7 +98,7 @@ def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()
     values = _fill(read_yaml(path), TrainConfig, env, path)
     base = values.pop("base", None)
     below = _read_layers(str(Path(path).parent / str(base)), env, (*above, here)) if base else []
-    return [*below, Layer(path, values, frozenset(key for key, _ in dotted(values)))]
+    return [*below, Layer(path, values)]
 
 
 _FROM_ENV = re.compile(r"\$\{env:([A-Za-z_]\w*)(?::([^{}]*))?\}")
