@@ -29,13 +29,6 @@ def test_what_cannot_be_exact_is_refused(options, said):
         exact(**options)
 
 
-def test_the_same_options_are_free_otherwise():
-    free = DistributedTrainingConfig(
-        global_batch_size=60, gradient_accumulation_steps=2, comm="zero1", sync_batchnorm=True
-    )
-    assert (free.gradient_accumulation_steps, free.comm, free.sync_batchnorm) == (2, "zero1", True)
-
-
 def test_threads_follow_the_virtual_replicas_unless_named():
     # a number that does not depend on the machine or on who shares it: threads are part of the bits
     assert exact().pool_threads == 8
