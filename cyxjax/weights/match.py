@@ -30,6 +30,7 @@ _TORCHS = {
     "var": "running_var",
 }
 _PREFIXES = ("model_state/batch_stats/", "model_state/", "params/", "")
+_COUNTER = "num_batches_tracked"  # torch's; Flax's BatchNorm has none
 _SHOWN = 12
 Rule = tuple[str, re.Match[str], str | None]  # a pattern, what its stars matched, the name in the model
 
@@ -50,7 +51,7 @@ def fill(
     Raises: ConfigError for a rule that fits nothing; CheckpointError naming what is missing, left over, or of
         another shape or kind.
     """
-    sources = dict(_sources(weights, targets, rules))
+    sources, over = _matched(weights, targets, rules)
     wrong = [
         why for target, name in sources.items() if (why := _unlike(name, weights, target, targets[target]))
     ]
@@ -60,17 +61,16 @@ def fill(
             "init_from.map (null leaves an array out)."
         )
     missing = [name for name in targets if name not in sources]
-    over = _left_over(weights, set(sources.values()), rules)
     summary = _summary(weights, sources, missing, over)
     if not sources or (strict and (missing or over)):
         raise CheckpointError(
             f"{'; '.join(summary)}. HINT: init_from.map meets names; strict: false takes what there is."
         )
+    have = {target: weights.arrays[name] for target, name in sources.items()}
     values = {
-        target: _turned(name, target, weights.arrays[name].read()).astype(targets[target].dtype)
+        target: _turned(name, target, have[target].read()).astype(targets[target].dtype)
         for target, name in sources.items()
     }
-    have = {target: weights.arrays[name] for target, name in sources.items()}
     matches = [
         f"{target.removeprefix('params/')} <- {name} {have[target].dtype.name}{list(have[target].shape)}"
         for target, name in list(sources.items())[:_SHOWN]
@@ -107,30 +107,34 @@ def _names_for(target: str, rules: Mapping[str, str | None]) -> Iterator[str]:
     yield target
 
 
-def _sources(
+def _matched(
     weights: Weights, targets: Mapping[str, Any], rules: Mapping[str, str | None]
-) -> Iterator[tuple[str, str]]:
-    """(target, the array for it)."""
+) -> tuple[dict[str, str], list[str]]:
+    """The array for each target, and the arrays that nothing took and no rule left out."""
     patterns = _patterns(rules)
-    used: set[str] = set()
-    taken: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    used, over = set(), []
+    # Of a whole training state only the model counts.
+    above = "params/" if any(name.startswith("params/") for name in weights.arrays) else ""
     for name in weights.arrays:
         rule = _rule(name, patterns)
+        target = _target(name, rule, targets)
         if rule is not None:
             used.add(rule[0])
-        target = _target(name, rule, targets)
+        elif target is None and name.startswith(above) and not name.endswith(_COUNTER):
+            over.append(name)
         if target is None:
             continue
-        if target in taken:
+        if target in sources:
             raise CheckpointError(
-                f"{taken[target]} and {name} are both for {target}. HINT: a rule of init_from.map."
+                f"{sources[target]} and {name} are both for {target}. HINT: a rule of init_from.map."
             )
-        taken[target] = name
-        yield target, name
+        sources[target] = name
     for pattern, put in rules.items():
         if put and pattern not in used:
             near = nearest(pattern, list(weights.arrays)[:200])
             raise ConfigError(f"{pattern!r} matches no array. HINT: {near[:300]}", key="init_from.map")
+    return sources, over
 
 
 def _patterns(rules: Mapping[str, str | None]) -> list[tuple[str, re.Pattern[str], str | None]]:
@@ -213,20 +217,6 @@ def _unlike(name: str, weights: Weights, target: str, want: Any) -> str:
 
 def _kind(dtype: np.dtype) -> str:
     return "f" if dtype.kind == "V" else dtype.kind  # ml_dtypes' floats are of no kind of numpy's
-
-
-def _left_over(weights: Weights, used: set[str], rules: Mapping[str, str | None]) -> list[str]:
-    """Arrays that nothing took and no rule left out; of a whole training state only the model counts."""
-    whole = any(name.startswith("params/") for name in weights.arrays)
-    left_out = [_regex(pattern) for pattern, put in rules.items() if not put]
-    return [
-        name
-        for name in weights.arrays
-        if name not in used
-        and (not whole or name.startswith("params/"))
-        and not name.endswith("num_batches_tracked")  # torch's counter; Flax's BatchNorm has none
-        and not any(regex.fullmatch(name) for regex in left_out)
-    ]
 
 
 def _summary(weights: Weights, sources: Mapping[str, str], missing: list[str], over: list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Reads files of weights as arrays by name; the format is recognised by content, not by file name."""
 
 import json
+import zipfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,10 @@ def _of_checkpoints(folder: Path) -> dict[str, Stored]:
 def _of_file(path: Path) -> Weights:
     with readable(path, CheckpointError), open_plain(path, "rb") as file:
         head = file.read(16)
-    if torch_files.is_torch_file(path):
-        return Weights(torch_files.read_file(path), "torch")
     if head[8:9] == b"{":
         return Weights(_of_safetensors(path), "safetensors")
+    if zipfile.is_zipfile(path):
+        return Weights(torch_files.read_file(path), "torch")
     return Weights(_of_msgpack(path), "flax msgpack")
 
 

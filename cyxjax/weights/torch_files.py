@@ -56,14 +56,6 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]  # in elements
 
 
-def is_torch_file(path: Path) -> bool:
-    """Whether `path` is a zip as torch writes it."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/data.pkl") for name in archive.namelist())
-
-
 def read_file(path: Path) -> dict[str, Stored]:
     """The tensors in the file, by their keys joined with dots.
 
@@ -75,17 +67,14 @@ def read_file(path: Path) -> dict[str, Stored]:
         if pickled.file_size > _MOST_PICKLE:
             raise ValueError(f"its pickle is {pickled.file_size} bytes long")
         folder = pickled.filename.removesuffix("data.pkl")
-        order = _byteorder(archive, folder)
+        is_swapped = (
+            f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") == b"big"
+        )
         found = _tensors(_walk(archive.read(pickled)))
         return {
-            name: Stored(one.shape, one.storage.dtype, partial(_read, path, folder, order, one))
+            name: Stored(one.shape, one.storage.dtype, partial(_read, path, folder, is_swapped, one))
             for name, one in found
         }
-
-
-def _byteorder(archive: zipfile.ZipFile, folder: str) -> str:
-    name = f"{folder}byteorder"
-    return archive.read(name).decode() if name in archive.namelist() else "little"
 
 
 def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
@@ -100,11 +89,11 @@ def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
     return [found for key, value in parts for found in _tensors(value, f"{above}.{key}" if above else key)]
 
 
-def _read(path: Path, folder: str, order: str, one: _Tensor) -> np.ndarray:
+def _read(path: Path, folder: str, is_swapped: bool, one: _Tensor) -> np.ndarray:
     """The values of a tensor. numpy checks that they lie within the storage. Raises: CheckpointError."""
     with readable(path, CheckpointError, _HINT), zipfile.ZipFile(path) as archive:
         flat = np.frombuffer(archive.read(f"{folder}data/{one.storage.key}"), one.storage.dtype)
-        if order == "big":
+        if is_swapped:
             flat = flat.byteswap()
         steps = [step * flat.itemsize for step in one.strides]
         start = one.offset * flat.itemsize
