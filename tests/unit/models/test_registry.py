@@ -1,7 +1,5 @@
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,11 +29,6 @@ def test_keywords_mapping_and_config_build_the_same_module():
     assert build({"model": {"name": "mlp", **options}, "epochs": 3}) == expected
     assert build({"model": {"name": "mlp", "options": options}, "epochs": 3}) == expected
     assert build(options, dropout=0.5) == MLP(hidden=(32, 16), dropout=0.5)
-
-
-def test_unknown_name_offers_the_nearest():
-    with pytest.raises(ConfigError, match="'resnet19'.* 'resnet18'"):
-        get_model("resnet19")
 
 
 @pytest.mark.parametrize(
@@ -81,64 +74,50 @@ def test_what_is_registered_is_built_with_checked_options_and_shipped_names_stay
     assert get_model("probe")(features=2) == nn.Dense(2)
 
 
-def test_naming_a_model_starts_no_jax():
-    program = (
-        "import sys, cyxjax; cyxjax.Config({}); from cyxjax.models.registry import model_names; model_names()"
-    )
-    command = [sys.executable, "-c", f"{program}; sys.exit('jax' in sys.modules)"]
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
-
-
 @pytest.mark.parametrize("shape", [(2, 8, 8), (2, 8, 8, 3), (2, 1, 5, 1)])
 def test_cnn_takes_images_with_and_without_channels(shape):
     model, x = get_model("cnn")(features=[4, 8, 8, 8], hidden=5, num_classes=3), jnp.ones(shape)
-    variables = jax.jit(model.init)(jax.random.key(0), x)
-    assert jax.jit(model.apply)(variables, x).shape == (2, 3)
+    assert jax.jit(model.init_with_output)(jax.random.key(0), x)[0].shape == (2, 3)
 
 
 def test_mlp_parameter_count_and_dropout_only_in_training():
     model, x = get_model("mlp")(hidden=[16], num_classes=3, dropout=0.5), jnp.ones((4, 2, 2))
-    variables = model.init(jax.random.key(0), x)
+    quiet, variables = model.init_with_output(jax.random.key(0), x)
     assert count_params(variables["params"]) == (4 * 16 + 16) + (16 * 3 + 3)
-    quiet = model.apply(variables, x)
     dropped = model.apply(variables, x, train=True, rngs={"dropout": jax.random.key(1)})
     assert np.all(np.asarray(quiet) == np.asarray(quiet)[0])  # equal samples, equal logits
     assert not np.array_equal(quiet, dropped)
 
 
-def write(tmp_path, text):
-    path = tmp_path / "x.yaml"
-    path.write_text(text)
-    return path
-
-
 def test_settings_are_reached_by_dots_and_brackets_and_a_missing_one_names_file_and_nearest(tmp_path):
-    path = write(tmp_path, "model:\n  latent_size: 8\n  layers: [{size: 3}]\nlr: 1e-1\n")
+    path = tmp_path / "x.yaml"
+    path.write_text("model:\n  latent_size: 8\n  layers: [{size: 3}]\nlr: 1e-1\n")
     config = Config.from_file(path)
     assert config.model.latent_size == config["model"]["latent_size"] == 8
     assert config.model.layers[0].size == 3
     assert (config.get("lr"), config.get("absent", 7), "lr" in config, len(config)) == (0.1, 7, True, 2)
-    assert config.to_dict() == {"model": {"latent_size": 8, "layers": [{"size": 3}]}, "lr": 0.1}
-    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config)) == config.to_dict()
+    plain = config.to_dict()
+    assert plain == {"model": {"latent_size": 8, "layers": [{"size": 3}]}, "lr": 0.1}
+    assert type(plain["model"]) is type(plain["model"]["layers"][0]) is dict
+    again = pickle.loads(pickle.dumps(config))
+    assert copy.deepcopy(config) == config == again == plain
+    assert again.model.latent_size == 8
     with pytest.raises(ConfigError, match=r"'latent' .*x\.yaml: model.* 'latent_size'"):
-        _ = config.model.latent
+        _ = again.model.latent
     with pytest.raises(KeyError, match="No setting 'modle'"):
         _ = config["modle"]
     assert not hasattr(config, "modle")  # needs an AttributeError
     with pytest.raises(ConfigError, match=r"from .*x\.yaml: model"):
         get_model("mlp")(config)
-
-
-def test_changing_the_dict_leaves_the_config_alone():
-    values = {"a": {"b": [1]}}
-    config = Config(values)
-    config.to_dict()["a"]["b"].append(2)
-    values["a"]["b"].append(3)
-    assert config.a.b == [1]
+    plain["model"]["layers"].append(2)
+    assert len(config.model.layers) == 1
 
 
 @pytest.mark.parametrize("text", ["a: [1\nb: 2\n", "- 1\n- 2\n", "a: !!python/object/apply:os.getcwd []\n"])
 def test_a_file_of_no_settings_is_named_and_runs_no_code(tmp_path, text):
-    assert Config.from_file(write(tmp_path, "")).to_dict() == {}
+    path = tmp_path / "x.yaml"
+    path.touch()
+    assert Config.from_file(path).to_dict() == {}
+    path.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.yaml: "):
-        Config.from_file(write(tmp_path, text))
+        Config.from_file(path)
