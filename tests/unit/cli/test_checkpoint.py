@@ -33,22 +33,16 @@ def damage(run, step):
 
 
 @pytest.mark.parametrize("below", [".", "checkpoints"])
-def test_ls_shows_every_step_once(run, capsys, below):
-    assert main(["ls", str(run / below)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [(line.split()[0], line.split()[-1]) for line in lines] == [
-        ("step", "metric"), ("1", "3"), ("2", "0.5"), ("3", "1.25"),
-    ]  # fmt: skip
-
-
-def test_a_step_that_is_none_and_what_was_set_aside_are_named(run, capsys):
+def test_ls_shows_every_step_once_one_that_is_none_and_what_was_set_aside(run, capsys, below):
     folder = run / "checkpoints"
     (folder / "step_00000004").mkdir()
     (folder / "step_00000005.corrupt-20260101-000000").mkdir()
-    assert main(["ls", str(run)]) == 0
-    out = capsys.readouterr().out
-    assert "4  MANIFEST.json: No such file" in out
-    assert "step_00000005.corrupt-20260101-000000: set aside, it did not verify" in out
+    assert main(["ls", str(run / below)]) == 0
+    *rows, none, aside = capsys.readouterr().out.splitlines()
+    found = [(line.split()[0], line.split()[-1]) for line in rows]
+    assert found == [("step", "metric"), ("1", "3"), ("2", "0.5"), ("3", "1.25")]
+    assert "4  MANIFEST.json: No such file" in none
+    assert aside == "step_00000005.corrupt-20260101-000000: set aside, it did not verify"
     assert main(["ls", str(run), "--json"]) == 0
     *steps, last = json.loads(capsys.readouterr().out)
     assert [step["metric"] for step in steps] == [3, 0.5, 1.25]
@@ -96,32 +90,26 @@ def test_export_holds_a_block_and_no_leaf(tmp_path, capsys):
 
 def test_export_of_chosen_parts(run):
     assert main(["export", str(run), str(run / "m"), "--step", "1", "--part", "sync"]) == 0
-    assert [name for name, _ in safetensors.deserialize((run / "m").read_bytes())] == ["sync/mu"]
+    assert safetensors.numpy.load_file(run / "m").keys() == {"sync/mu"}
     with pytest.raises(CheckpointError, match=r"Step 3 .*weights.* model_state\W+params\W+sync"):
         main(["export", str(run), str(run / "m"), "--part", "weights"])
 
 
-def test_export_to_orbax_is_opened_by_plain_orbax(run):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # orbax's own, while its v1 is experimental
+def test_plain_orbax_opens_what_is_exported_and_the_arrays_of_a_step_as_they_lie(run):
     assert main(["export", str(run), str(run / "tree"), "--to", "orbax"]) == 0
     import orbax.checkpoint as ocp  # each worker imports every file of tests
+    import orbax.checkpoint.experimental.v1 as v1
 
     tree = ocp.PyTreeCheckpointer().restore((run / "tree").absolute())
     assert sorted(tree) == ["model_state", "params"]
     assert np.asarray(tree["params"]["Dense_0"]["kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(CheckpointError, match="/tree "):
         main(["export", str(run), str(run / "tree"), "--to", "orbax"])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # orbax's own, while its v1 is experimental
-def test_orbax_opens_the_arrays_of_a_step_as_they_lie(run):
-    import orbax.checkpoint.experimental.v1 as ocp  # each worker imports every file of tests
-
-    with ocp.Context(checkpoint_layout=ocp.options.CheckpointLayout.SAFETENSORS):
-        tree = ocp.load(run / "checkpoints" / "step_00000002" / "arrays")
-    assert sorted(tree) == [
-        "model_state/mean", "params/Dense_0/bias", "params/Dense_0/kernel", "sync/mu",
-    ]  # fmt: skip
-    assert np.asarray(tree["params/Dense_0/kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
+    with v1.Context(checkpoint_layout=v1.options.CheckpointLayout.SAFETENSORS):
+        arrays = v1.load(run / "checkpoints" / "step_00000002" / "arrays")
+    assert arrays.keys() == {"model_state/mean", "params/Dense_0/bias", "params/Dense_0/kernel", "sync/mu"}
+    assert np.asarray(arrays["params/Dense_0/kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_export_refuses_a_damaged_step_and_a_bad_place(run):
@@ -133,18 +121,12 @@ def test_export_refuses_a_damaged_step_and_a_bad_place(run):
         main(["export", str(run), str(run / "m"), "--step", "2"])
     with pytest.raises(CheckpointError, match="checkpoints .*`cyxjax checkpoint verify`"):
         main(["export", str(run), str(run / "m")])
+    with pytest.raises(CheckpointError, match=r"step_00000001 .*step_"):
+        main(["export", str(run / "checkpoints" / "step_00000001"), str(run / "m")])
     assert os.listdir(run) == ["checkpoints"]
 
 
-def test_prune_keeps_the_newest_and_the_best(run, capsys):
-    assert main(["prune", str(run), "--keep-last", "1"]) == 0
-    assert main(["prune", str(run), "--keep-last", "1"]) == 0
-    assert capsys.readouterr().out == "deleted step 1\nnothing to delete\n"
-    assert Checkpointer(run / "checkpoints").steps() == [2, 3]
-    assert sorted(os.listdir(run)) == ["checkpoints", "run.lock"]
-
-
-def test_prune_deletes_what_was_set_aside_but_for_the_last_damaged_step(run, capsys):
+def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
     folder = run / "checkpoints"
     # Step 9 was found damaged first, step 8 last.
     aside = ["step_00000009.corrupt-20260101-000000", "step_00000008.corrupt-20260102-000000-1"]
@@ -153,11 +135,13 @@ def test_prune_deletes_what_was_set_aside_but_for_the_last_damaged_step(run, cap
         (folder / name / "arrays").mkdir(parents=True)
     assert main(["ls", str(run)]) == 0
     assert f"{aside[2]}: set aside, the run went on from an earlier step" in capsys.readouterr().out
-    assert main(["prune", str(run), "--keep-last", "3"]) == 0
-    assert capsys.readouterr().out == f"deleted {aside[0]}, {aside[2]}\n"
-    assert main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "0"]) == 0
-    assert capsys.readouterr().out == f"deleted {aside[1]}\n"
-    assert sorted(os.listdir(folder))[3:] == ["step_00000006.corrupt-mine"]  # not a name of ours
+    for words in ([], [], ["--keep-corrupt", "0"]):
+        assert main(["prune", str(run), "--keep-last", "1", *words]) == 0
+    said = [f"deleted step 1, {aside[0]}, {aside[2]}", "nothing to delete", f"deleted {aside[1]}"]
+    assert capsys.readouterr().out.splitlines() == said
+    kept = ["step_00000002", "step_00000003", "step_00000006.corrupt-mine"]  # the last is no name of ours
+    assert sorted(os.listdir(folder)) == kept
+    assert sorted(os.listdir(run)) == ["checkpoints", "run.lock"]
     with pytest.raises(ConfigError, match="--keep-corrupt.*-1"):
         main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])
 
@@ -170,8 +154,3 @@ def test_prune_beside_a_running_job_is_refused(run, kept):
     with RunLock(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
         main(["prune", str(run / kept), "--keep-last", "1"])
     assert Checkpointer(run / kept).steps() == [1, 2, 3]
-
-
-def test_a_folder_without_steps_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=rf"{tmp_path.name} .*step_"):
-        main(["ls", str(tmp_path)])

@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.cli import hash as command
-from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.errors import CheckpointError
 from cyxjax.observe.state_digests import DigestFile, read_digests
 
 
@@ -25,44 +25,48 @@ def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,), norms=(), config=
     return folder
 
 
-def test_runs_with_the_same_bits_are_equal_whatever_time_they_took(tmp_path, capsys):
-    one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4, 6])
-    assert command.main([str(one), str(other)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "equal: every bit of 2 checkpoints, the last of step 4",
-        f"not compared: {other} goes on to step 6",
-    ]
+BIAS = "1 of 2 leaves differ, the first is params/dense/bias"
+NO_EARLIER = "no earlier step has a checkpoint in both"
+# where a run is kept makes no other numbers
+TOLD = {"optimizer": {"name": "adam", "lr": 0.1}, "reproducibility": "exact", "run_dir": "a", "seed": 1}
+PLAIN = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "run_dir": "b"}
 
 
-def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys):
-    # -0.0 is equal to 0.0 as a number, not as bits
-    one = run(tmp_path / "a", [2, 4, 6], exact={"machine": "8 threads"})
-    other = run(tmp_path / "b", [2, 4, 6], bias=-0.0, exact={"machine": "2 threads"})
-    assert command.main([str(one), str(other)]) == 1
-    said = capsys.readouterr().out
-    assert "step 4: 1 of 2 leaves differ, the first is params/dense/bias" in said
-    assert "they were equal at step 2" in said
-    assert "machine differs: 8 threads and 2 threads" in said
-
-
-def test_what_was_configured_otherwise_is_named(tmp_path, capsys):
-    # where a run is kept makes no other numbers
-    told = {"optimizer": {"name": "adam", "lr": 0.1}, "reproducibility": "exact", "run_dir": "a", "seed": 1}
-    plain = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "run_dir": "b"}
-    one = run(tmp_path / "a", [4], config=told)
-    assert command.main([str(one), str(run(tmp_path / "b", [4], bias=1.0, config=plain))]) == 1
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        "optimizer.lr differs: 0.1 and 0.2",
-        "reproducibility differs: 'exact' and 'none'",
-        "seed differs: 1 and not given",
-    ]
-
-
-@pytest.mark.parametrize("other", [{"losses": [1.5]}, {"norms": [0.5]}])
-def test_another_history_is_a_difference(tmp_path, capsys, other):
-    one, other = run(tmp_path / "a", [2]), run(tmp_path / "b", [2], **other)
-    assert command.main([str(one), str(other)]) == 1
-    assert "step 2: the history differs" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("one", "other", "lines"),
+    [
+        (
+            {"steps": [2, 4]},
+            {"steps": [2, 4, 6]},
+            ["equal: every bit of 2 checkpoints, the last of step 4", "not compared: {b} goes on to step 6"],
+        ),
+        (
+            {"steps": [2, 4, 6], "exact": {"machine": "8 threads"}},
+            {"steps": [2, 4, 6], "bias": -0.0, "exact": {"machine": "2 threads"}},  # 0.0 as a number
+            [f"step 4: {BIAS}", "they were equal at step 2", "machine differs: 8 threads and 2 threads"],
+        ),
+        (
+            {"steps": [4], "config": TOLD},
+            {"steps": [4], "bias": 1.0, "config": PLAIN},
+            [
+                f"step 4: {BIAS}",
+                NO_EARLIER,
+                "optimizer.lr differs: 0.1 and 0.2",
+                "reproducibility differs: 'exact' and 'none'",
+                "seed differs: 1 and not given",
+            ],
+        ),
+        ({"steps": [2]}, {"steps": [2], "losses": [1.5]}, ["step 2: the history differs", NO_EARLIER]),
+        ({"steps": [2]}, {"steps": [2], "norms": [0.5]}, ["step 2: the history differs", NO_EARLIER]),
+    ],
+)
+def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys, one, other, lines):
+    folders = [str(run(tmp_path / name, **options)) for name, options in (("a", one), ("b", other))]
+    equal = lines[0].startswith("equal")
+    assert command.main(folders) == (0 if equal else 1)
+    assert capsys.readouterr().out.splitlines() == [line.format(b=tmp_path / "b") for line in lines]
+    command.main([*folders, "--json"])
+    assert json.loads(capsys.readouterr().out)["equal"] is equal
 
 
 def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
@@ -76,18 +80,22 @@ def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
     return folder
 
 
-def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path, capsys):
-    assert command.main([str(kept(tmp_path / "a", 1)), str(kept(tmp_path / "b", 2))]) == 1
-    said = capsys.readouterr().out
-    assert "step 4: 1 of 2 leaves differ" in said
-    assert "step 2 is the first that differs, in params/bias; at step 1 they were equal" in said
-
-
-def test_runs_without_a_common_checkpoint_are_compared_by_their_digests(tmp_path, capsys):
-    one, other = kept(tmp_path / "a", 1), kept(tmp_path / "b", 1, steps=(1, 2))
+def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
+    one = kept(tmp_path / "a", 1)
+    lines, equal = command.compare(one, kept(tmp_path / "b", 2))
+    assert (lines[0], equal) == (f"step 4: {BIAS}", False)
+    assert "step 2 is the first that differs, in params/bias; at step 1 they were equal" in lines[1]
+    # without a common checkpoint
+    other = kept(tmp_path / "c", 1, steps=(1, 2))
     (other / "checkpoints" / "step_00000004").rename(other / "checkpoints" / "step_00000005")
-    assert command.main([str(one), str(other)]) == 0
-    assert "equal: digests of 2 steps, the last 2" in capsys.readouterr().out
+    assert command.compare(one, other) == (["equal: digests of 2 steps, the last 2"], True)
+    # after the last common checkpoint
+    other = kept(tmp_path / "d", 1)
+    for folder, digest in ((one, "8"), (other, "9")):
+        DigestFile(folder / "bits.jsonl", pytest.fail).add(5, {"params/bias": digest})
+    lines, equal = command.compare(one, other)
+    assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in lines[0]
+    assert (lines[1], equal) == ("equal: every bit of 1 checkpoints, the last of step 4", False)
 
 
 def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
@@ -98,28 +106,17 @@ def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
     assert read_digests(tmp_path / "none") == {}
 
 
-def test_digests_after_the_last_common_checkpoint_are_compared_too(tmp_path, capsys):
-    one, other = kept(tmp_path / "a", 1), kept(tmp_path / "b", 1)
-    for folder, digest in ((one, "8"), (other, "9")):
-        DigestFile(folder / "bits.jsonl", pytest.fail).add(5, {"params/bias": digest})
-    assert command.main([str(one), str(other)]) == 1
-    said = capsys.readouterr().out
-    assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in said
-    assert "equal: every bit of 1 checkpoints, the last of step 4" in said
-
-
 def test_what_cannot_be_compared_is_named(tmp_path):
     one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4])
     (damaged,) = (other / "checkpoints" / "step_00000004" / "arrays").iterdir()
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="/b: step 4 .*207 bytes.* 208.*_00000004"):
-        command.main([str(one), str(other)])
-    with pytest.raises(CheckpointError, match=r"\[2, 4\] and \[3\]"):
-        command.main([str(one), str(run(tmp_path / "c", [3]))])
-    with pytest.raises(CheckpointError, match=f"^{tmp_path} "):
-        command.main([str(tmp_path)])
-    with pytest.raises(ConfigError, match="unrecognized"):
-        command.main([str(one)] * 3)
+    for folders, said in (
+        ([one, other], "/b: step 4 .*207 bytes.* 208.*_00000004"),
+        ([one, run(tmp_path / "c", [3])], r"\[2, 4\] and \[3\]"),
+        ([tmp_path], f"^{tmp_path} "),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            command.main([*map(str, folders)])
 
 
 def test_one_run_shows_its_newest_step_or_all(tmp_path, capsys):

@@ -21,19 +21,13 @@ def project(tmp_path, monkeypatch, group):
         sys.modules.pop(name.removesuffix(".py"), None)
 
 
-def test_it_trains_at_once(project, capsys):
-    process_group.finalize()
-    with jax.numpy_dtype_promotion("standard"):
-        code = main.main(["train", "--config", "config.yaml", "--fast-dev-run", "--sinks", "[]"])
-    process_group.finalize()
-    assert code == 0
-    assert "Test: loss" in capsys.readouterr().out
-
-
-def test_its_own_tests_pass(project):
+def test_it_trains_at_once_and_its_own_tests_pass(project, capsys):
     import test_training
 
     with jax.numpy_dtype_promotion("standard"):
+        code = main.main(["train", "--config", "config.yaml", "--fast-dev-run", "--sinks", "[]"])
+        process_group.finalize()
+        assert (code, "Test: loss" in capsys.readouterr().out) == (0, True)
         test_training.test_four_devices_train_as_one()
         test_training.test_it_learns()
     assert not process_group.is_initialized()
