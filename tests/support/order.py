@@ -90,7 +90,6 @@ unit/launch/handshake 5 15
 unit/launch/rendezvous 11 0
 unit/models/networks 10 0
 unit/models/pooling 3 9
-unit/models/replicas 2 0
 unit/observe/console 4 22
 unit/observe/report_in_browser 0 23
 unit/observe/sinks 7 0

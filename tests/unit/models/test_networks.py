@@ -88,22 +88,16 @@ def _with_uneven_norms(params):
     return jax.tree_util.tree_map_with_path(shifted, params)
 
 
-def test_zero_init_makes_each_new_block_its_shortcut():
-    x = jax.random.uniform(jax.random.key(1), (2, 8, 8, 3))
-    model = ResNet((2,), BasicBlock, num_classes=3, width=4, small_images=True)
-    params, state = jax.jit(adapt(model).init)(jax.random.key(0), x)
+def test_resnet_starts_as_its_shortcuts_trains_its_running_statistics_and_evaluates_with_them():
+    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
+    model = ResNet((2,), BasicBlock, 3, width=2, small_images=True)
+    fns = adapt(model)
+    params, state = jax.jit(fns.init)(jax.random.key(0), x)
     # The second block of stage one has no projection: relu(0 + x) = x because x left a ReLU.
     run = partial(model.apply, capture_intermediates=True, mutable=["intermediates"])
-    _, seen = jax.jit(run)({"params": params, **state}, x)
-    blocks = seen["intermediates"]
+    blocks = jax.jit(run)({"params": params, **state}, x)[1]["intermediates"]
     first, second = (blocks[f"BasicBlock_{i}"]["__call__"][0] for i in (0, 1))
     np.testing.assert_array_equal(second, first)
-
-
-def test_resnet_trains_its_running_statistics_and_evaluates_with_them():
-    x = jax.random.normal(jax.random.key(1), (4, 8, 8, 3))
-    fns = adapt(ResNet((1,), BasicBlock, 3, width=2, small_images=True, zero_init_residual=False))
-    params, state = jax.jit(fns.init)(jax.random.key(0), x)
     apply = jax.jit(fns.apply, static_argnums=4)
     y, new_state = apply(params, state, x, jax.random.key(2), True)
     stem = np.asarray(nn.Conv(2, (3, 3), padding=1, use_bias=False).apply({"params": params["stem"]}, x))
@@ -243,11 +237,8 @@ def test_gpt_computes_gradients_in_float16():
     assert norm(jax.tree.map(jnp.subtract, half_grads, grads)) < 0.01 * norm(grads)
 
 
-def test_gpt_refuses_texts_without_places():  # their places would be NaN
-    with pytest.raises(DataError, match="13 tokens.*context_length=12"):
+def test_texts_without_places_and_a_network_s_parameters_are_refused():
+    with pytest.raises(DataError, match="13 tokens.*context_length=12"):  # their places would be NaN
         get_model("gpt")(TINY).init(jax.random.key(0), jnp.zeros((1, 13), jnp.int32))
-
-
-def test_a_network_names_what_holds_its_parameters():
-    with pytest.raises(ConfigError, match=r"VAE.*AdamOptimizer\(ddp"):
+    with pytest.raises(ConfigError, match=r"VAE.*AdamOptimizer\(ddp"):  # which holds them
         get_model("vae")().parameters()
