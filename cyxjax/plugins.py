@@ -73,7 +73,13 @@ def known_or(kind: str, name: str, ours: Mapping[str, Any]) -> str:
 
 def offered(kind: str) -> dict[str, str]:
     """name -> `module:attribute` of what installed packages offer."""
-    return {point.name: point.value for point in entry_points(group=GROUPS[kind])}
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUPS[kind]):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            both = " and ".join(str(one.dist and one.dist.name) for one in (other, point))
+            raise ConfigError(f"{both} offer a {kind} named {point.name!r} each. HINT: uninstall one.")
+    return {name: point.value for name, point in found.items()}
 
 
 def checked_options(
