@@ -37,12 +37,6 @@ def field_at(model: type[BaseModel], loc: Iterable[str | int]) -> Any:
     return kind
 
 
-def known_keys(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
-    """Keys that may stand at `loc` below `model`; empty where any may."""
-    section = section_of(field_at(model, loc))
-    return sorted(section.model_fields) if section is not None else []
-
-
 # What other trainers call it. A name that stands in a section of ours, such as `lr`, needs no row.
 _ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), "optimizer.lr"),
@@ -84,17 +78,17 @@ _FEW = 12  # keys of a section that can be listed in a line
 
 def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] = ()) -> str:
     """For the unknown `key` below `loc`: the section it stands in, our name for it, or the nearest name."""
-    known, everywhere = known_keys(model, loc), list(_paths(model))
+    everywhere, section = list(_paths(model)), section_of(field_at(model, loc))
     homes = [path for path in everywhere if path.rpartition(".")[2] == key]
-    ours = _ELSEWHERE.get(key, "")
     if homes:
         return f"Use {' or '.join(homes)}."
-    meant = ours or key
-    said = _IN_A_PROGRAM.get(meant) or _IN_A_PROGRAM.get(meant.partition(".")[0])
+    ours = _ELSEWHERE.get(key, key)
+    said = _IN_A_PROGRAM.get(ours) or _IN_A_PROGRAM.get(ours.partition(".")[0])
     if said and "model" not in model.model_fields:
         return said
-    if ours == "base" or (ours and field_at(model, ours.split(".")) is not None):
+    if ours == "base" or (ours != key and field_at(model, ours.split(".")) is not None):
         return f"Use {ours}."
+    known = list(section.model_fields) if section is not None else []
     if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):
         return nearest(key, known)
     last = {path.rpartition(".")[2]: path for path in everywhere}
