@@ -73,26 +73,6 @@ def step_by_hand():
     }
 
 
-def samples():
-    """The sampler and its batches."""
-    sampler = cx.distributed.DistributedSampler(
-        dataset_size=SAMPLES + 1, shuffle=True, seed=42, drop_last=False
-    )
-    batches = cx.distributed.DistributedBatchIterator(sampler, batch_size=10)
-    epochs = []
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        batches.reset(epoch=epoch)
-        seen = []
-        while batches.has_next():
-            seen += batches.next()
-        assert seen == sampler.get_indices().tolist()
-        epochs.append(seen)
-    sizes = [sampler.local_size(), sampler.total_size(), sampler.padded_size(), batches.num_batches()]
-    dropping = cx.distributed.DistributedSampler(dataset_size=SAMPLES + 1, drop_last=True)
-    return {"epochs": epochs, "sizes": sizes, "dropped": dropping.local_size()}
-
-
 def main(folder):
     cx.distributed.init()
     queries = {
@@ -104,7 +84,7 @@ def main(folder):
         ],
         "master": cx.distributed.is_master(),
     }
-    values = queries | train(folder) | step_by_hand() | samples()
+    values = queries | train(folder) | step_by_hand()
     rank = cx.distributed.get_rank()
     cx.distributed.finalize()
     report(folder, rank, values | {"left": not cx.distributed.is_initialized()})

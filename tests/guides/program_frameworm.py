@@ -34,6 +34,13 @@ def train_ddp(rank, world_size, config, folder):
     history = trainer.train(loader, cx.data.DataLoader(pictures, batch_size=8), epochs=3)
     values = {"losses": history.train_losses, "val_losses": history.val_losses, "steps": history.num_steps}
     values |= {"batch": history.effective_batch_size, "shape": list(trainer.predict(pictures)["loss"].shape)}
+    values["evaluated"] = trainer.evaluate(pictures)[0]
+    if trainer.is_main:  # alone; a barrier holds the others
+        trainer.save_checkpoint(f"{folder}/model.pt")
+    if trainer.is_distributed:
+        dist.barrier()
+    trainer.load_checkpoint(f"{folder}/model.pt")
+    values["loaded"] = trainer.evaluate(pictures)[0]
     values |= compressed(rank, world_size)
     dist.destroy_process_group()
     report(folder, rank, values)

@@ -1,6 +1,5 @@
 """What the FRAMEWORM guide documents: a VAE from a configuration file, trained in spawned processes."""
 
-import json
 import re
 
 import jax
@@ -8,9 +7,8 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.distributed import process_group
 from tests.guides import program_frameworm as program
-from tests.support.programs import Ranks, run
+from tests.support.programs import read, run
 from tests.support.trainers import use_devices
 
 pytestmark = pytest.mark.multiprocess
@@ -26,49 +24,40 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    done = run("-m", "tests.guides.program_frameworm", str(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Ranks([json.loads((folder / f"report_{r}.json").read_text()) for r in range(2)], done.stdout)
+    return read([run("-m", "tests.guides.program_frameworm", str(folder))], folder, 2)
 
 
 def test_spawned_processes_train_the_model_of_a_file(ranks):
     losses = ranks.every("losses")
     assert losses[-1] < losses[0]
     assert len(ranks.every("val_losses")) == 3
-
-
-def test_the_batch_is_split_over_processes_and_every_sample_counts_once(ranks):
-    assert ranks.every("batch") == 8
+    # the batch is split over processes, and every sample counts once
+    assert (ranks.every("batch"), ranks.every("shape")) == (8, [37])
     assert ranks.every("steps") == 3 * 5  # ceil(37 / 8)
-    assert ranks.every("shape") == [37]
+    assert ranks.printed.count("Batch plan: ") == 1
+    assert ranks.every("loaded") == ranks.every("evaluated")
 
 
 def test_two_processes_give_the_losses_of_one_with_two_devices(ranks, capsys):
     use_devices(2)
-    try:
-        model = cx.get_model("vae")(latent_size=2, hidden=(8,))
-        trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), device="cpu", best_model=None)
-        loader = cx.data.DataLoader(program.images(), batch_size=8, shuffle=True)
-        with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
-            losses = trainer.train(loader, epochs=3).train_losses
-    finally:
-        process_group.finalize()
+    model = cx.get_model("vae")(latent_size=2, hidden=(8,))
+    trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), device="cpu", best_model=None)
+    loader = cx.data.DataLoader(program.images(), batch_size=8, shuffle=True)
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
+        losses = trainer.train(loader, epochs=3).train_losses
     np.testing.assert_allclose(ranks.every("losses"), losses, rtol=1e-5)  # the same draws, too
     assert "Batch plan: 4 samples x 2 replicas" in capsys.readouterr().out
 
 
 def test_the_best_model_is_kept_for_any_number_of_processes(ranks, folder):
     use_devices(1)
-    try:
-        model = cx.get_model("vae")(cx.Config.from_file(str(folder / "config.yaml")))
-        trainer = cx.Trainer(model, cx.SGDOptimizer(0.01), best_model=None)
-        with pytest.raises(cx.errors.CheckpointError):
-            trainer.load_checkpoint(str(folder / "best_model.pt"))  # Adam's state is not SGD's
-        trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), best_model=None)
-        trainer.load_checkpoint(str(folder / "best_model.pt"))
-        loss, accuracy = trainer.evaluate(program.images())
-    finally:
-        process_group.finalize()
+    model = cx.get_model("vae")(cx.Config.from_file(str(folder / "config.yaml")))
+    trainer = cx.Trainer(model, cx.SGDOptimizer(0.01), best_model=None)
+    with pytest.raises(cx.errors.CheckpointError):
+        trainer.load_checkpoint(str(folder / "best_model.pt"))  # Adam's state is not SGD's
+    trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), best_model=None)
+    trainer.load_checkpoint(str(folder / "best_model.pt"))
+    loss, accuracy = trainer.evaluate(program.images())
     assert loss == pytest.approx(min(ranks.every("val_losses")), rel=1e-5)
     assert np.isnan(accuracy)
 
@@ -78,9 +67,5 @@ def test_half_precision_with_compressed_gradients_learns_and_ranks_agree(ranks):
     assert losses[-1] < losses[0]
     ranks.every("weights")
     assert ranks.every("scale") == 1024.0  # four good steps do not move it
-
-
-def test_the_average_over_ranks_is_printed_once_in_the_guide_s_form(ranks):
     lines = re.findall(r"^Average loss across all GPUs: \d+\.\d{4}$", ranks.printed, re.MULTILINE)
-    assert len(lines) == 4
-    assert ranks.printed.count("Batch plan: ") == 1
+    assert len(lines) == 4  # of rank 0, in the guide's form

@@ -32,7 +32,7 @@ class Ranks(NamedTuple):
 def launch(program: Path, folder: Path, *flags: str, nproc: int = 2, **variables: str) -> Ranks:
     """Runs `program FOLDER` under our launcher."""
     command = ["-m", "cyxjax.launch", *(flags or ("--nproc-per-node", str(nproc))), program, folder]
-    return _read([run(*command, **variables)], folder, nproc)
+    return read([run(*command, **variables)], folder, nproc)
 
 
 def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ranks:
@@ -40,7 +40,7 @@ def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ra
     port = str(free_port())
     places = [{"RANK": str(r), "WORLD_SIZE": str(nproc), "MASTER_PORT": port} for r in range(nproc)]
     ranks = [([program, folder], environment(**place, **variables)) for place in places]
-    return _read(forked.run_all(ranks, LIMIT_S), folder, nproc)
+    return read(forked.run_all(ranks, LIMIT_S), folder, nproc)
 
 
 def run(*command: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +78,8 @@ def _ports_of(worker: str) -> Iterator[int]:
 _PORTS = _ports_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
 
 
-def _read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
+def read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
+    """What the ranks of a program that has ended, as `ended`, reported in `folder`."""
     printed = "".join(done.stdout + done.stderr for done in ended)
     assert all(done.returncode == 0 for done in ended), printed
     return Ranks([json.loads((folder / f"report_{rank}.json").read_text()) for rank in range(nproc)], printed)
