@@ -33,15 +33,11 @@ def test_each_notebook_has_its_pair():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_says_what_its_pair_says(path):
+def test_a_notebook_says_what_its_pair_says_and_is_kept_with_short_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
     # After an edit of either: jupytext --sync notebooks/NAME.py
-    pair = jupytext.read(path.with_suffix(".py"), fmt="py:percent")
-    assert cells(nbformat.read(path, as_version=4)) == cells(pair)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_with_short_outputs(path):
-    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert cells(notebook) == cells(jupytext.read(path.with_suffix(".py"), fmt="py:percent"))
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     kinds = {out.output_type for cell in code for out in cell.outputs}
     assert "stream" in kinds
     assert "error" not in kinds
