@@ -3,7 +3,8 @@
 python -m tests.guides.porting   # prints it
 """
 
-from importlib import import_module
+import re
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 
@@ -131,19 +132,13 @@ ROWS = [
 
 
 def resolve(dotted: str) -> Any:
-    """What a name of the table stands for. Raises: AttributeError naming the part that is not there."""
-    first, *rest = dotted.split(".")
-    found: Any = import_module("cyxjax" if first == "cx" else first)
-    for name in rest:
-        fields = getattr(found, "model_fields", {}) if isinstance(found, type) else {}
-        found = fields[name] if name in fields else _attribute(found, name)
-    return found
-
-
-def _attribute(found: Any, name: str) -> Any:
-    if not hasattr(found, name) and hasattr(found, "__path__"):
-        return import_module(f"{found.__name__}.{name}")
-    return getattr(found, name)
+    """What a name of the table stands for. Raises: AttributeError, KeyError for one that is not there."""
+    name = re.sub(r"^cx\b", "cyxjax", dotted)
+    try:
+        return resolve_name(name)
+    except AttributeError:  # a key of a configuration is no attribute of its class
+        above, _, key = name.rpartition(".")
+        return resolve_name(above).model_fields[key]
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""The FRAMEWORM guide's program: a VAE trained by `spawn`ed processes, and a loop with amp and PowerSGD."""
+"""The FRAMEWORM guide's program: a VAE trained by `spawn`ed processes."""
 
 import sys
 
@@ -7,7 +7,6 @@ import numpy as np
 import cyxjax as cx
 import cyxjax.distributed as dist
 from cyxjax.distributed import DistributedDataParallel as DDP
-from cyxjax.distributed.comm_hooks import powerSGD_hook
 from tests.support.programs import report
 
 SAMPLES = 37  # no multiple of anything
@@ -41,38 +40,8 @@ def train_ddp(rank, world_size, config, folder):
         dist.barrier()
     trainer.load_checkpoint(f"{folder}/model.pt")
     values["loaded"] = trainer.evaluate(pictures)[0]
-    values |= compressed(rank, world_size)
     dist.destroy_process_group()
     report(folder, rank, values)
-
-
-def compressed(rank, world_size):
-    """float16 with a loss scale, gradients by PowerSGD, and the monitoring line."""
-    model = DDP(cx.get_model("vae")(latent_size=2, hidden=(8,)), device_ids=[rank])
-    state = powerSGD_hook.PowerSGDState(
-        process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2
-    )
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    optimizer, scaler, losses = cx.SGDOptimizer(0.05), cx.amp.GradScaler(init_scale=1024.0), []
-    batch = images()[rank::world_size]
-    for _ in range(4):
-        model.zero_grad()
-        with cx.amp.autocast():
-            output = model(batch)
-            loss = model.loss(None, output)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        average = float(dist.all_reduce(np.float32(loss.item()), op=dist.ReduceOp.SUM)) / world_size
-        losses.append(average)
-        if rank == 0:
-            print(f"Average loss across all GPUs: {average:.4f}")
-    weights = float(sum(np.abs(leaf).sum() for leaf in _leaves(model.parameters())))
-    return {"compressed": losses, "weights": weights, "scale": scaler.get_scale()}
-
-
-def _leaves(tree):
-    return [leaf for part in tree.values() for leaf in _leaves(part)] if isinstance(tree, dict) else [tree]
 
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ def test_a_world_of_one_needs_no_launcher(world_of_one):
     np.testing.assert_allclose(grads["output"]["bias"], np.full(10, 8.0))
     assert dist.get_num_replicas() == jax.device_count()
     assert float(dist.all_reduce(2.0)) == 2.0
-    assert dist.all_gather(x)[0].shape == x.shape
     dist.barrier()
 
 
