@@ -267,3 +267,12 @@ def test_fast_dev_run_is_short_and_apart(experiment):
 def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, said):
     with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: .*'{key}'.* {said}"):
         DistributedTrainingConfig(**{key: 1})
+
+
+def test_a_deleted_working_folder_is_one_line_and_code_2(tmp_path, capsys, monkeypatch):
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(["train", "--epochs", "1"]) == 2
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "WARNING" not in text]
+    assert "folder" in line
