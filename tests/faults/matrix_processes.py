@@ -5,25 +5,30 @@ from tests.faults.matrix_row import Row, tests_in
 _LAUNCH, _FORMING = "faults/test_launch_matrix.py", "faults/test_launch_forming.py"
 _FIXED = "faults/test_launch_fixed.py"
 _ELASTIC, _RESUME, _STOP = (f"faults/test_{name}.py" for name in ("launch_elastic", "resume", "polite_stop"))
-_AGAIN = "test_killed_ranks_are_started_again"
-_DIES = "test_one_rank_dies_and_the_group_ends_with_its_error"
-_HANG = "test_a_hang_is_ended_and_says_who_is_where"
-_TERM = "test_sigterm_to_the_launcher"
+_AGAIN = "test_ranks_that_were_killed_or_hang_are_started_again"
+_FAILS = "test_one_rank_fails_and_the_group_ends_with_its_error"
+_STOPPED = "test_a_signal_to_the_launcher_stops_the_ranks"
+_STRANGERS = "test_strangers_at_the_port_of_a_running_job_are_refused_and_it_goes_on"
 _KILLED = "test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation"
 _REQUEST = "test_signals_within_two_seconds_to_any_process_are_one_request"
 
 _RANKS_DIE = [
     Row(
-        "R1", "SIGKILL of rank 1", "the group starts again and finishes", tests_in(_LAUNCH, f"{_AGAIN}[R1-1]")
+        "R1",
+        "SIGKILL of rank 1",
+        "the group starts again and finishes",
+        tests_in(_LAUNCH, f"{_AGAIN}[R1-kill:1:3]"),
     ),
     Row(
         "R1",
         "SIGKILL of rank 1, no restarts allowed",
         "all end; the signal is named; exit 3",
-        tests_in(_LAUNCH, f"{_DIES}[R1 without restarts]"),
+        tests_in(_LAUNCH, f"{_FAILS}[R1 without restarts]"),
     ),
-    Row("R2", "SIGKILL of rank 0", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R2-0]")),
-    Row("R3", "SIGKILL of two ranks of three at once", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R3-0+2]")),
+    Row("R2", "SIGKILL of rank 0", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R2-kill:0:3]")),
+    Row(
+        "R3", "SIGKILL of two ranks of three at once", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R3-kill:0+2:3]")
+    ),
     Row(
         "R1, R2",
         "the same in a training of two ranks, twice",
@@ -42,10 +47,9 @@ _RANKS_DIE = [
         "all end; its traceback last and alone; exit 1, or 3 as asked; the child ends too",
         tests_in(
             _LAUNCH,
-            f"{_DIES}[R4]",
-            f"{_DIES}[R4 in a thread]",
-            f"{_DIES}[R4 sys.exit]",
-            f"{_DIES}[R4 with children]",
+            f"{_FAILS}[R4 in a thread]",
+            f"{_FAILS}[R4 sys.exit]",
+            f"{_FAILS}[R4 with children]",
             "test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown",
         ),
     ),
@@ -53,13 +57,13 @@ _RANKS_DIE = [
         "R5",
         "the same exception on all ranks",
         "shown once a start, tried twice, exit 1",
-        tests_in(_LAUNCH, "test_r5_an_error_on_all_ranks_is_shown_once_and_tried_twice"),
+        tests_in(_LAUNCH, "test_a_fault_that_comes_again_and_again_is_given_up"),
     ),
     Row(
         "R6",
         "a rank ends early (exit 0, `os._exit`)",
         "that rank is named; exit 1",
-        tests_in(_LAUNCH, "test_r6_a_rank_that_ends_early_is_named"),
+        tests_in(_LAUNCH, f"{_FAILS}[R6 exit 0]", f"{_FAILS}[R6 vanished]"),
     ),
 ]
 
@@ -67,20 +71,20 @@ _HANGS = [
     Row(
         "R7",
         "SIGSTOP of a rank",
-        "named as suspended, killed; exit 124, or started again (limit set to 2 s)",
-        tests_in(_LAUNCH, f"{_HANG}[R7 suspended]", "test_r7_a_hang_is_restarted_like_a_death"),
+        "named as suspended, killed; exit 124, or started again (limit set to 3 s)",
+        tests_in(_LAUNCH, f"{_FAILS}[R7 suspended]", f"{_AGAIN}[R7-stop:1:3]"),
     ),
     Row(
         "R8",
-        "a loader that sleeps; also while the others wait in a real collective",
-        "its rank, file and line; exit 124 (limits set to 2 and 3 s)",
-        tests_in(_LAUNCH, f"{_HANG}[R8 data]", "test_r8_in_a_real_collective_the_others_are_not_blamed"),
+        "a loader that sleeps while the others wait in a real collective",
+        "its rank, file and line; exit 124 (limit set to 3 s)",
+        tests_in(_LAUNCH, f"{_FAILS}[R8 data]"),
     ),
     Row(
         "R9",
         "GIL held; endless loop",
         "as R8",
-        tests_in(_LAUNCH, f"{_HANG}[R9 GIL held]", f"{_HANG}[R9 endless loop]"),
+        tests_in(_LAUNCH, f"{_FAILS}[R9 GIL held]", f"{_FAILS}[R9 endless loop]"),
     ),
     Row(
         "R10",
@@ -96,8 +100,7 @@ _STOPS = [
         "SIGTERM to the launcher",
         "the ranks save and stop; exit 143",
         (
-            *tests_in(_LAUNCH, f"{_TERM}[R11-light-save-flags0-143-SIGTERM: the ranks have 30 s]"),
-            *tests_in(_LAUNCH, f"{_TERM}[R11 under jax-jax-save-flags1-143-SIGTERM: the ranks have 30 s]"),
+            *tests_in(_LAUNCH, f"{_STOPPED}[R11]", f"{_STOPPED}[R11 under jax]"),
             *tests_in(_STOP, f"{_REQUEST}[TERM to the launcher]"),
         ),
     ),
@@ -105,7 +108,7 @@ _STOPS = [
         "R11",
         "SIGTERM to the launcher, and the last save fails",
         "the error is shown; exit 1, not 143",
-        tests_in(_LAUNCH, f"{_TERM}[R11, no room-light-fail to save-flags3-1-CheckpointError: no room]"),
+        tests_in(_LAUNCH, f"{_STOPPED}[R11 no room]"),
     ),
     Row(
         "R11",
@@ -135,12 +138,12 @@ _STOPS = [
         "SIGTERM ignored; a second SIGTERM",
         "killed at the end of the grace; at once. The last good step stays",
         (
-            *tests_in(_LAUNCH, f"{_TERM}[R12-light-ignore-flags2-143-killed after 1 s]"),
+            *tests_in(_LAUNCH, f"{_STOPPED}[R12]"),
             *tests_in(_LAUNCH, "test_r12_a_second_sigterm_ends_the_patience"),
             *tests_in(_STOP, "test_a_second_signal_does_not_wait_for_the_save"),
         ),
     ),
-    Row("R13", "Ctrl-C", "exit 130, nothing is left", tests_in(_LAUNCH, "test_r13_ctrl_c_leaves_nothing")),
+    Row("R13", "Ctrl-C", "exit 130, nothing is left", tests_in(_LAUNCH, f"{_STOPPED}[R13]")),
     Row(
         "R14",
         "SIGKILL of the launcher",
@@ -149,20 +152,20 @@ _STOPS = [
     ),
     Row(
         "R15",
-        "SIGSEGV, abort",
+        "SIGSEGV, abort, a real-time signal",
         "the signal is named, with the last words on stderr; exit 3",
         tests_in(
             _LAUNCH,
-            f"{_DIES}[R15 segmentation fault]",
-            f"{_DIES}[R15 abort]",
-            "test_r15_a_segmentation_fault_leaves_its_last_words",
+            f"{_FAILS}[R15 segmentation fault]",
+            f"{_FAILS}[R15 abort]",
+            f"{_FAILS}[real-time signal]",
         ),
     ),
     Row(
         "R16",
         "out of memory (address limit)",
         "`MemoryError` of that rank; exit 1",
-        tests_in(_LAUNCH, f"{_DIES}[R16 memory]"),
+        tests_in(_LAUNCH, f"{_FAILS}[R16 memory]"),
     ),
 ]
 

@@ -145,14 +145,13 @@ _LOADS = [
         tests_in(
             _LAUNCH,
             "test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat",
-            "test_r37_a_line_without_end_is_shown_in_pieces",
         ),
     ),
     Row(
         "R38",
         "crash loop",
         "given up after three restarts without progress; exit 3",
-        tests_in(_LAUNCH, "test_r38_a_crash_loop_is_given_up"),
+        tests_in(_LAUNCH, "test_a_fault_that_comes_again_and_again_is_given_up"),
     ),
     Row(
         "R39",

@@ -5,6 +5,7 @@ no process behind.
 """
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -14,100 +15,87 @@ import pytest
 
 from cyxjax.errors import EXIT_HANG, EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_PREEMPTED, EXIT_USER_ERROR
 from cyxjax.launch.save_request import ONE_REQUEST_S
-from tests.support.launching import launch, start, until
+from tests.support.launching import launch, start, under_way, until
 
 pytestmark = pytest.mark.multiprocess
 
-KILLED, BUG = EXIT_INFRASTRUCTURE, EXIT_USER_ERROR
-# row, fault, kind, exit code, what first_error.json says of rank 1
-DEATHS = [
-    ("R4", "raise", "jax", BUG, {"type": "ValueError", "step": 3, "phase": "data", "secondary": False}),
-    ("R4 in a thread", "thread", "light", BUG, {"type": "KeyError"}),
-    ("R4 sys.exit", "exit3", "jax", 3, {"type": "exit", "exit_code": 3}),
-    ("R4 with children", "child", "light", BUG, {"message": "left a child behind"}),
-    ("R1 without restarts", "kill", "light", KILLED, {"type": "SIGKILL"}),
-    ("R15 segmentation fault", "segv", "light", KILLED, {"type": "SIGSEGV"}),
-    ("R15 abort", "abort", "light", KILLED, {"type": "SIGABRT"}),
-    ("R16 memory", "memory", "light", BUG, {"type": "MemoryError"}),
-]
+KILLED, BUG, HANG = EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ("--hang-timeout", "3,compile=60")
+# fault of rank 1 in step 3, kind, exit code, some of first_error.json, what is said (a pattern)
+FAILURES = {
+    "R4 in a thread": (
+        "thread",
+        "light",
+        BUG,
+        {"type": "KeyError"},
+        "rank [02] followed: PeerLost: lost rank 1",
+    ),
+    "R4 sys.exit": ("exit3", "jax", 3, {"type": "exit", "exit_code": 3}, ""),
+    "R4 with children": ("child", "light", BUG, {"message": "left a child behind"}, ""),
+    "R1 without restarts": ("kill", "light", KILLED, {"type": "SIGKILL"}, ""),
+    "R6 exit 0": ("exit0", "jax", BUG, {"type": "EarlyEnd"}, ""),
+    "R6 vanished": ("vanish", "jax", BUG, {"type": "EarlyEnd"}, ""),
+    "R7 suspended": ("stop", "light", EXIT_HANG, {"type": "Hang"}, "^  rank 1: step 3, data, suspended"),
+    "R8 data": ("sleep", "jax", EXIT_HANG, {"type": "Hang"}, "^  rank 1: step 3, data, .* slow_loader"),
+    "R9 GIL held": ("gil", "light", EXIT_HANG, {"type": "Hang"}, "^  rank 1: step 3, data, .* hold_the_gil"),
+    "R9 endless loop": ("spin", "light", EXIT_HANG, {"type": "Hang"}, "^  rank 1: step 3, data, .* spin"),
+    "R15 segmentation fault": ("segv", "light", KILLED, {"type": "SIGSEGV"}, "Segmentation fault"),
+    "R15 abort": ("abort", "light", KILLED, {"type": "SIGABRT"}, ""),
+    "real-time signal": ("realtime", "light", KILLED, {"type": "SIGRTMIN+3"}, ""),
+    "R16 memory": ("memory", "light", BUG, {"type": "MemoryError"}, ""),
+}
 
 
-@pytest.mark.parametrize(("row", "fault", "kind", "code", "record"), DEATHS, ids=[row[0] for row in DEATHS])
-def test_one_rank_dies_and_the_group_ends_with_its_error(tmp_path, row, fault, kind, code, record):
+@pytest.mark.parametrize(("fault", "kind", "code", "record", "said"), FAILURES.values(), ids=FAILURES)
+def test_one_rank_fails_and_the_group_ends_with_its_error(tmp_path, fault, kind, code, record, said):
+    flags = HANG if code == EXIT_HANG else ()
     fork = fault != "memory"  # a fork has more than that rank may have
-    run = launch(tmp_path, 3, KIND=kind, FAULT=f"{fault}:1:3", STEPS=400, fork=fork)
+    run = launch(tmp_path, 3, *flags, KIND=kind, FAULT=f"{fault}:1:3", STEPS=4000, fork=fork)
     assert run.code == code, run.err
     assert {"rank": 1, **record}.items() <= run.first.items()
     assert "rank 1 failed first" in run.err
+    assert re.search(said, run.err, re.MULTILINE), run.err
     assert "finished" not in run.out
+    if code == EXIT_HANG:
+        assert set(run.first["stacks"]) >= {"0", "2"}
+        assert kind == "light" or "  rank 0: step 3, step" in run.err  # in a real collective
 
 
 def test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown(tmp_path):
-    run = launch(tmp_path, 3, KIND="light", FAULT="raise:1:3", STEPS=400)
+    run = launch(tmp_path, 3, KIND="jax", FAULT="raise:1:3", STEPS=400)
+    assert run.code == EXIT_USER_ERROR, run.err
+    expected = {"rank": 1, "type": "ValueError", "step": 3, "phase": "data", "secondary": False}
+    assert expected.items() <= run.first.items()
     assert run.err.rstrip().endswith("ValueError: boom, api_key=[redacted]")
     assert run.err.count("Traceback (most recent call last)") == 1
-    assert any(f"rank {other} followed: PeerLost: lost rank 1" in run.err for other in (0, 2))
+    assert re.search(r"rank [02] followed: ", run.err)
     assert "hunter2" not in run.out + run.err + (tmp_path / "first_error.json").read_text()
     assert "raise_with_secret" in run.log(1)  # the log of the rank that failed holds its traceback
 
 
-def test_r15_a_segmentation_fault_leaves_its_last_words(tmp_path):
-    run = launch(tmp_path, 2, KIND="light", FAULT="segv:1:1", STEPS=400)
-    assert any("Segmentation fault" in line for line in run.first["stderr_tail"])
-
-
-@pytest.mark.parametrize(("row", "ranks"), [("R1", "1"), ("R2", "0"), ("R3", "0+2")])
-def test_killed_ranks_are_started_again(tmp_path, row, ranks):
-    run = launch(tmp_path, 3, "--max-restarts", "2", KIND="jax", FAULT=f"kill:{ranks}:3", fork=True)
+@pytest.mark.parametrize(
+    ("row", "fault"), [("R1", "kill:1:3"), ("R2", "kill:0:3"), ("R3", "kill:0+2:3"), ("R7", "stop:1:3")]
+)
+def test_ranks_that_were_killed_or_hang_are_started_again(tmp_path, row, fault):
+    flags = HANG if row == "R7" else ()
+    run = launch(tmp_path, 3, "--max-restarts", "2", *flags, KIND="jax", FAULT=fault, fork=True)
     assert run.code == 0, run.err
     assert run.out.count("finished 8 steps, start 1, total 3") == 3
     assert "restart 1 of 2" in run.err
 
 
-def test_r5_an_error_on_all_ranks_is_shown_once_and_tried_twice(tmp_path):
-    fault = {"FAULT": "raise:all:2", "FAULT_STARTS": 9}
-    run = launch(tmp_path, 2, "--max-restarts", "5", KIND="light", fork=True, **fault)
-    assert run.code == EXIT_USER_ERROR
-    assert run.err.count("Traceback") == 2  # once a start
-    assert "the same error at step 2 again" in run.err
-
-
-@pytest.mark.parametrize("fault", ["exit0", "vanish"])
-def test_r6_a_rank_that_ends_early_is_named(tmp_path, fault):
-    run = launch(tmp_path, 3, KIND="jax", FAULT=f"{fault}:1:3", STEPS=400, fork=True)
-    assert run.code == EXIT_USER_ERROR, run.err
-    assert run.first["rank"] == 1
-    assert run.first["type"] == "EarlyEnd"
-
-
-HANGS = [("R7 suspended", "stop", "suspended"), ("R8 data", "sleep", "slow_loader")]
-HANGS += [("R9 GIL held", "gil", "hold_the_gil"), ("R9 endless loop", "spin", "spin")]
-
-
-@pytest.mark.parametrize(("row", "fault", "seen"), HANGS, ids=[row[0] for row in HANGS])
-def test_a_hang_is_ended_and_says_who_is_where(tmp_path, row, fault, seen):
-    flags = ("--hang-timeout", "2,compile=30")
-    run = launch(tmp_path, 3, *flags, KIND="light", FAULT=f"{fault}:1:3", STEPS=4000, fork=True)
-    assert run.code == EXIT_HANG, run.err
-    assert (run.first["type"], run.first["rank"]) == ("Hang", 1)
-    line = next(line for line in run.err.splitlines() if line.startswith("  rank 1: step 3, data"))
-    assert seen in line
-    assert set(run.first["stacks"]) >= {"0", "2"}
-
-
-def test_r8_in_a_real_collective_the_others_are_not_blamed(tmp_path):
-    flags = ("--hang-timeout", "3,compile=60")
-    run = launch(tmp_path, 2, *flags, KIND="jax", FAULT="sleep:0:3", fork=True)
-    assert run.code == EXIT_HANG, run.err
-    assert run.first["rank"] == 0
-    assert "rank 1: step 3, step" in run.err
-
-
-def test_r7_a_hang_is_restarted_like_a_death(tmp_path):
-    flags = ("--hang-timeout", "2,compile=30", "--max-restarts", "1")
-    run = launch(tmp_path, 2, *flags, KIND="light", FAULT="stop:1:3", fork=True)
-    assert run.code == 0, run.err
-    assert run.out.count("start 1") == 2
+@pytest.mark.parametrize(
+    ("fault", "code", "shown", "said"),
+    [
+        ("raise:all:2", EXIT_USER_ERROR, 2, "the same error at step 2 again"),  # R5: once a start
+        ("kill:all:2", EXIT_INFRASTRUCTURE, 0, "3 restarts came no further than step 2"),  # R38
+    ],
+)
+def test_a_fault_that_comes_again_and_again_is_given_up(tmp_path, fault, code, shown, said):
+    env = {"FAULT": fault, "FAULT_STARTS": 99, "STEP_S": 0.01}
+    run = launch(tmp_path, 2, "--max-restarts", "9", KIND="light", fork=True, **env)
+    assert run.code == code, run.err
+    assert run.err.count("Traceback") == shown
+    assert said in run.err
 
 
 def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
@@ -120,30 +108,30 @@ def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
     assert "restart" not in run.err
 
 
-@pytest.mark.parametrize(
-    ("row", "kind", "on_term", "flags", "code", "said"),
-    [
-        ("R11", "light", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
-        ("R11 under jax", "jax", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
-        ("R12", "light", "ignore", ("--grace", "1"), EXIT_PREEMPTED, "killed after 1 s"),
-        ("R11, no room", "light", "fail to save", (), EXIT_USER_ERROR, "CheckpointError: no room"),
-    ],
-)
-def test_sigterm_to_the_launcher(tmp_path, row, kind, on_term, flags, code, said):
-    run = start(tmp_path, 2, *flags, KIND=kind, ON_TERM=on_term, STEPS=4000, fork=True)
-    assert run.reached("under way", 0)
-    assert run.reached("under way", 1)
-    run.process.send_signal(signal.SIGTERM)
+# signal to the launcher, kind, what the ranks do, flags, exit code, what is said
+STOPS = {
+    "R11": (signal.SIGTERM, "light", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
+    "R11 under jax": (signal.SIGTERM, "jax", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
+    "R11 no room": (signal.SIGTERM, "light", "fail to save", (), EXIT_USER_ERROR, "CheckpointError: no room"),
+    "R12": (signal.SIGTERM, "light", "ignore", ("--grace", "1"), EXIT_PREEMPTED, "killed after 1 s"),
+    "R13": (signal.SIGINT, "light", "end", (), EXIT_INTERRUPT, "SIGINT: the ranks have 30 s"),
+    "hangup": (signal.SIGHUP, "light", "save", (), EXIT_PREEMPTED, "SIGHUP: the ranks have 30 s"),
+}
+
+
+@pytest.mark.parametrize(("number", "kind", "on_term", "flags", "code", "said"), STOPS.values(), ids=STOPS)
+def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_term, flags, code, said):
+    run = under_way(tmp_path, 2, *flags, KIND=kind, ON_TERM=on_term, fork=True)
+    run.process.send_signal(number)
     run.wait()
-    assert (run.code, run.survivors()) == (code, [])
+    assert (run.code, run.survivors()) == (code, []), run.err
     assert said in run.err
+    assert "Traceback" not in run.err
     assert run.out.count("saved") == (2 if on_term == "save" else 0)
 
 
 def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
-    run = start(tmp_path, 2, "--grace", "300", KIND="light", ON_TERM="ignore", STEPS=4000)
-    assert run.reached("under way", 0)
-    assert run.reached("under way", 1)
+    run = under_way(tmp_path, 2, "--grace", "300", ON_TERM="ignore")
     run.process.send_signal(signal.SIGTERM)
     assert run.told("the ranks have 300 s to stop")
     asked_s = time.monotonic()
@@ -167,9 +155,7 @@ def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     ],
 )
 def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, to, code):
-    run = start(tmp_path, 2, "--max-restarts", "3", KIND="light", STEPS=4000)  # no handler: as in a start
-    assert run.reached("under way", 0)
-    assert run.reached("under way", 1)
+    run = under_way(tmp_path, 2, "--max-restarts", "3")  # no handler: as in a start
     pids = run.survivors()
     for pid in pids[:1] if to == "one rank" else pids:
         with suppress(ProcessLookupError):  # the first one's end has ended it
@@ -181,14 +167,6 @@ def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, 
     assert (run.code, run.survivors(), run.first) == (code, [], {})
     assert "Traceback" not in run.err
     assert "restart" not in run.err
-
-
-def test_r13_ctrl_c_leaves_nothing(tmp_path):
-    run = start(tmp_path, 3, KIND="light", STEPS=4000)
-    assert all(run.reached("under way", rank) for rank in range(3))
-    run.process.send_signal(signal.SIGINT)
-    run.wait()
-    assert (run.code, run.survivors()) == (EXIT_INTERRUPT, [])
 
 
 def test_r14_a_killed_launcher_leaves_no_orphans_nor_their_children(tmp_path):
@@ -205,8 +183,7 @@ def test_r14_a_killed_launcher_leaves_no_orphans_nor_their_children(tmp_path):
 
 
 def test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat(tmp_path):
-    flags = ("--redirects", "3")
-    run = start(tmp_path, 2, *flags, KIND="light", FAULT="noise:1:1", STEPS=3, FAULT_STARTS=1)
+    run = start(tmp_path, 2, "--redirects", "3", KIND="light", FAULT="noise:1:1", STEPS=3)
     peak_bytes, launcher = 0, psutil.Process(run.process.pid)
     while run.process.poll() is None:
         with suppress(psutil.Error):
@@ -215,17 +192,5 @@ def test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat(tmp_path):
     run.wait()
     assert run.code == 0, run.err
     assert peak_bytes < 200_000_000
-    assert (tmp_path / "start_0" / "rank_1.log").stat().st_size > 100 * 2**20
-
-
-def test_r37_a_line_without_end_is_shown_in_pieces(tmp_path):
-    run = launch(tmp_path, 1, KIND="light", FAULT="noline:0:1", STEPS=3)
-    assert run.code == 0, run.err
-    assert run.out.count("#") == 3_000_000
-
-
-def test_r38_a_crash_loop_is_given_up(tmp_path):
-    fault = {"FAULT": "kill:0:2", "FAULT_STARTS": 99, "STEP_S": 0.01}
-    run = launch(tmp_path, 1, "--max-restarts", "9", KIND="light", fork=True, **fault)
-    assert run.code == EXIT_INFRASTRUCTURE
-    assert "3 restarts came no further than step 2" in run.err
+    shown = run.log(1)
+    assert (shown.count("x" * 1023), shown.count("#")) == (100 * 1024, 3_000_000)

@@ -151,6 +151,13 @@ def start(
     return Run(process, run_id, log_dir)
 
 
+def under_way(log_dir: Path, nproc: int = 2, *flags: str, **given: object) -> Run:
+    """A run of rank.py, with what `start` takes, in which all ranks train; it trains on until it is ended."""
+    run = start(log_dir, nproc, *flags, **({"KIND": "light", "STEPS": 100_000} | given))
+    assert all(run.reached("under way", rank) for rank in range(nproc)), run.log_dir
+    return run
+
+
 def launch(
     log_dir: Path, nproc: int = 3, *flags: str, limit_s: float = LIMIT_S, fork: bool = False, **env: object
 ) -> Run:

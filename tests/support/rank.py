@@ -68,6 +68,13 @@ def raise_with_secret():
     raise ValueError("boom, api_key=hunter2")
 
 
+def be_noisy():
+    """100 MB of lines, then one of 3 MB."""
+    for _ in range(100 * 1024):
+        sys.stdout.write("x" * 1023 + "\n")
+    sys.stdout.write("#" * 3_000_000)
+
+
 FAULTS = {
     "raise": raise_with_secret,
     "thread": raise_in_thread,
@@ -84,8 +91,7 @@ FAULTS = {
     "gil": hold_the_gil,
     "spin": spin,
     "child": start_a_grandchild,
-    "noise": lambda: [sys.stdout.write("x" * 1023 + "\n") for _ in range(100 * 1024)],
-    "noline": lambda: sys.stdout.write("#" * 3_000_000),
+    "noise": be_noisy,
 }
 
 
@@ -154,6 +160,7 @@ def fail_to_save(number, frame):
 if __name__ == "__main__":
     if os.environ.get("ON_TERM") == "save":
         signal.signal(signal.SIGTERM, save_and_stop)
+        signal.signal(signal.SIGUSR1, lambda number, frame: print("asked to save", flush=True))
     if os.environ.get("ON_TERM") == "fail to save":
         signal.signal(signal.SIGTERM, fail_to_save)
     if os.environ.get("ON_TERM") == "ignore":
