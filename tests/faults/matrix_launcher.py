@@ -51,7 +51,7 @@ LAUNCHER = [
         "saves when it can, and goes on",
         tests_in(
             _UPKEEP,
-            "test_sigusr1_in_start_up_and_in_the_steps_ends_nobody",
+            "test_what_asks_for_no_end_ends_nobody_and_nothing_is_said",
             "test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on",
         ),
     ),
@@ -62,17 +62,18 @@ LAUNCHER = [
         tests_in(
             _UPKEEP,
             "test_ctrl_c_in_the_first_seconds_is_one_line",
-            "test_warnings_as_errors_show_nothing_at_the_end",
+            "test_what_asks_for_no_end_ends_nobody_and_nothing_is_said",
         ),
     ),
     Row(
         "launcher",
         "SIGHUP under nohup; of a terminal that closes",
         "ignored as it was; the ranks save and stop, exit 143",
-        tests_in(
-            _UPKEEP,
-            "test_nohup_is_respected_by_the_launcher_and_its_ranks",
-            "test_a_terminal_that_closes_lets_the_ranks_save",
+        (
+            *tests_in(_UPKEEP, "test_what_asks_for_no_end_ends_nobody_and_nothing_is_said"),
+            *tests_in(
+                "faults/test_launch_matrix.py", "test_a_signal_to_the_launcher_stops_the_ranks[hangup]"
+            ),
         ),
     ),
     Row(
@@ -83,14 +84,13 @@ LAUNCHER = [
     ),
     Row(
         "launcher",
-        "a real-time signal; its folder tidied away; leftovers of a killed one, records of failed ones",
-        "one line each: named, made anew; removed at the next start, of the records all but five",
+        "its folder tidied away; leftovers of a killed one, records of failed ones",
+        "made anew, in one line; removed at the next start, of the records all but five",
         tests_in(
             _UPKEEP,
             "test_of_error_records_without_a_better_place_the_newest_stay",
-            "test_a_rank_that_ends_by_a_real_time_signal_is_named",
             "test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown",
-            "test_what_a_killed_launcher_left_is_removed_by_the_next_one",
+            "test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one",
         ),
     ),
 ]

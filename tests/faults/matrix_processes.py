@@ -148,7 +148,10 @@ _STOPS = [
         "R14",
         "SIGKILL of the launcher",
         "ranks and their children end with it",
-        tests_in(_LAUNCH, "test_r14_a_killed_launcher_leaves_no_orphans_nor_their_children"),
+        tests_in(
+            "faults/test_launch_upkeep.py",
+            "test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one",
+        ),
     ),
     Row(
         "R15",

@@ -2,14 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE
-from tests.support.launching import RANK, start
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
+from tests.support.launching import RANK, start, under_way
 
 pytestmark = pytest.mark.multiprocess
 
@@ -28,36 +29,38 @@ def load_ahead():
 """
 
 
-def dump(*words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "cyxjax.launch", "--dump", *words]
+def ask(module: str, *words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_running_job_shows_all_stacks_and_its_progress_and_goes_on(tmp_path: Path):
-    job = start(tmp_path, 2, KIND="light", STEPS=4000)
+def test_a_running_job_shows_stacks_and_progress_saves_when_asked_and_goes_on(tmp_path: Path):
+    job = under_way(tmp_path, ON_TERM="save")
     try:
-        assert job.reached("under way", 0)
-        assert job.reached("under way", 1)
-        said = dump(job.run_id)
+        said = ask("cyxjax.launch", "--dump", job.run_id)
         assert said.returncode == 0, said.stderr
         assert "--- rank 0 (pid " in said.stdout
         assert "--- rank 1 (pid " in said.stdout
         assert said.stdout.count("Current thread") == 2
         assert "in train" in said.stdout
-        command = [sys.executable, "-m", "cyxjax.cli", "top", job.run_id, "--json"]
-        ranks = json.loads(subprocess.check_output(command, text=True, timeout=60))["ranks"]
+        ranks = json.loads(ask("cyxjax.cli", "top", job.run_id, "--json").stdout)["ranks"]
         assert [rank["rank"] for rank in ranks] == [0, 1]
         assert all(rank["step"] >= 0 and rank["phase"] and rank["memory_bytes"] > 1e6 for rank in ranks), (
             ranks
         )
         assert {rank["pid"] for rank in ranks} <= set(job.survivors())
-        other = dump(str(os.getpid()))  # no rank: it must not be sent a signal that would end it
+        # no rank: it must not be sent a signal that would end it
+        other = ask("cyxjax.launch", "--dump", str(os.getpid()))
         assert other.returncode == EXIT_INFRASTRUCTURE
         assert f"{job.run_id} (launcher {job.process.pid}, ranks 0, 1)" in other.stderr
-        assert job.process.poll() is None
+        job.process.send_signal(signal.SIGUSR2)
+        assert job.told("--- rank 1 ---")
+        job.process.send_signal(signal.SIGUSR1)
+        assert all(job.reached("asked to save", rank) for rank in range(2))
     finally:
-        job.process.kill()
+        job.process.send_signal(signal.SIGTERM)
         job.wait()
+    assert job.code == EXIT_PREEMPTED
 
 
 def test_a_hang_report_names_the_users_line_in_the_thread_that_is_waited_for(tmp_path: Path):

@@ -169,19 +169,6 @@ def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, 
     assert "restart" not in run.err
 
 
-def test_r14_a_killed_launcher_leaves_no_orphans_nor_their_children(tmp_path):
-    (tmp_path / "parent.py").write_text(
-        "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-        "time.sleep(1000)\n"
-    )
-    run = start(tmp_path, 2, script=tmp_path / "parent.py")
-    assert until(lambda: len(run.survivors()) >= 4, 90)
-    run.process.kill()
-    assert run.no_survivors_within(30)
-    run.wait()
-
-
 def test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat(tmp_path):
     run = start(tmp_path, 2, "--redirects", "3", KIND="light", FAULT="noise:1:1", STEPS=3)
     peak_bytes, launcher = 0, psutil.Process(run.process.pid)

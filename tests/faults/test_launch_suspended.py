@@ -4,12 +4,13 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from cyxjax.errors import EXIT_PREEMPTED
 from cyxjax.launch.heartbeat import read
 from tests.support.elastic_hosts import finished
-from tests.support.launching import start, until
+from tests.support.launching import under_way, until
 
 pytestmark = pytest.mark.multiprocess
 
@@ -35,11 +36,8 @@ def test_what_was_suspended_goes_on(tmp_path):
     # jax's heartbeats ended the ranks by SIGABRT, the watchdog by a false Hang. Three jobs, held at one time.
     names, held = ("the job", "the launcher", "a rank"), []
     enough = tmp_path / "enough"
-    env = {"KIND": "jax", "STEPS": 100_000, "STEP_S": 0.05, "UNTIL": enough}
-    runs = {what: start(tmp_path / what, 2, **env) for what in names}
+    runs = {what: under_way(tmp_path / what, KIND="jax", UNTIL=enough) for what in names}
     for what, run in runs.items():
-        assert run.reached("under way", 0)
-        assert run.reached("under way", 1)
         assert until(lambda run=run: step_of(run) >= KNOWN_AT, 90)
         for pid in processes_of(run, what):
             os.kill(pid, signal.SIGSTOP)
@@ -57,26 +55,19 @@ def test_what_was_suspended_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
-    run = start(tmp_path, 2, KIND="light", STEPS=200)
-    assert run.reached("under way", 0)
+    run = under_way(tmp_path, STEPS=200)
     run.process.send_signal(signal.SIGTSTP)
-    until(lambda: {state_of(pid) for pid in processes_of(run, "the job")} == {"T"}, 90)
-    states = [state_of(pid) for pid in processes_of(run, "the job")]
+    job = [psutil.Process(pid) for pid in processes_of(run, "the job")]
+    all_stopped = until(lambda: {one.status() for one in job} == {psutil.STATUS_STOPPED}, 90)
     run.process.send_signal(signal.SIGCONT)
     run.wait()
-    assert states == ["T"] * len(states)
+    assert all_stopped
     assert (run.code, run.first) == (0, {}), run.err
-
-
-def state_of(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path):
     # 100 MB into a pipe that nobody reads, then steps without end
-    run = start(tmp_path, 2, "--grace", "20", KIND="light", FAULT="noise:1:1", ON_TERM="save", STEPS=100_000)
-    assert run.reached("under way", 1, 90)  # said after the noise
+    run = under_way(tmp_path, 2, "--grace", "20", FAULT="noise:1:1", ON_TERM="save")  # said after the noise
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(90) == EXIT_PREEMPTED  # nothing was read until here
     run.wait()

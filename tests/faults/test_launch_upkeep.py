@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK
 from cyxjax.launch.supervise.scratch import KEPT_RECORDS
 from cyxjax.launch.supervise.worker import Files, Worker
-from tests.support.launching import IGNORING, launch, start, until
+from tests.support.launching import IGNORING, launch, start, under_way, until
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
@@ -22,19 +22,10 @@ def scratch_of(run) -> list[Path]:
     return sorted(run.log_dir.glob("cyxjax-*"))  # TMPDIR of the run
 
 
-def test_a_rank_that_ends_by_a_real_time_signal_is_named(tmp_path):
-    run = launch(tmp_path, 2, KIND="light", FAULT="realtime:1:2", STEPS=400)
-    assert run.code == EXIT_INFRASTRUCTURE, run.err
-    assert run.first["type"] == "SIGRTMIN+3"
-    assert run.err.rstrip().endswith(f"SIGRTMIN+3: ended by signal {signal.SIGRTMIN + 3}")
-    assert "Traceback" not in run.err
-
-
 def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_path):
     seen, again = tmp_path / "seen", tmp_path / "again"
     fault = {"FAULT": f"raise:1:{seen}", "UNTIL": again}
-    run = start(tmp_path, 2, "--max-restarts", "1", KIND="light", STEPS=4000, **fault)
-    assert run.reached("under way", 1)
+    run = under_way(tmp_path, 2, "--max-restarts", "1", **fault)
     [folder] = scratch_of(run)
     for path in folder.iterdir():
         path.unlink()
@@ -51,15 +42,18 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
     assert scratch_of(run) == []
 
 
-def test_what_a_killed_launcher_left_is_removed_by_the_next_one(tmp_path):
-    run = start(tmp_path, 1, KIND="light", STEPS=4000)
-    assert run.reached("under way", 0)
-    env = {"STEPS": 4000, "UNTIL": tmp_path / "seen", "TMPDIR": tmp_path}
-    other = start(tmp_path / "other", 1, KIND="light", **env)
-    assert other.reached("under way", 0)
+def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_path):
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+        "time.sleep(1000)\n"
+    )
+    run = start(tmp_path, 2, script=tmp_path / "parent.py")
+    other = under_way(tmp_path / "other", 1, UNTIL=tmp_path / "seen", TMPDIR=tmp_path)
+    assert until(lambda: len(run.survivors()) >= 4, 90)
     run.process.kill()
+    assert run.no_survivors_within(30)  # the ranks and what they have started
     run.wait()
-    assert run.no_survivors_within(10)
     assert len(scratch_of(run)) == 2  # that of the killed one, and that of one that lives
     launch(tmp_path, 1, KIND="light", STEPS=2)
     assert len(scratch_of(run)) == 1
@@ -113,18 +107,16 @@ def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, moment):
     assert "Traceback" not in run.err
 
 
-def test_warnings_as_errors_show_nothing_at_the_end(tmp_path):
-    run = launch(tmp_path, 2, KIND="light", STEPS=3, PYTHONWARNINGS="error")
-    assert (run.code, run.err) == (EXIT_OK, "")
-
-
-def test_nohup_is_respected_by_the_launcher_and_its_ranks(tmp_path):
-    env = {"STEPS": 4000, "UNTIL": tmp_path / "seen"}
-    run = start(tmp_path, 2, KIND="light", wrap=(*IGNORING, str(int(signal.SIGHUP))), **env)
-    assert run.reached("under way", 0)
-    run.process.send_signal(signal.SIGHUP)
-    for rank in run.survivors():
-        os.kill(rank, signal.SIGHUP)
+def test_what_asks_for_no_end_ends_nobody_and_nothing_is_said(tmp_path):
+    # SIGUSR1 while launcher and ranks start and in the steps; SIGHUP under nohup; Python's warnings
+    wrap = (*IGNORING, str(int(signal.SIGHUP)))
+    env = {"STEPS": 100_000, "UNTIL": tmp_path / "seen", "PYTHONWARNINGS": "error"}
+    run = start(tmp_path, 2, KIND="light", wrap=wrap, **env)
+    assert until(lambda: run.survivors(), 60)
+    assert until(lambda: run.process.send_signal(signal.SIGUSR1) or run.reached("under way", 0, 0.1), 90)
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        for pid in (run.process.pid, *run.survivors()):
+            os.kill(pid, number)
     (tmp_path / "seen").touch()
     run.wait()
     assert (run.code, run.err) == (EXIT_OK, "")
@@ -135,31 +127,6 @@ def test_the_ends_of_ranks_are_seen_where_sigchld_was_ignored(tmp_path):
     run = start(tmp_path, 2, KIND="light", FAULT="segv:1:3", STEPS=400, wrap=wrap).wait()
     assert run.no_survivors_within(30), run.err
     assert (run.code, run.first["type"]) == (EXIT_INFRASTRUCTURE, "SIGSEGV"), run.err
-
-
-def test_a_terminal_that_closes_lets_the_ranks_save(tmp_path):
-    run = start(tmp_path, 2, KIND="light", ON_TERM="save", STEPS=4000)
-    assert run.reached("under way", 0)
-    assert run.reached("under way", 1)
-    run.process.send_signal(signal.SIGHUP)
-    run.wait()
-    assert run.code == EXIT_PREEMPTED, run.err
-    assert run.out.count("saved") == 2
-
-
-def test_sigusr1_in_start_up_and_in_the_steps_ends_nobody(tmp_path):
-    run = start(tmp_path, 2, KIND="light", STEPS=4000, UNTIL=tmp_path / "seen")
-    assert until(lambda: run.survivors(), 60)
-    for _ in range(100):
-        run.process.send_signal(signal.SIGUSR1)
-        if run.reached("under way", 0, 0.1):
-            break
-    for _ in range(5):
-        run.process.send_signal(signal.SIGUSR1)
-        until(lambda: run.process.poll() is not None, 0.1)
-    (tmp_path / "seen").touch()
-    run.wait()
-    assert (run.code, run.first) == (EXIT_OK, {}), run.err
 
 
 @pytest.mark.slow
