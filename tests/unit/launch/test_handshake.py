@@ -6,8 +6,6 @@ import json
 import random
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,18 +14,14 @@ from hypothesis import strategies as st
 
 from cyxjax.errors import GroupError
 from cyxjax.launch import output
-from cyxjax.launch.group import client, ports, protocol, server
+from cyxjax.launch.group import client, protocol, server
 from cyxjax.launch.group.controller import Size
-from cyxjax.launch.group.coordinator import Coordinator, Hosts
-from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology
-from tests.support.hostile_peers import Flood, Impostor
+from tests.support.meeting import RANK, TOKEN, Meeting, flood, impostor
 from tests.support.waiting import until
 
-TOKEN = "secret"
-KILLED_THE_THREAD = b'{"nonce":"n","proof":"\\ud800"}\n'
 SEEDS = [
-    KILLED_THE_THREAD,
+    b'{"nonce":"n","proof":"\\ud800"}\n',  # half a surrogate pair ended the thread of all ranks
     b'{"nonce":"n","proof":"\xc3\xa9"}\n',
     b'{"nonce":"n","proof":null,"rank":0}\n',
     b'{"nonce":"n","proof":[["a"]],"facts":{"\\udfff":"\\ud800"}}\n',
@@ -48,67 +42,22 @@ SEEDS = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"\n\n\n",
 ]
-HELLO = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h", "pid": 1, "facts": {}}
-HOST = {"host": "h", "nproc": 1, "run_id": "job", "base_rank": -1, "world_size": 0}
 
 
-def build(kind):
-    """The first host of a job of two hosts or of two ranks, which does not serve yet; its log is `said`."""
-    place = LocalRanks(1, 0, 2, "127.0.0.1", 0, "job", 20_000, TOKEN)
-    said: list[str] = []
-    coordinator = Coordinator(place, said.append, serves=False)
-    coordinator.said, coordinator.kind = said, kind
-    if kind == "ranks":
-        coordinator.open_start(0, 2)
-    else:
-        coordinator.server.hosts = Hosts(coordinator, Size(2, 2), 0)
-    return coordinator
-
-
-@pytest.fixture(params=["ranks", "hosts"], ids=["Ranks", "Hosts"])
-def idle(request):
-    coordinator = build(request.param)
-    yield coordinator
-    coordinator.end()
-
-
-@pytest.fixture
-def live(idle):
-    """As `idle`, but it serves; among hosts it is one itself."""
-    own = idle.lead(Size(2, 2), 0) if idle.kind == "hosts" else idle.server.start()
-    yield idle
-    idle.end()
-    own.close()
-
-
-def port_of(live):
-    return live.place.master_port
-
-
-def knock(live):
-    return socket.create_connection(("127.0.0.1", port_of(live)), timeout=10)
-
-
-def introduce(connection, hello):
-    """The channel of a client whose `hello` was sent."""
-    channel = protocol.Channel(connection)
-    client._introduce(channel, hello, client.Server("127.0.0.1", 0, TOKEN, 10.0, "a client", "the test"))
-    return channel
+@pytest.fixture(params=[None, Size(2, 2)], ids=["Ranks", "Hosts"])
+def live(request):
+    """The first host of a job of two ranks, or of two hosts."""
+    meeting = Meeting(2, request.param)
+    yield meeting
+    meeting.close()
 
 
 def serves(live) -> bool:
     """Whether it still forms a group, or admits a host."""
-    if live.kind == "hosts":
-        with knock(live) as connection:
-            call = introduce(connection, HOST).next()
-        assert until(lambda: len(live.server.hosts.controller.hosts) == 1, 10)
+    if live.server.hosts is not None:
+        call = live.introduce().next()
         return (call["base_rank"], call["world_size"]) == (1, 2)
-    place = {"master_port": port_of(live), "token": TOKEN, "run_id": "job", "timeout_ms": 15_000}
-    with ThreadPoolExecutor(2) as pool:
-        members = list(pool.map(lambda rank: client.join(Topology(rank, 2, **place), log=print), range(2)))
-    for member in members:
-        member.leave()
-    return all(member.coordinator["served"] is False for member in members)
+    return all(member.coordinator["served"] is False for member in live.join_all(0, 1))
 
 
 def mutated(rng: random.Random) -> bytes:
@@ -121,6 +70,20 @@ def mutated(rng: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.parametrize("number", [500, pytest.param(10_000, marks=(pytest.mark.slow, pytest.mark.wide))])
+def test_after_thousands_of_broken_connections_the_server_works(live, number):
+    rng = random.Random(number)
+    for i, data in enumerate([*SEEDS, *(mutated(rng) for _ in range(number))]):
+        with live.knock() as hostile:
+            with contextlib.suppress(OSError):  # it may be turned away already
+                hostile.sendall(data)
+            if i % 3 == 0:  # a reset instead of an end
+                hostile.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert serves(live)
+    assert len(live.said) < 12
+    assert not any("internal error" in line for line in live.said)
+
+
 def anything(depth: int = 4) -> st.SearchStrategy:
     text = st.text(st.characters(exclude_categories=()), max_size=20)  # halves of surrogate pairs too
     leaf = st.none() | st.booleans() | st.integers() | st.floats() | text
@@ -129,68 +92,12 @@ def anything(depth: int = 4) -> st.SearchStrategy:
     )
 
 
-def pending(server):
-    """(a connection of a client that has proved nothing, the client's end of it), read by the test itself."""
-    ours, theirs = socket.socketpair()
-    peer = server.add(ours, "10.0.0.9")
-    peer.hear = partial(server._check_proof, peer)
-    server._pending[peer] = None
-    return peer, theirs
-
-
-def test_half_a_surrogate_pair_ends_its_own_connection_only(live):
-    with knock(live) as hostile:
-        hostile.sendall(KILLED_THE_THREAD)
-        while hostile.recv(4096):
-            pass
-    assert live.server.thread.is_alive()
-    assert serves(live)
-
-
-@pytest.mark.parametrize("number", [500, pytest.param(10_000, marks=(pytest.mark.slow, pytest.mark.wide))])
-def test_thousands_of_broken_inputs_raise_nothing(idle, number):
-    rng, server = random.Random(number), idle.server
-    for data in [*SEEDS, *(mutated(rng) for _ in range(number))]:
-        peer, theirs = pending(server)
-        with theirs:
-            for start in range(0, len(data), protocol.MAX_LINE):
-                if peer.is_open:
-                    theirs.send(data[start : start + protocol.MAX_LINE])
-                    server._read(peer)
-            server.drop(peer)
-    assert not server._pending
-    assert not any("internal error" in line for line in idle.said)
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(claims=st.dictionaries(st.sampled_from([*HELLO, "nproc", "first", "x"]), anything()))
-def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(idle, claims):
-    server, message = idle.server, {**(HELLO if idle.kind == "ranks" else HOST), **claims}
-    peer, theirs = pending(server)
-    with theirs, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ports, "keep_alive", lambda connection: None)  # sockets without a network have none
-        channel = protocol.Channel(theirs)
-        channel.send({"nonce": "n", "proof": protocol.proof(TOKEN, "client", peer.nonce, "n")})
-        server._read(peer)
-        assert protocol.is_proof(channel.next()["proof"], protocol.proof(TOKEN, "server", peer.nonce, "n"))
-        channel.authenticate(protocol.session_key(TOKEN, peer.nonce, "n"), is_server=False)
-        with contextlib.suppress(UnicodeEncodeError, OSError):
-            channel.send(message)
-            server._read(peer)
-        assert peer not in server._pending
-        server.drop(peer)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=300) | anything().map(lambda value: json.dumps(value).encode() + b"\n"))
-def test_lines_are_messages_that_can_be_written_again_or_bad(data):
-    channel = protocol.Channel(None)
-    with contextlib.suppress(ValueError):
-        channel.feed(data)
-        while (message := channel.pop()) is not None:
-            assert repr(protocol.decode(protocol.encode(message)[:-1])) == repr(message)  # NaN is not NaN
-            assert not protocol.is_proof(message.get("proof"), protocol.proof(TOKEN, "client", "n", "m"))
-            assert output.printable(message).isprintable()
+@given(claims=st.dictionaries(st.sampled_from([*RANK, "nproc", "first", "x"]), anything()))
+def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, claims):
+    live.introduce(**claims).close()
+    with live.knock() as after:
+        assert after.recv(4096)  # it greets the next one
 
 
 def test_a_host_that_cannot_be_reached_any_more_is_the_end_of_its_connection():
@@ -207,20 +114,6 @@ def test_a_line_without_end_is_refused_in_bounded_memory():
         channel.feed(b"x" * protocol.MAX_LINE)
 
 
-@pytest.mark.parametrize("number", [500, pytest.param(3000, marks=pytest.mark.slow)])
-def test_after_thousands_of_broken_connections_the_server_works(live, number):
-    rng = random.Random(11)
-    for i in range(number):
-        with knock(live) as hostile:
-            with contextlib.suppress(OSError):  # it may be turned away already
-                hostile.sendall(mutated(rng))
-            if i % 3 == 0:  # a reset instead of an end
-                hostile.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    assert live.server.thread.is_alive()
-    assert serves(live)
-    assert len(live.said) < 12
-
-
 def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch):
     def broken(given, expected):
         raise ZeroDivisionError
@@ -228,7 +121,7 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(protocol, "is_proof", broken)
         for _ in range(5):
-            with knock(live) as hostile:
+            with live.knock() as hostile:
                 hostile.sendall(b"{}\n")
                 while hostile.recv(4096):
                     pass
@@ -238,51 +131,37 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
 
 def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
     monkeypatch.setattr(server, "HANDSHAKE_S", 0.6)
-    began = time.monotonic()
-    with knock(live) as hostile:
-        hostile.settimeout(0.1)
-        ended = False
-        while not ended and time.monotonic() - began < 10:
-            with contextlib.suppress(TimeoutError):
-                ended = hostile.recv(4096) == b""
-            if not ended:
-                with contextlib.suppress(OSError):
-                    hostile.send(b"{")
-        assert ended  # each drip used to begin a new deadline
+    with live.knock() as hostile:
+        hostile.setblocking(False)
 
+        def is_dropped():
+            try:
+                return hostile.send(b"{") == 0 or hostile.recv(4096) == b""
+            except OSError as error:
+                return not isinstance(error, BlockingIOError)
 
-def test_slow_clients_on_all_places_do_not_keep_the_job_out(live):
-    with contextlib.ExitStack() as stack:
-        for _ in range(2 * server.MAX_PENDING):
-            hostile = stack.enter_context(knock(live))
-            with contextlib.suppress(OSError):
-                hostile.send(b"{")
-        assert serves(live)
+        assert until(is_dropped, 10)  # each drip used to begin a new deadline
 
 
 def test_a_thousand_wrong_tokens_are_two_lines(live):
     for _ in range(1000):
-        with knock(live) as hostile:
+        with live.knock() as hostile:
             hostile.sendall(b'{"nonce":"n","proof":"guess"}\n' * 20)
             while hostile.recv(4096):
                 pass
     [refused] = [line for line in live.said if "wrong or missing job token" in line]
     assert refused.startswith("refused a connection from 127.0.0.1: ")
     assert TOKEN not in refused
-    with knock(live) as connection:  # a peer of the job that is refused is still told of
-        hello = HELLO if live.kind == "ranks" else HOST
-        assert "belongs to job 'job'" in introduce(connection, hello | {"run_id": "x"}).next()["refused"]
+    # a peer of the job that is refused is still told of
+    assert "belongs to job 'job'" in live.introduce(run_id="x").next()["refused"]
     assert "belongs to job 'job'" in live.said[-1]
     assert len(live.said) == 2
 
 
 def test_the_name_of_a_host_cannot_steer_a_terminal(capfd):
-    live = build("ranks")
-    live.server.start()
-    hello = HELLO | {"host": "\x1b]0;owned\x07\r\nnode\u202e1", "rank": 5}
-    with knock(live) as connection:
-        answer = introduce(connection, hello).next()
-    live.end()
+    live = Meeting()
+    answer = live.introduce(host="\x1b]0;owned\x07\r\nnode\u202e1", rank=5).next()
+    live.close()
     assert "outside WORLD_SIZE=2" in answer["refused"]
     for line in live.said:
         client.log(line)
@@ -293,25 +172,30 @@ def test_the_name_of_a_host_cannot_steer_a_terminal(capfd):
     assert said.count(r"\x1b]0;owned\x07\r\nnode\u202e1") == 2
 
 
-FORMED = {"formed": {"address": "127.0.0.1:1", "served": True}}
-ANSWERS = {
-    "no proof": lambda first: protocol.encode(FORMED),
-    "a guess": lambda first: protocol.encode({"proof": "0" * 64}) + protocol.encode(FORMED),
-    "the client's own proof": lambda first: (
-        protocol.encode({"proof": first["proof"]}) + protocol.encode(FORMED)
+GREETING = protocol.encode({"cyxjax": protocol.PROTOCOL, "nonce": "5" * 32})
+FORMED = protocol.encode({"formed": {"address": "127.0.0.1:1", "served": True}})
+STRANGER = r"^127\.0\.0\.1:\d+ .*cyxjax.*MASTER_PORT"
+IMPOSTORS = {
+    "ssh": (b"SSH-2.0-OpenSSH\r\n", None, STRANGER),
+    "half a pair": (b'{"cyxjax":2,"nonce":"\\ud800"}\n', None, STRANGER),
+    "nested": (b"[" * 9000 + b"\n", None, STRANGER),
+    "list": (b"[1]\n", None, STRANGER),
+    "another version": (b'{"cyxjax":1,"nonce":"n"}\n', None, STRANGER),
+    "no proof": (GREETING, lambda first: FORMED, "CYXJAX_TOKEN"),
+    "a guess": (GREETING, lambda first: protocol.encode({"proof": "0" * 64}) + FORMED, "CYXJAX_TOKEN"),
+    "the client's own proof": (
+        GREETING,
+        lambda first: protocol.encode({"proof": first["proof"]}) + FORMED,
+        "CYXJAX_TOKEN",
     ),
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_a_rank_tells_an_impostor_nothing_but_a_nonce_and_a_proof(answer):
-    impostor = Impostor(answer)
-    place = Topology(1, 2, master_port=impostor.port, token=TOKEN, run_id="job", timeout_ms=5000)
-    with impostor.listener, pytest.raises(GroupError, match="CYXJAX_TOKEN"):
-        client.join(place, {"config": "digest"})
-    [sent] = impostor.received
-    assert sent.count(b"\n") == 1
-    assert json.loads(sent).keys() == {"nonce", "proof"}
+@pytest.mark.parametrize(("greeting", "answer", "named"), IMPOSTORS.values(), ids=IMPOSTORS)
+def test_a_rank_tells_an_impostor_nothing_but_a_nonce_and_a_proof(greeting, answer, named):
+    with impostor(greeting, answer) as (port, received), pytest.raises(GroupError, match=named):
+        client.join(Topology(1, 2, master_port=port, token=TOKEN, run_id="job", timeout_ms=5000))
+    assert [json.loads(sent).keys() for sent in received] == [{"nonce", "proof"}] * (answer is not None)
 
 
 @pytest.mark.parametrize("forge", ["other key", "replayed", "reordered", "reflected", "unsigned"])
@@ -335,24 +219,22 @@ def test_lines_that_are_not_the_next_of_the_other_end_are_not_read(forge):
         assert (client_end.pop(), client_end.pop())[0] == {"n": 1}
 
 
+class Slow(protocol.Channel):
+    """A client that takes its time for each line."""
+
+    def send(self, message):
+        time.sleep(0.7)
+        super().send(message)
+
+
 @pytest.mark.parametrize(("places", "address"), [(512, "127.0.0.1"), (128, "127.0.0.2")])
 def test_300_clients_that_come_back_do_not_keep_a_slow_host_out(monkeypatch, places, address):
     """From the flood's own address as long as there are places; from another one always."""
     monkeypatch.setattr(server, "MAX_PENDING", min(places, server.MAX_PENDING))
-    live = build("ranks")
-    live.server.start()
-    flood = Flood(port_of(live), 300, "127.0.0.1")
-    where, source = ("127.0.0.1", port_of(live)), (address, 0)
-    send = protocol.Channel.send
-    try:
-        with socket.create_connection(where, timeout=5, source_address=source) as slow:
-            monkeypatch.setattr(
-                protocol.Channel,
-                "send",
-                lambda self, message: (self.socket is slow and time.sleep(0.7), send(self, message)),
-            )
-            introduce(slow, HELLO)
-            assert until(lambda: list(live.ranks.here) == [0], 5)
-    finally:
-        flood.close()
-        live.end()
+    live = Meeting()
+    with flood(live.port, 300, "127.0.0.1"):
+        try:
+            live.introduce(live.knock(address), Slow)
+            assert until(lambda: list(live.first.ranks.here) == [0], 5)
+        finally:
+            live.close()
