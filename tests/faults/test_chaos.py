@@ -18,18 +18,16 @@ SIZES = (("--batch-size", 8), ("--batch-size", 5), ("--global-batch-size", 12), 
 WORLDS = ((1, 1), (1, 2), (2, 2))  # (processes, devices over all of them)
 
 
-def is_stopped(pid):
+def status(pid):
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
-        return False
+        return psutil.STATUS_ZOMBIE
 
 
-def has_ended(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def are_held_or_over(pids):
+    found = {status(pid) for pid in pids}
+    return psutil.STATUS_STOPPED in found or found == {psutil.STATUS_ZOMBIE}
 
 
 def strike(jobs, draw, config, words=(), world=1):
@@ -39,10 +37,11 @@ def strike(jobs, draw, config, words=(), world=1):
     fault = f"{what}:{draw.randrange(world)}:{phase}:{step}" + (":3" if what == "STALL" else "")
     pids = jobs.start(config, *words, world=world, fault=fault)
     if what == "STOP":
-        assert until(lambda: any(map(is_stopped, pids)) or all(map(has_ended, pids)), 90), fault
+        assert until(lambda: are_held_or_over(pids), 90), fault
         time.sleep(draw.uniform(0, 2))
-        for pid in filter(is_stopped, pids):
-            psutil.Process(pid).send_signal(signal.SIGCONT)
+        for pid in pids:
+            if status(pid) == psutil.STATUS_STOPPED:
+                psutil.Process(pid).send_signal(signal.SIGCONT)
     ended = jobs.wait(config, world)
     assert "Traceback" not in ended.text, f"{fault}: {ended.text}"
     return ended

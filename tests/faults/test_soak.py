@@ -9,7 +9,7 @@ import pytest
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_PREEMPTED
 from tests.support.launching import start, until
-from tests.support.training import Jobs, leaves, newest_step, sha256_of, write_experiment
+from tests.support.training import leaves, newest_step, sha256_of, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
 KILLS, STEPS_BETWEEN = 6, 40
@@ -28,7 +28,7 @@ def went_on(config, step):
     return until(lambda: newest_step(config) >= step + STEPS_BETWEEN, 90)
 
 
-def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(tmp_path):
+def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(jobs, tmp_path):
     config = write_experiment(tmp_path / "broken", **ENDLESS)
     flags = ("--max-restarts", "99", "-m", "cyxjax.train", "--config")
     run = start(tmp_path / "logs", 2, *flags, script=config, fork=True)
@@ -49,16 +49,15 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
     for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill
         assert min(earlier_or_later[-4:]) <= max(earlier_or_later[:2]), sizes
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0
-    assert sha256_of(leaves(config)) == sha256_of(leaves(unbroken(tmp_path / "whole", newest_step(config))))
+    assert sha256_of(leaves(config)) == sha256_of(
+        leaves(unbroken(jobs, tmp_path / "whole", newest_step(config)))
+    )
 
 
-def unbroken(folder, steps):
+def unbroken(jobs, folder, steps):
     """The configuration of a run of `steps` steps that nothing happened to."""
-    config, jobs = write_experiment(folder, **ENDLESS, max_steps=steps), Jobs()
-    try:
-        ended = jobs.run(config, world=2)
-    finally:
-        jobs.close()
+    config = write_experiment(folder, **ENDLESS, max_steps=steps)
+    ended = jobs.run(config, world=2)
     assert ended.codes == [0, 0], ended.text
     assert newest_step(config) == steps
     return config
