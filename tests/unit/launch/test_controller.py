@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cyxjax.errors import (
+    EXIT_CONFIG,
     EXIT_INFRASTRUCTURE,
     EXIT_INTERRUPT,
     EXIT_OK,
@@ -13,11 +14,10 @@ from cyxjax.errors import (
     EXIT_USER_ERROR,
 )
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.group import client, group_start
+from cyxjax.launch.group import group_start
 from cyxjax.launch.group.controller import Controller, Size
-from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.group.group_start import Budget, GroupStart, Member, end_message
-from cyxjax.launch.local_ranks import LocalRanks
+from tests.support.meeting import Meeting
 
 
 class Job:
@@ -61,24 +61,22 @@ class Job:
         return None if self.controller.end is None else self.controller.end.code
 
 
+FOLLOWS = ErrorRecord(0, "PeerLost", "", True, EXIT_SECONDARY)
+
+
 def boom(rank=1, **changes):
     return ErrorRecord(rank, "ValueError", "boom", host="b", exit_code=EXIT_USER_ERROR, **changes)
 
 
-@pytest.fixture
-def pair():
+def pair(restarts=0):
     """A fixed job of 3 ranks on two hosts, under way."""
-
-    def build(restarts=0):
-        job = Job(Size(world_size=3), restarts)
-        a, b = Member("a", 0, 2), Member("b", 2)
-        job.join(b, a)
-        return job, a, b
-
-    return build
+    job = Job(Size(world_size=3), restarts)
+    a, b = Member("a", 0, 2), Member("b", 2)
+    job.join(b, a)
+    return job, a, b
 
 
-def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own(pair):
+def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own():
     job, a, b = pair()
     assert job.starts == [(0, 3)]
     assert (job.sent(a, "base_rank"), job.sent(b, "base_rank")) == ([0], [2])
@@ -89,26 +87,26 @@ def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own(pai
     assert (job.sent(a, "over"), job.sent(b, "over")) == ([0], [0])
 
 
-def test_hosts_whose_ranks_overlap_are_no_whole_job():
-    job = Job(Size(world_size=3))
-    job.join(Member("a", 0, 2), Member("b", 1, 2))
-    assert job.starts == []
-    job.pass_time(31.0)
-    assert job.code == EXIT_INFRASTRUCTURE
-
-
-def test_a_missing_host_is_waited_for_as_long_as_the_timeout_says():
-    job, a = Job(Size(world_size=2)), Member("a", 0)
-    job.join(a)
+@pytest.mark.parametrize(
+    ("size", "hosts", "said"),
+    [
+        (Size(world_size=3), [Member("a", 0, 2), Member("b", 1, 2)], "do not overlap missing"),
+        (Size(world_size=2), [Member("a", 0)], "rank 1 missing"),
+        (Size(2, 3), [Member("a", 0)], "at least 2 are needed"),
+    ],
+)
+def test_missing_hosts_are_waited_for_as_long_as_the_timeout_says(size, hosts, said):
+    job = Job(size)
+    job.join(*hosts)
     job.pass_time(29.0)
-    assert job.code is None
+    assert (job.starts, job.code) == ([], None)
     job.pass_time(1.0)
     assert job.code == EXIT_INFRASTRUCTURE
-    assert "rank 1 missing" in job.sent(a, "why")[0]
+    assert said in job.sent(hosts[0], "why")[0]
 
 
 @pytest.mark.parametrize(("restarts", "code"), [(0, EXIT_SECONDARY), (1, None)])
-def test_a_fixed_job_pays_for_a_lost_host_with_a_restart(pair, restarts, code):
+def test_a_fixed_job_pays_for_a_lost_host_with_a_restart(restarts, code):
     job, a, b = pair(restarts)
     job.lose(b)
     assert job.sent(a, "end") == [0]
@@ -121,20 +119,20 @@ def test_a_fixed_job_pays_for_a_lost_host_with_a_restart(pair, restarts, code):
         assert job.sent(again, "start") == [1]
 
 
-def test_an_error_anywhere_decides_for_all_hosts_at_once(pair):
+def test_an_error_anywhere_decides_for_all_hosts_at_once():
     job, a, b = pair()
     job.end(b, 0, "failed", 5, boom(2))
     assert job.sent(a, "end") == []  # its ranks notice by themselves
     job.pass_time(3.0)
     assert job.sent(a, "end") == [0]  # unless they do not
-    job.end(a, 0, "failed", 5, ErrorRecord(0, "PeerLost", "", True, EXIT_SECONDARY))
+    job.end(a, 0, "failed", 5, FOLLOWS)
     assert job.code == EXIT_USER_ERROR
     for host in (a, b):
         assert "rank 2 failed on host b" in job.sent(host, "decided")[0]
         assert job.sent(host, "over") == [EXIT_USER_ERROR]
 
 
-def test_a_restart_comes_at_once_after_progress_and_later_without(pair):
+def test_a_restart_comes_at_once_after_progress_and_later_without():
     job, a, b = pair(restarts=5)
     for number, delay_s in enumerate((0.0, 1.3, 2.5)):
         assert job.sent(a, "start")[-1] == number
@@ -146,9 +144,6 @@ def test_a_restart_comes_at_once_after_progress_and_later_without(pair):
         job.pass_time(delay_s)
 
 
-FOLLOWS = ErrorRecord(0, "PeerLost", "", True, EXIT_SECONDARY)
-
-
 @pytest.mark.parametrize(
     ("how", "other", "code"),
     [
@@ -158,7 +153,7 @@ FOLLOWS = ErrorRecord(0, "PeerLost", "", True, EXIT_SECONDARY)
         ("interrupted", FOLLOWS, EXIT_INTERRUPT),
     ],
 )
-def test_a_host_that_is_asked_to_stop_ends_a_fixed_job_without_a_restart(pair, how, other, code):
+def test_a_host_that_is_asked_to_stop_ends_a_fixed_job_without_a_restart(how, other, code):
     job, a, b = pair(restarts=5)
     job.end(b, 0, how)
     job.end(a, 0, "failed" if other else "preempted", 3, other)
@@ -189,6 +184,58 @@ def test_an_elastic_job_goes_on_with_the_hosts_that_are_left_at_no_cost():
     assert job.code is None
 
 
+def test_below_the_fewest_an_elastic_job_waits_for_another_host_and_then_ends():
+    job, first, second = Job(Size(2, 3)), Member("a", 0), Member("b")
+    job.join(first, second)
+    job.pass_time(2.0)
+    job.lose(second)
+    job.end(first, 0, "preempted")
+    job.pass_time(29.0)
+    assert job.code is None
+    job.pass_time(1.0)
+    assert (job.code, job.starts) == (EXIT_INFRASTRUCTURE, [(0, 2)])
+
+
+def test_a_spare_waits_and_takes_the_place_of_a_host_that_goes():
+    job, first, second, spare = Job(Size(1, 2)), Member("a", 0), Member("b"), Member("c", nproc=2)
+    job.join(first, second, spare)
+    assert job.starts == [(0, 2)]
+    assert job.sent(spare, "say") == ["all places are taken: this host waits until another one leaves"]
+    job.lose(second)
+    job.end(first, 0, "preempted")
+    assert job.starts[-1] == (1, 3)
+    assert job.sent(spare, "base_rank") == [1]
+
+
+def failure(kind="SIGKILL", code=EXIT_INFRASTRUCTURE):
+    return ErrorRecord(1, kind, "m", exit_code=code, step=3)
+
+
+BUG = failure("ValueError", EXIT_USER_ERROR)
+ENDINGS = {
+    "all 2 restarts are used": (2, [(failure(), 3), (failure(), 9), (failure(), 15)], EXIT_INFRASTRUCTURE),
+    "the same error at step 3": (10, [(BUG, 3), (BUG, 3)], EXIT_USER_ERROR),
+    "came no further than step 3": (100, [(failure(), 3)] * 4, EXIT_INFRASTRUCTURE),
+    "a configuration error": (5, [(failure("ConfigError", EXIT_CONFIG), -1)], EXIT_CONFIG),
+    "--max-restarts is 0": (0, [(BUG, 3)], EXIT_USER_ERROR),
+}
+
+
+@pytest.mark.parametrize(("restarts", "failures", "code"), ENDINGS.values(), ids=ENDINGS)
+def test_a_job_is_not_started_again_for_ever(request, restarts, failures, code):
+    budget = Budget(restarts)
+    *before, last = [budget.decide(record, step) for record, step in failures]
+    assert all(decision.again for decision in before)
+    assert (last.again, last.exit_code) == (False, code)
+    assert request.node.callspec.id in last.line
+
+
+def test_progress_renews_the_patience():
+    budget = Budget(100)
+    assert all(budget.decide(failure(), 3).again for _ in range(3))
+    assert all(budget.decide(failure(), step).again for step in range(4, 20))
+
+
 def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(group_start.time, "monotonic", lambda: now[0])
@@ -210,26 +257,10 @@ def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch)
 
 @pytest.fixture
 def first():
-    """The first host of a fixed job of two hosts with a rank each; `own` is its own connection."""
-    log: list[str] = []
-    place = LocalRanks(1, 0, 2, "127.0.0.1", 0, "job", token="secret")
-    coordinator = Coordinator(place, log.append, serves=False)
-    coordinator.own, coordinator.said = coordinator.lead(Size(world_size=2), 0), log
-    coordinator.channels = [coordinator.own]
-    yield coordinator
-    coordinator.end()
-    for channel in coordinator.channels:
-        channel.close()
-
-
-def connect(first, **changes):
-    """The connection of the other host's launcher."""
-    hello = {"host": "h", "nproc": 1, "run_id": "job", "base_rank": 1, "world_size": 2} | changes
-    where = client.Server("127.0.0.1", first.place.master_port, "secret", 10.0, "host h", "the test")
-    channel = client.connect(where, hello, print)
-    channel.socket.settimeout(20)
-    first.channels.append(channel)
-    return channel
+    """The first host of a fixed job of two hosts with a rank each."""
+    meeting = Meeting(2, Size(world_size=2))
+    yield meeting
+    meeting.close()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +273,7 @@ def connect(first, **changes):
     ],
 )
 def test_a_host_that_sends_nonsense_is_left_out_and_the_job_ends_for_all(first, message):
-    channel = connect(first)
+    channel = first.introduce()
     call = channel.next()
     assert call == {"start": 0, "base_rank": 1, "world_size": 2}
     channel.send(message)
@@ -264,14 +295,14 @@ def test_a_host_that_sends_nonsense_is_left_out_and_the_job_ends_for_all(first, 
     ],
 )
 def test_a_host_that_does_not_fit_is_refused_and_told_why(first, changes, named):
-    assert named in connect(first, **changes).next()["refused"]
+    assert named in first.introduce(**changes).next()["refused"]
     assert len(first.server.hosts.controller.hosts) == 1
 
 
 def test_a_second_launcher_of_the_same_ranks_waits_for_the_first_to_go(first):
-    other = connect(first)
+    other = first.introduce()
     assert other.next()["start"] == 0
-    second = connect(first, host="again")
+    second = first.introduce(host="again")
     assert "waits until another one leaves" in second.next()["say"]
     other.close()
     assert [first.own.next().get("start"), first.own.next().get("end")] == [0, 0]
@@ -280,9 +311,6 @@ def test_a_second_launcher_of_the_same_ranks_waits_for_the_first_to_go(first):
 
 
 def test_a_launcher_is_refused_where_ranks_were_started_by_hand():
-    by_hand = Coordinator(LocalRanks(1, 0, 2, "127.0.0.1", 0, "job", token="secret"), print, serves=False)
-    by_hand.open(0)
-    by_hand.channels = []
-    assert "without a launcher" in connect(by_hand).next()["refused"]
-    by_hand.channels[0].close()
-    by_hand.end()
+    by_hand = Meeting()
+    assert "without a launcher" in by_hand.introduce(nproc=1).next()["refused"]
+    by_hand.close()

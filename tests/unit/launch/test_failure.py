@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, CheckpointError, ConfigError
+from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR, ConfigError
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
 from cyxjax.launch.heartbeat import Progress
@@ -65,6 +65,7 @@ def test_the_earliest_cause_comes_first_not_the_earliest_record():
     assert records.first_of([consequence, late, cause]) is cause
     assert records.first_of([consequence]) is consequence
     assert records.first_of([consequence], ended_early=[3]).type == "EarlyEnd"
+    assert records.of_status(1, 7, EXIT_SECONDARY, Progress(), 0).secondary  # it left no record
 
 
 class Ended:
@@ -99,20 +100,6 @@ def test_a_cut_off_record_is_no_record(tmp_path):
     path.write_text('{"rank": 1, "ty')
     assert records.load(str(path)) is None
     assert records.load(str(tmp_path / "none")) is None
-
-
-def test_signals_are_named_with_their_meaning():
-    record = records.of_status(1, 7, -9, Progress(3, "step"), 0)
-    assert record.type == "SIGKILL"
-    assert "memory" in record.message
-    assert records.of_status(1, 7, 75, Progress(), 0).secondary
-
-
-def test_an_error_of_ours_is_shown_as_its_line_and_filed_whole():
-    ours, theirs = raised(CheckpointError("no step in x. HINT: look there")), raised(ValueError("boom"))
-    assert "Traceback" in ours.traceback
-    assert records.text_of(ours) == "CheckpointError: no step in x. HINT: look there\n"
-    assert records.text_of(theirs) == theirs.traceback  # of a program's own error it says where
 
 
 ENDING = """

@@ -1,11 +1,13 @@
-"""Who is to blame, from beats alone: the stuck are named, the honest are left alone."""
+"""Beats, and who is to blame from them alone: the stuck are named, the honest are left alone."""
+
+import time
+from contextlib import suppress
 
 import pytest
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ConfigError
+from cyxjax.errors import ConfigError
+from cyxjax.launch import heartbeat
 from cyxjax.launch.backend import jax_private
-from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.group.group_start import Budget
 from cyxjax.launch.heartbeat import Limits, Progress
 from cyxjax.launch.supervise import hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, judge, stragglers
@@ -87,42 +89,6 @@ def test_a_straggler_is_named_not_killed():
     assert stragglers(before, {**now, 1: Progress(10, "step", 9, busy_s=1.5)}) is None
 
 
-def failure(kind="SIGKILL", code=EXIT_INFRASTRUCTURE, step=3):
-    return ErrorRecord(1, kind, "m", exit_code=code, step=step)
-
-
-BUG = failure("ValueError", EXIT_USER_ERROR)
-ENDINGS = {
-    "all 2 restarts are used": (2, [(failure(), 3), (failure(), 9), (failure(), 15)], EXIT_INFRASTRUCTURE),
-    "the same error at step 3": (10, [(BUG, 3), (BUG, 3)], EXIT_USER_ERROR),
-    "came no further than step 3": (100, [(failure(), 3)] * 4, EXIT_INFRASTRUCTURE),
-    "a configuration error": (5, [(failure("ConfigError", EXIT_CONFIG), -1)], EXIT_CONFIG),
-    "--max-restarts is 0": (0, [(BUG, 3)], EXIT_USER_ERROR),
-}
-
-
-@pytest.mark.parametrize(("restarts", "failures", "code"), ENDINGS.values(), ids=ENDINGS)
-def test_a_job_is_not_started_again_for_ever(request, restarts, failures, code):
-    budget = Budget(restarts)
-    *before, last = [budget.decide(record, step) for record, step in failures]
-    assert all(decision.again for decision in before)
-    assert (last.again, last.exit_code) == (False, code)
-    assert request.node.callspec.id in last.line
-
-
-def test_restarts_wait_longer_without_progress_which_renews_the_patience():
-    budget = Budget(100)
-    delays = [budget.decide(failure(), 3).delay_s for _ in range(3)]
-    assert delays[0] == 0
-    assert 0.7 < delays[1] < delays[2] < 2.5
-    assert all(budget.decide(failure(), step).again for step in range(4, 20))
-
-
-def test_a_job_that_was_asked_to_end_is_not_started_again():
-    decision = Budget(5).decide(failure(), 3, asked_to_end=True)
-    assert (decision.again, decision.exit_code) == (False, EXIT_INFRASTRUCTURE)
-
-
 def test_a_supervisor_that_was_suspended_excuses_everybody():
     pauses, late = Pauses(), Progress(30, "step", 100.0)
     pauses.see(100.0, ranks_stopped=False)
@@ -131,6 +97,8 @@ def test_a_supervisor_that_was_suspended_excuses_everybody():
     assert pauses.excuse(Progress(30, "step", 120.0)).at_s == 145.0
     assert pauses.excuse(Progress(31, "step", 146.0)).at_s == 146.0
     assert pauses.excuse(Progress()) == Progress()  # has not begun to beat
+    assert pauses.touches(late)  # its next beat counts 45 s of work in one step
+    assert not pauses.touches(Progress(31, "step", 145.1))
 
 
 @pytest.mark.parametrize(
@@ -153,10 +121,39 @@ def test_ranks_that_still_stand_when_their_supervisor_wakes_were_suspended_with_
     assert pauses.see(162.25, ranks_stopped=True)  # now they are
 
 
-def test_what_a_rank_tells_right_after_a_pause_is_no_time_per_step():
-    pauses = Pauses()
-    assert not pauses.touches(Progress(30, "data", 99.0))
-    pauses.see(100.0, ranks_stopped=False)
-    pauses.see(162.0, ranks_stopped=False)
-    assert pauses.touches(Progress(30, "data", 99.0))  # its next beat counts 62 s of work in one step
-    assert not pauses.touches(Progress(31, "step", 162.1))
+def test_a_beat_is_read_from_outside_with_the_time_of_the_phases_that_ended(tmp_path):
+    path = tmp_path / "rank_0.beat"
+    writer, began = heartbeat.Reporter(str(path)), time.monotonic()
+    writer.report(0, "data")
+    time.sleep(0.05)
+    writer.report(0, "step")
+    time.sleep(0.1)
+    writer.report(7, "data")
+    seen = heartbeat.read(str(path))
+    assert (seen.step, seen.phase, seen.can_dump) == (7, "data", False)
+    assert began < seen.at_s <= time.monotonic()
+    assert 0.05 <= seen.busy_s < 0.1 <= seen.waiting_s
+    writer.allow_dumps()
+    assert heartbeat.read(str(path)) == seen._replace(can_dump=True)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
+    short = tmp_path / "short"
+    short.write_bytes(b"123")
+    assert heartbeat.read(str(tmp_path / "none")) == heartbeat.read(str(short)) == heartbeat.Progress()
+
+
+def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
+    off = heartbeat.Reporter()
+    monkeypatch.setattr(heartbeat, "_reporter", off)
+    with heartbeat.together():  # before the first step of all: a start has a limit of its own
+        assert off.progress().phase == ""
+    off.report(3, "eval")
+    with suppress(ValueError), heartbeat.together():
+        assert (off.progress().step, off.progress().phase) == (3, "collective")
+        raise ValueError
+    assert (off.progress().step, off.progress().phase) == (3, "eval")
+    with heartbeat.together(4):  # of a program that counts its steps by these calls alone
+        assert off.progress().step == 4
+    assert (off.progress().step, off.progress().phase) == (4, "eval")

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from cyxjax.launch import output
 from cyxjax.launch.output import WAITING_BYTES, Screen
 
 LINE = b"x" * 1023 + b"\n"
@@ -73,9 +72,3 @@ def test_a_pipe_that_does_not_block_loses_nothing(pipe):
     screen.put(LINE * 1000)  # ten times what a pipe holds
     screen.put(b"end\n")
     assert read_until(reader, b"end\n") == LINE * 1000 + b"end\n"
-
-
-def test_ranks_are_written_in_runs():
-    assert output.ranks_text([5, 0, 1, 2, 7, 8]) == "ranks 0-2, 5, 7, 8"
-    assert output.ranks_text([3]) == "rank 3"
-    assert "jax: 1 on ranks 0, 1; 2 on rank 2." in output.disagreement("jax", {0: 1, 1: 1, 2: 2})

@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.supervise import dump as stacks
-from cyxjax.launch.supervise.watchdog import _in_different_calls, _refine, _where
+from cyxjax.launch.supervise.watchdog import _in_different_calls, _refine
 
 
 def dump_while(waiting, tmp_path) -> str:
@@ -104,12 +104,3 @@ def test_ranks_that_wait_for_each_other_in_different_calls_are_said_to():
     busy = frames_of('"/home/me/slow.py", line 9 in __getitem__', FIT, IN_JAX[1])  # it does not wait
     assert _in_different_calls({0: busy, 1: others}) == ""
     assert _in_different_calls({0: alone, 1: []}) == ""  # it could not answer
-
-
-def test_a_line_of_a_hang_names_the_users_line_too():
-    progress = Progress(4, "collective")
-    alone = frames_of(EXCHANGE, '"/home/me/train.py", line 19 in on_step', FIT)
-    said = _where(0, progress, alone, [], False)
-    assert said == "rank 0: step 4, collective, at agreement.py:43 exchange, from train.py:19 on_step"
-    own = frames_of('"/home/me/train.py", line 3 in main')
-    assert _where(0, progress, own, [], False) == "rank 0: step 4, collective, at train.py:3 main"
