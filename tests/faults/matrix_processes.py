@@ -3,7 +3,7 @@
 from tests.faults.matrix_row import Row, tests_in
 
 _LAUNCH, _FORMING = "faults/test_launch_matrix.py", "faults/test_launch_forming.py"
-_FIXED = "faults/test_launch_fixed.py"
+_MEETING, _POLICY = "unit/launch/test_rendezvous.py", "unit/launch/test_controller.py"
 _ELASTIC, _RESUME, _STOP = (f"faults/test_{name}.py" for name in ("launch_elastic", "resume", "polite_stop"))
 _AGAIN = "test_ranks_that_were_killed_or_hang_are_started_again"
 _FAILS = "test_one_rank_fails_and_the_group_ends_with_its_error"
@@ -244,19 +244,18 @@ HOSTS = [
     Row(
         "hosts",
         "one joins, is lost, is asked to stop",
-        "one restart at the new size",
-        tests_in(
-            _ELASTIC,
-            "test_a_host_that_comes_costs_one_restart_at_the_new_size",
-            "test_a_host_that_is_lost_is_dropped_and_the_others_go_on",
-            "test_a_host_that_is_told_to_stop_leaves_and_the_others_go_on",
-        ),
+        "one restart at the new size each, in real collectives",
+        tests_in(_ELASTIC, "test_hosts_come_and_go_at_the_cost_of_one_restart_each"),
     ),
     Row(
         "hosts",
         "fewer than MIN",
-        "waits (4 s as set), says who is here; exit 3",
-        tests_in(_ELASTIC, "test_below_the_fewest_the_job_waits_and_then_ends_with_a_message"),
+        "waits, says who is here; exit 3",
+        tests_in(
+            _POLICY,
+            "test_missing_hosts_are_waited_for_as_long_as_the_timeout_says",
+            "test_below_the_fewest_an_elastic_job_waits_for_another_host_and_then_ends",
+        ),
     ),
     Row(
         "hosts",
@@ -266,25 +265,22 @@ HOSTS = [
     ),
     Row(
         "hosts",
-        "one of two lost, in real collectives",
-        "goes on alone from a new start",
-        tests_in(_ELASTIC, "test_real_collectives_go_on_at_the_new_size"),
-    ),
-    Row(
-        "hosts",
         "one of a fixed number gives up",
         "the others end at once; exit 75 where ranks only followed",
-        tests_in(_FIXED, "test_where_one_host_gives_up_the_other_ends_at_once"),
+        tests_in(_ELASTIC, "test_where_one_host_gives_up_the_other_ends_at_once"),
     ),
     Row(
         "hosts",
         "one of a fixed number is lost, or asked to stop",
         "ends at once, or waits for it within --max-restarts",
-        tests_in(
-            _FIXED,
-            "test_a_lost_host_ends_the_job_without_restarts",
-            "test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again",
-            "test_a_host_that_is_asked_to_stop_ends_the_job",
+        (
+            *tests_in(_POLICY, "test_a_fixed_job_pays_for_a_lost_host_with_a_restart"),
+            *tests_in(
+                _ELASTIC,
+                "test_the_loss_of_the_first_host_ends_a_job_without_restarts",
+                "test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again",
+                "test_a_host_that_is_asked_to_stop_ends_the_job",
+            ),
         ),
     ),
 ]

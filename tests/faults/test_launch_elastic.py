@@ -1,83 +1,64 @@
-"""Jobs whose hosts come and go: each launcher stands for a host, all on loopback, as real processes."""
+"""Jobs of several hosts, each a launcher on loopback: what befalls one is known to all at once."""
 
 import signal
-import time
 
 import pytest
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
-from tests.support.elastic_hosts import Hosts, finished, under_way
-from tests.support.launching import until
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_SECONDARY, EXIT_USER_ERROR
+from tests.support.elastic_hosts import Hosts, finished
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-SPARE = "this host waits until another one leaves"
 
 
 @pytest.fixture
-def hosts(request, tmp_path):
-    """A job of one to three hosts, or as the test says."""
-    made = Hosts(tmp_path, getattr(request, "param", "1:3"))
+def elastic(tmp_path):
+    """A job of one to three hosts."""
+    made = Hosts(tmp_path, "1:3", fork=True)
     yield made
     made.close()
 
 
-def test_a_host_that_comes_costs_one_restart_at_the_new_size(hosts):
-    first = hosts.add()
-    hosts.wait_for_start(0)
-    second = hosts.add(nproc=2)
-    hosts.wait_for_start(1)
-    hosts.end()
-    assert "has joined" in first.err
-    assert "start 1: 2 host(s), 3 rank(s)" in first.err
-    assert "start 2" not in first.err
+@pytest.fixture
+def fixed(tmp_path):
+    """A job of two hosts: whoever waits for a host that has given up, waits too long."""
+    made = Hosts(tmp_path, "2", DISTRIBUTED_TIMEOUT_MS=600_000)
+    yield made
+    made.close()
+
+
+def test_hosts_come_and_go_at_the_cost_of_one_restart_each(elastic):
+    first = elastic.add(KIND="jax")
+    elastic.wait_for_start(0)
+    second = elastic.add(KIND="jax", nproc=2)
+    elastic.wait_for_start(1)
+    third = elastic.add(KIND="jax")
+    elastic.wait_for_start(2)
+    second.process.kill()
+    elastic.wait_for_start(3, first, third)
+    third.process.send_signal(signal.SIGTERM)
+    assert third.wait().code == EXIT_PREEMPTED, third.err
+    elastic.wait_for_start(4, first)
+    elastic.end(first)
+    assert finished(first, 4, 1) == 1
     assert "saved" in first.out  # it was asked to save before it ended
-    assert (finished(first, 1, 3), finished(second, 1, 3)) == (1, 2)
-
-
-def test_a_host_that_is_lost_is_dropped_and_the_others_go_on(hosts):
-    first, second, third = (hosts.add() for _ in range(3))
-    hosts.wait_for_start(0)
-    second.process.kill()
-    hosts.wait_for_start(1, first, third)
-    hosts.end(first, third)
-    assert (finished(first, 1, 2), finished(third, 1, 2)) == (1, 1)
+    assert "has joined" in first.err
     assert "is gone" in first.err
-    assert "start 1: 2 host(s), 2 rank(s)" in first.err
-    assert "start 2" not in first.err
+    for start, size in enumerate(((1, 1), (2, 3), (3, 4), (2, 2), (1, 1))):
+        assert "start {}: {} host(s), {} rank(s)".format(start, *size) in first.err
+    assert "start 5" not in first.err
 
 
-def test_a_host_that_is_told_to_stop_leaves_and_the_others_go_on(hosts):
-    first, second = hosts.add(), hosts.add()
-    hosts.wait_for_start(0)
-    second.process.send_signal(signal.SIGTERM)
-    assert second.wait().code == EXIT_PREEMPTED
-    hosts.wait_for_start(1, first)
-    hosts.end(first)
-    assert finished(first, 1, 1) == 1
-
-
-@pytest.mark.parametrize("hosts", ["2:3"], indirect=True)
-def test_below_the_fewest_the_job_waits_and_then_ends_with_a_message(hosts):
-    first, second = (hosts.add(DISTRIBUTED_TIMEOUT_MS=4000) for _ in range(2))
-    hosts.wait_for_start(0)
-    second.process.kill()
-    began = time.monotonic()
-    assert first.wait().code == EXIT_INFRASTRUCTURE, first.err
-    assert time.monotonic() - began > 3  # it has waited for another host
-    assert "Timeout waiting for hosts: 1 here" in first.err
-
-
-def test_the_first_host_takes_the_job_with_it(hosts):
-    first, second = hosts.add(), hosts.add(DISTRIBUTED_TIMEOUT_MS=3000)
-    hosts.wait_for_start(0)
+def test_the_first_host_takes_the_job_with_it(elastic):
+    first, second = elastic.add(), elastic.add(DISTRIBUTED_TIMEOUT_MS=3000)
+    elastic.wait_for_start(0)
     first.process.send_signal(signal.SIGTERM)
     assert (first.wait().code, second.wait().code) == (EXIT_PREEMPTED, EXIT_PREEMPTED), second.err
     assert "the first host leaves" in second.err
 
 
-def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(hosts):
-    first, second = hosts.add(), hosts.add(DISTRIBUTED_TIMEOUT_MS=60000)
-    hosts.wait_for_start(0)
+def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(elastic):
+    first, second = elastic.add(), elastic.add(DISTRIBUTED_TIMEOUT_MS=60000)
+    elastic.wait_for_start(0)
     first.process.kill()
     assert second.told("trying to reach it again")
     assert second.process.poll() is None  # the first host may be started again
@@ -85,24 +66,53 @@ def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(hosts):
     assert second.wait().code == EXIT_PREEMPTED, second.err
 
 
-def test_real_collectives_go_on_at_the_new_size(hosts):
-    first, second = (hosts.add(KIND="jax", STEP_S=0.1) for _ in range(2))
-    hosts.wait_for_start(0)
-    second.process.kill()
-    hosts.wait_for_start(1, first)
-    hosts.end(first)
-    assert finished(first, 1, 1) == 1
+def test_where_one_host_gives_up_the_other_ends_at_once(fixed):
+    fault = {"FAULT": "raise:1:2", "FAULT_STARTS": 9}
+    first, second = (fixed.add("--max-restarts", "5", **fault) for _ in range(2))
+    assert (first.wait().code, second.wait().code) == (EXIT_SECONDARY, EXIT_USER_ERROR), first.err
+    for run in (first, second):
+        assert "the same error at step 2 again" in run.err
+        assert run.err.count("restart 1 of 5") == 1
+    assert second.err.rstrip().endswith("ValueError: boom, api_key=[redacted]")
 
 
-@pytest.mark.parametrize("hosts", ["1:2"], indirect=True)
-def test_a_spare_waits_and_takes_the_place_of_a_host_that_goes(hosts):
-    first, *others = (hosts.add() for _ in range(3))
-    assert until(lambda: any(run.told(SPARE, 0.1) for run in others), 90)
-    spare, other = sorted(others, key=lambda run: not run.told(SPARE, 0.1))
-    hosts.wait_for_start(0, first, other)
-    assert not under_way(spare, 0)
-    other.process.kill()
-    hosts.wait_for_start(1, first, spare)
-    hosts.end(first, spare)
-    assert (finished(first, 1, 2), finished(spare, 1, 2)) == (1, 1)
-    assert "start 2" not in first.err
+def test_a_host_of_another_size_is_refused_and_an_error_before_the_ranks_meet_ends_all(fixed):
+    first, wrong = fixed.add(), fixed.add("--nnodes", "3", node_rank=2)
+    assert wrong.wait().code == EXIT_INFRASTRUCTURE
+    assert "WORLD_SIZE=3" in wrong.err
+    second = fixed.add(node_rank=1, STEPS="sixty")  # the job has waited for the right one
+    assert (second.wait().code, first.wait().code) == (EXIT_USER_ERROR, EXIT_USER_ERROR), first.err
+    assert "ended with exit code 1: ValueError: invalid literal" in first.err
+
+
+def test_the_loss_of_the_first_host_ends_a_job_without_restarts(fixed):
+    first, second = fixed.add(), fixed.add()
+    fixed.wait_for_start(0)
+    first.process.kill()
+    assert second.wait().code == EXIT_SECONDARY, second.err
+    assert "the first host is gone" in second.err
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again(fixed, lost):
+    runs = [fixed.add("--max-restarts", "1") for _ in range(2)]
+    fixed.wait_for_start(0)
+    runs[lost].process.kill()
+    left = runs[1 - lost]
+    assert left.told("restart 1 of 1" if lost else "trying to reach it again")
+    began = 1 if lost else 0  # a first host that is started anew counts from 0
+    (left.log_dir / "start_0" / f"rank_{1 - lost}.log").unlink()
+    again = fixed.add("--max-restarts", "1", node_rank=lost)
+    fixed.wait_for_start(began, left, again)
+    fixed.end(left, again)
+    assert (finished(left, began, 2), finished(again, began, 2)) == (1, 1)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_host_that_is_asked_to_stop_ends_the_job(fixed, asked):
+    runs = [fixed.add("--max-restarts", "3") for _ in range(2)]
+    fixed.wait_for_start(0)
+    runs[asked].process.send_signal(signal.SIGTERM)
+    codes = [run.wait(30).code for run in runs]
+    assert codes[asked] == EXIT_PREEMPTED, runs[asked].err
+    assert codes[1 - asked] in (EXIT_PREEMPTED, EXIT_SECONDARY)  # its rank misses its peer, or is asked too

@@ -2,32 +2,41 @@
 
 import re
 import secrets
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.launching import RANK, Run, start, until
+from tests.support.programs import free_port
 
 
 class Hosts:
     """Launchers of one job of `sizes` ("1:3", or "2"). `add` starts one; `close` kills whatever still runs.
 
     rank.py trains until there is the file `enough`, unless `add` gives it a number of STEPS. program: what
-    every host runs, as words after the launcher's flags. fork: as `start` has it. env: of every host.
+    every host runs, as words after the launcher's flags. fork: as `start` has it. address: of the first host.
+    env: of every host.
     """
 
-    def __init__(self, folder: Path, sizes: str, *program: str, fork: bool = False, **env: object) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    def __init__(
+        self,
+        folder: Path,
+        sizes: str,
+        *program: str,
+        fork: bool = False,
+        address: str = "127.0.0.1",
+        **env: object,
+    ) -> None:
         self.job, self.runs = f"elastic-{secrets.token_hex(6)}", list[Run]()
         self._folder, self._program, self._fork, self._env = folder, program or (str(RANK),), fork, env
         self.enough = folder / "enough"
-        self._flags = ["--nnodes", sizes, "--master-addr", "127.0.0.1", "--master-port", str(port)]
+        self._flags = ["--nnodes", sizes, "--master-addr", address, "--master-port", str(free_port())]
         self._flags += ["--run-id", self.job, "--grace", "5"]
 
     def add(self, *flags: str, nproc: int = 1, node_rank: int | None = None, **env: object) -> Run:
-        """One more host; the first one added is the first host. node_rank: for one that replaces another."""
+        """One more host; the first one added is the first host. node_rank: for one that replaces another.
+
+        env: `wrap` too, as `start` has it.
+        """
         number = len(self.runs)
         folder = self._folder / str(number)
         folder.mkdir(parents=True)
@@ -45,7 +54,7 @@ class Hosts:
 
     def wait_for_start(self, number: int, *runs: Run) -> None:
         """Until a rank of each of `runs` (all without any) has trained in start `number`."""
-        assert until(lambda: all(under_way(run, number) for run in runs or self.runs), 90)
+        assert until(lambda: all(says(run, number, "under way") for run in runs or self.runs), 90)
 
     def end(self, *runs: Run) -> None:
         """Ends the training, from which all of `runs` (all without any) must return well."""
@@ -86,8 +95,3 @@ def two_then_one_then_two(hosts: Hosts, newest_step: Callable[[], int], kill_at:
     for number, size in enumerate((2, 1, 2)):
         assert f"start {number}: {size} host(s), {size} rank(s)" in first.err
     return first
-
-
-def under_way(run: Run, number: int) -> bool:
-    """True once a rank of `run` has trained in start `number`."""
-    return says(run, number, "under way")

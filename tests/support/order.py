@@ -40,7 +40,6 @@ faults/exact 14 67
 faults/group_doctor 0 17
 faults/launch_dump 8 0
 faults/launch_elastic 0 64
-faults/launch_fixed 0 32
 faults/launch_forming 14 0
 faults/launch_matrix 53 0
 faults/launch_suspended 10 70
