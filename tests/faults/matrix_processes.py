@@ -177,40 +177,45 @@ _FORMINGS = [
         "R17",
         "a rank never starts; rank 0 never does",
         "the missing rank is named; connection refused to HOST:PORT",
-        tests_in(
-            _FORMING,
-            "test_r17_a_rank_that_never_starts_is_named",
-            "test_r17_without_rank_0_the_connection_is_refused",
+        (
+            *tests_in(_FORMING, "test_r17_a_rank_that_never_starts_is_named"),
+            *tests_in(_MEETING, "test_a_wrong_address_says_in_which_way"),
         ),
     ),
-    Row("R18", "a rank comes late", "waited for", tests_in(_FORMING, "test_r18_a_late_rank_is_waited_for")),
+    Row(
+        "R18",
+        "rank 0 comes late",
+        "waited for",
+        tests_in(_MEETING, "test_a_rank_that_comes_before_rank_0_waits_for_it"),
+    ),
     Row(
         "R19",
         "another WORLD_SIZE on one rank",
         "refused on both sides, with both values",
-        tests_in(_FORMING, "test_r19_another_world_size_is_refused_on_both_sides"),
+        tests_in(_MEETING, "test_a_rank_of_another_world_size_that_comes_first_is_remembered"),
     ),
     Row(
         "R20",
         "a second rank 1 in a running job, with and without the token",
         "refused; the job is untouched",
-        tests_in(_FORMING, "test_r20_a_second_rank_1_is_refused_and_the_job_untouched"),
+        tests_in(_FORMING, _STRANGERS),
     ),
     Row(
         "R21",
         "RANK out of range, a bad port, half an environment",
-        "one line naming the variable; exit 2, before jax is loaded",
-        tests_in(_FORMING, "test_r21_a_bad_environment_ends_at_once_with_one_line"),
+        "an error that names the variable, before jax is loaded",
+        (
+            *tests_in("unit/launch/test_topology.py", "test_bad_environments_name_the_variable_and_hint"),
+            *tests_in("unit/launch/test_environment.py", "test_the_room_starts_without_jax"),
+        ),
     ),
     Row(
         "R22",
         "the port in use: by another program, a sharing one on IPv6, another job",
-        "refused by name every time",
-        tests_in(
-            _FORMING,
-            "test_r22_a_port_in_use_is_refused_by_name_every_time",
-            "test_r22_a_sharing_listener_on_ipv6_is_no_way_around",
-            "test_r22_two_jobs_on_one_port_do_not_meet",
+        "refused every time: the port and the other job are named",
+        (
+            *tests_in(_MEETING, "test_a_port_held_by_a_sharing_program_is_refused"),
+            *tests_in(_FORMING, _STRANGERS),
         ),
     ),
     Row(
@@ -218,23 +223,27 @@ _FORMINGS = [
         "a wrong or unknown MASTER_ADDR",
         "said which: not resolved, refused, not this host's",
         tests_in(
-            _FORMING,
-            "test_r23_a_wrong_address_says_in_which_way",
-            "test_r23_an_address_of_another_host_on_rank_0",
+            _MEETING,
+            "test_a_wrong_address_says_in_which_way",
+            "test_an_address_of_another_host_on_rank_0",
         ),
     ),
     Row(
         "R24",
         "a rank dies while the group forms",
         "it may come again, and the group forms",
-        tests_in(_FORMING, "test_r24_a_rank_that_dies_while_the_group_forms_may_come_again"),
+        tests_in(_MEETING, "test_a_rank_that_dies_while_the_group_forms_may_come_again"),
     ),
     Row(
         "R25",
         "ranks of different configuration; calls, shapes or dtypes that differ",
         "refused on every rank, with both values, before a step",
         (
-            *tests_in(_FORMING, "test_r25_ranks_of_different_configuration_are_refused_with_both_values"),
+            *tests_in(_MEETING, "test_all_are_told_why_no_group_forms_before_rank_0_ends"),
+            *tests_in(
+                "faults/test_other_host.py",
+                "test_what_no_version_tells_is_refused_on_both_ranks_before_a_step",
+            ),
             *tests_in("multiprocess/test_collectives.py", "test_what_differs_is_named_on_every_rank"),
         ),
     ),

@@ -190,7 +190,7 @@ _STRANGERS = [
         "R42",
         "a thousand unauthenticated clients of a running job",
         "refused; the job is untouched",
-        tests_in(_FORMING, "test_r42_unauthenticated_clients_of_a_running_job"),
+        tests_in(_FORMING, "test_strangers_at_the_port_of_a_running_job_are_refused_and_it_goes_on"),
     ),
 ]
 

@@ -1,6 +1,5 @@
 """Ranks as threads around a real server: forming, refusing, losing, and what else may answer at its port."""
 
-import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,99 +7,73 @@ from types import SimpleNamespace
 
 import pytest
 
-from cyxjax.errors import GroupError
+from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import connect
 from cyxjax.launch.group import client, ports, rendezvous, server
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator
-from cyxjax.launch.group.rendezvous import Job, Rendezvous
+from cyxjax.launch.group.rendezvous import Hello, Job, Rendezvous
 from cyxjax.launch.topology import Topology
+from tests.support.meeting import Meeting, by_hand
+from tests.support.programs import free_port
 from tests.support.waiting import until
 
 
-class Place:
-    """A meeting place with its log, and topologies that lead to it."""
-
-    def __init__(self, world_size, timeout_s=10.0, open_coordinator=lambda job: {"address": "x:1"}):
-        self.log: list[str] = []
-        self.members: list[GroupConnection] = []
-        self.listener = ports.listen("127.0.0.1", 0)
-        self.port = self.listener.getsockname()[1]
-        self.job = Job(world_size, "job", timeout_s=timeout_s)
-        self.server = server.GroupServer(self.listener, "secret", self.log.append)
-        self.ranks = Rendezvous(self.job, open_coordinator, self.server, self.log.append)
-        self.server.ranks = self.ranks
-        self.server.start()
-
-    def join(self, rank, **changes):
-        place = {"world_size": self.job.world_size, "token": "secret", "run_id": "job", "timeout_ms": 8000}
-        topology = Topology(rank, master_port=self.port, hosted=True, **(place | changes))
-        member = client.join(topology, log=self.log.append)
-        self.members.append(member)
-        return member
-
-    def close(self):
-        for member in self.members:
-            member.leave()
-        self.server.close()
-        self.listener.close()
-
-    def join_all(self, *ranks, **changes):
-        """The outcome for each: a GroupConnection or the GroupError it raised."""
-
-        def outcome(rank):
-            try:
-                return self.join(rank, **changes)
-            except GroupError as error:
-                return str(error)
-
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            return list(pool.map(outcome, ranks))
-
-
 @pytest.fixture
-def place():
-    with contextlib.ExitStack() as stack:
-
-        def build(world_size, **job):
-            place = Place(world_size, **job)
-            stack.callback(place.close)
-            return place
-
-        yield build
+def meet():
+    """Makes a meeting of so many ranks, closed after the test."""
+    made = []
+    yield lambda *given, **changes: made.append(Meeting(*given, **changes)) or made[-1]
+    for meeting in made:
+        meeting.close()
 
 
-def test_a_group_forms_and_learns_the_coordinator(place):
-    members = place(3).join_all(0, 1, 2)
-    assert [member.coordinator for member in members] == [{"address": "x:1"}] * 3
+def test_a_group_forms_and_a_goodbye_is_no_death(meet):
+    meeting, lost = meet(3), []
+    members = meeting.join_all(0, 1, 2)
+    address = members[0].coordinator["address"]
+    assert [member.coordinator for member in members] == [{"address": address, "served": False}] * 3
     assert {member.own_address for member in members} == {"127.0.0.1"}
     assert {member._channel.socket.gettimeout() for member in members} == {None}  # steps may take long
     assert {"python", "jax", "jaxlib"} <= set(client.versions())  # must be equal on all
+    members[0].watch(lost.append)
+    members[1].leave()
+    assert until(lambda: list(meeting.first.ranks.here) == [0, 2], 5)
+    assert not until(lambda: lost, 0.2)
 
 
-def test_more_ranks_than_pending_connections_all_meet_at_once(place):
+def test_more_ranks_than_pending_connections_all_meet_at_once(meet):
     ranks = server.MAX_PENDING + 40
-    members = place(ranks, timeout_s=60.0).join_all(*range(ranks), timeout_ms=60_000)
+    members = meet(ranks, timeout_s=60).join_all(*range(ranks), timeout_ms=60_000)
     assert [type(member) for member in members] == [GroupConnection] * ranks
 
 
-def test_a_rank_of_another_world_size_that_comes_first_is_remembered(place):
-    meeting = place(3)
+def test_a_rank_of_another_world_size_that_comes_first_is_remembered(meet):
+    meeting = meet(3)
     for said in (meeting.join_all(1, world_size=2)[0], meeting.join_all(0)[0]):
         assert "ranks differ in WORLD_SIZE: 2 on rank 1, 3 on the others" in said
 
 
-def test_a_service_that_cannot_start_is_told_to_all(place):
-    def fail(job):
-        raise RuntimeError("no port")
+def test_a_rank_that_dies_while_the_group_forms_may_come_again(meet):
+    meeting = meet(3)
+    doomed = meeting.introduce(rank=1)
+    assert until(lambda: 1 in meeting.first.ranks.here, 5)
+    doomed.close()
+    assert until(lambda: not meeting.first.ranks.here, 5)
+    assert {type(member) for member in meeting.join_all(0, 1, 2)} == {GroupConnection}
 
-    meeting = place(2, open_coordinator=fail)
-    assert all("could not start: no port" in said for said in meeting.join_all(0, 1))
+
+def test_a_service_that_cannot_start_is_told_to_all(meet, monkeypatch):
+    def fail(host):
+        raise OSError("no port")
+
+    monkeypatch.setattr(ports, "reserve", fail)
+    assert all("could not start: no port" in said for said in meet(2).join_all(0, 1))
 
 
-def test_the_first_loss_is_told_to_the_others_and_no_other_is(place):
+def test_the_first_loss_is_told_to_the_others_and_no_other_is(meet):
     """Those that die of it are as many as there are ranks: each told to all would be a million lines."""
-    meeting = place(4)
+    meeting = meet(4)
     members = meeting.join_all(0, 1, 2, 3)
     lost, heard = [], threading.Semaphore(0)
     for member in members[:2]:
@@ -111,7 +84,7 @@ def test_the_first_loss_is_told_to_the_others_and_no_other_is(place):
     assert all(why.startswith("lost rank 2 (host ") and "boom (train.py:8)" in why for why in lost)
     for gone in members[:3]:
         gone._channel.socket.shutdown(socket.SHUT_RDWR)
-    assert until(lambda: list(meeting.ranks.here) == [3], 5)
+    assert until(lambda: list(meeting.first.ranks.here) == [3], 5)
     members[3]._channel.socket.shutdown(socket.SHUT_WR)
     told = b""
     while data := members[3]._channel.socket.recv(4096):
@@ -119,62 +92,19 @@ def test_the_first_loss_is_told_to_the_others_and_no_other_is(place):
     assert told.count(b'"lost"') == 1
 
 
-def test_a_goodbye_is_no_death(place):
-    meeting = place(2)
-    members = meeting.join_all(0, 1)
-    lost: list[str] = []
-    members[0].watch(lost.append)
-    members[1].leave()
-    assert until(lambda: list(meeting.ranks.here) == [0], 5)
-    assert not until(lambda: lost, 0.2)
-
-
-def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(place):
-    newer = place(1)
-    assert "did not admit rank 0" in newer.join_all(0, restart_count=1, timeout_ms=300)[0]
-    broken = place(2)
+def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(meet):
+    assert "did not admit rank 0" in meet(1).join_all(0, restart_count=1, timeout_ms=300)[0]
+    broken = meet(2)
     members = broken.join_all(0, 1)
     members[1]._channel.close()
-    assert until(lambda: list(broken.ranks.here) == [0], 5)
+    assert until(lambda: list(broken.first.ranks.here) == [0], 5)
     assert "did not admit rank 1" in broken.join_all(1, timeout_ms=300)[0]  # not: taken
 
 
-def test_a_loopback_name_in_a_job_of_several_hosts(monkeypatch):
-    monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
-    topology = Topology(1, 4, local_world_size=2, master_addr="node1", timeout_ms=300)
-    with pytest.raises(GroupError, match=r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 2 .*4 ranks"):
-        client.join(topology)
-
-
-@pytest.mark.parametrize(
-    "greeting",
-    [
-        b"SSH-2.0-OpenSSH\r\n",
-        b'{"cyxjax":2,"nonce":"\\ud800"}\n',
-        b"[" * 9000 + b"\n",
-        b"[1]\n",
-        b'{"cyxjax":1,"nonce":"n"}\n',
-    ],
-)
-def test_another_program_on_the_port_is_named(greeting):
-    with ports.listen("127.0.0.1", 0) as other:
-        port = other.getsockname()[1]
-
-        def answer():
-            connection, _ = other.accept()
-            with connection:
-                connection.sendall(greeting)
-                connection.recv(100)
-
-        threading.Thread(target=answer, daemon=True).start()
-        with pytest.raises(GroupError, match=r"^127\.0\.0\.1:\d+ .*cyxjax.*pid \d+.*MASTER_PORT"):
-            client.join(Topology(1, 2, master_port=port, timeout_ms=2000))
-
-
-def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(place, monkeypatch):
+def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(meet, monkeypatch):
     """Where thousands come at once the kernel takes connections that nobody looks at for a while."""
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    meeting, real, knocks = place(1), socket.create_connection, []
+    meeting, real, knocks = meet(1), socket.create_connection, []
 
     def create_connection(where, **options):
         knocks.append(where)
@@ -184,7 +114,7 @@ def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(place, 
         with pytest.raises(GroupError, match=r"127\.0\.0\.1:\d+ .*HINT"):
             client.join(Topology(1, 2, master_port=deaf.getsockname()[1], timeout_ms=300))
         monkeypatch.setattr(client.socket, "create_connection", create_connection)
-        assert meeting.join(0).coordinator == {"address": "x:1"}
+        assert isinstance(meeting.join(0), GroupConnection)
     assert len(knocks) == 2
 
 
@@ -194,9 +124,7 @@ def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(place, 
 )
 def test_rank_0_of_a_job_across_hosts_warns_once_without_a_token(capfd, address, nproc, token, lines):
     # What a rank started by hand, by srun or by mpirun does: no launcher is there to warn.
-    with ports.listen("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    topology = Topology(0, 2, master_addr=address, master_port=port, local_world_size=nproc, token=token)
+    topology = by_hand(master_addr=address, local_world_size=nproc, token=token)[0]
     connect._coordinate(topology).end()
     assert capfd.readouterr().err.count("CYXJAX_TOKEN is not set: whoever reaches 0.0.0.0 can join") == lines
 
@@ -213,11 +141,7 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
 
     monkeypatch.setattr(server.Peer, "send", slow_send)
     monkeypatch.setattr(Coordinator, "end", lambda self: (ending.set(), end(self)))
-    with ports.listen("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
-    rank_0, rank_1 = (
-        Topology(rank, 2, master_port=port, token="secret", timeout_ms=20_000) for rank in range(2)
-    )
+    rank_0, rank_1 = by_hand()
     host = connect._coordinate(rank_0)
     with ThreadPoolExecutor(2) as pool:
         zero = pool.submit(connect._meet, rank_0, {"program": "train.py"}, host)
@@ -228,14 +152,70 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
                 told.result(30)
 
 
-def test_the_wait_for_a_missing_rank_stands_still_while_the_server_is_suspended(place, monkeypatch):
-    now = [0.0]
+def test_a_rank_that_comes_before_rank_0_waits_for_it(monkeypatch):
+    monkeypatch.setattr(client, "LINE_EVERY_S", 0.0)
+    rank_0, rank_1 = by_hand()
+    said = []
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(client.join, rank_1, log=said.append)
+        assert until(lambda: said, 10)  # nobody was there
+        host = connect._coordinate(rank_0)
+        for member in (client.join(rank_0), early.result(30)):
+            member.leave()
+    assert said[0] == f"rank 1 waits for 127.0.0.1:{rank_0.master_port}: Connection refused"
+    host.end()
+
+
+@pytest.mark.parametrize(
+    ("addr", "said"),
+    [
+        ("no-such-host.invalid", r"MASTER_ADDR='no-such-host\.invalid' .*HINT"),
+        ("127.0.0.9", r"^Connection refused .*127\.0\.0\.9:\d+ .*HINT"),
+        ("node1", r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 1 .*2 ranks"),  # Debian's name of its own host
+    ],
+)
+def test_a_wrong_address_says_in_which_way(monkeypatch, addr, said):
+    if addr == "node1":
+        monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
+    _, rank_1 = by_hand(master_addr=addr, local_world_size=1, timeout_ms=300)
+    with pytest.raises(GroupError, match=said):
+        client.join(rank_1)
+
+
+def test_an_address_of_another_host_on_rank_0():
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR=192\.0\.2\.99 .*HINT"):
+        ports.listen("192.0.2.99", free_port())
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")])
+def test_a_port_held_by_a_sharing_program_is_refused(family, address):
+    with socket.socket(family) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind((address, free_port()))
+        other.listen()
+        with pytest.raises(GroupError, match=r"Port \d+ .*127\.0\.0\.1 .*MASTER_PORT"):
+            ports.listen("127.0.0.1", other.getsockname()[1])
+
+
+def test_a_reserved_port_keeps_others_out_but_lets_a_sharing_service_in():
+    held, port = ports.reserve("127.0.0.1")
+    with held, socket.socket() as service:
+        with pytest.raises(GroupError, match=r"Port \d+ .*127\.0\.0\.1 .*MASTER_PORT"):
+            ports.listen("127.0.0.1", port)
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        service.bind(("127.0.0.1", port))
+        service.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            service.settimeout(5)
+            connection, _ = service.accept()  # the reserving socket does not listen, so we are reached
+            connection.close()
+
+
+def test_the_wait_for_a_missing_rank_stands_still_while_the_server_is_suspended(meet, monkeypatch):
+    now, said = [0.0], []
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    said: list[str] = []
-    meeting = Rendezvous(Job(2, timeout_s=30.0), dict, place(1).server, said.append)
-    meeting.here[0] = rendezvous.Joined(
-        rendezvous.Hello(0, 2), SimpleNamespace(send=said.append, is_open=False)
-    )
+    meeting = Rendezvous(Job(2, timeout_s=30.0), dict, meet(1).server, said.append)
+    meeting.here[0] = rendezvous.Joined(Hello(0, 2), SimpleNamespace(send=said.append, is_open=False))
     for seconds in (0.5, 3600.0, 0.5):
         now[0] += seconds
         meeting.tick()
