@@ -203,9 +203,8 @@ def _introduce(channel: Channel, hello: Message, server: Server) -> None:
         channel.send({"nonce": ours, "proof": protocol.proof(server.token, "client", theirs, ours)})
         answer = _answer(channel)
     except (ValueError, KeyError) as error:
-        held = ports.holder(server.port) or "another program"
         raise GroupError(
-            f"{server.address} answers, but not as a cyxjax job: {held} holds the port. "
+            f"{server.address} answers, but not as a cyxjax job: another program holds the port. "
             "HINT: choose another MASTER_PORT, on every host alike."
         ) from error
     if "refused" in answer:

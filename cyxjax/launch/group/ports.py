@@ -1,12 +1,9 @@
-"""Sockets: resolve an address, bind without sharing, name the process that holds a port."""
+"""Sockets: resolve an address, bind without sharing."""
 
 import errno
-import os
 import socket
-from contextlib import suppress
 
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch.topology import join_address
 
 BACKLOG = 1024
 
@@ -31,7 +28,17 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _explain_bind(host, port, error) from error
+        if error.errno == errno.EADDRINUSE:
+            raise GroupError(
+                f"Port {port} on {host} is in use by another process. "
+                "HINT: choose another MASTER_PORT, or leave it out: the launcher then takes a free one."
+            ) from error
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
+            raise ConfigError(
+                f"MASTER_ADDR={host} is not an address of this host ({socket.gethostname()}), which runs "
+                "rank 0. HINT: set MASTER_ADDR to an address of rank 0's host (see `ip addr`), everywhere."
+            ) from error
+        raise
     return listener
 
 
@@ -71,47 +78,3 @@ def keep_alive(connection: socket.socket, silence_s: int = 10) -> None:
     options |= {socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: silence_s * 1000}
     for option, value in options.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _explain_bind(host: str, port: int, error: OSError) -> Exception:
-    where = join_address(host, port)
-    if error.errno == errno.EADDRINUSE:
-        return GroupError(
-            f"Port {port} on {host} is in use by {holder(port) or 'another process'}. "
-            "HINT: choose another MASTER_PORT, or leave it out: the launcher then takes a free one."
-        )
-    if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
-        return ConfigError(
-            f"MASTER_ADDR={host} is not an address of this host ({socket.gethostname()}), which runs rank 0. "
-            "HINT: set MASTER_ADDR to an address of rank 0's host (see `ip addr`), on every host alike."
-        )
-    return GroupError(f"cannot listen on {where}: {error.strerror}. HINT: choose another MASTER_PORT.")
-
-
-def holder(port: int) -> str | None:
-    """'name (pid N)' of the process that listens on TCP `port`; None where that cannot be seen."""
-    inodes = _listening_inodes(port)
-    if not inodes:
-        return None
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):  # another user's process, or one that ended while we looked
-            files = (f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd"))
-            if any(os.readlink(file) in inodes for file in files):
-                return f"{_text(f'/proc/{pid}/comm').strip()} (pid {pid})"
-    return None
-
-
-def _listening_inodes(port: int) -> set[str]:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in _text(table).splitlines()[1:]:
-                columns = line.split()
-                if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:  # 0A: LISTEN
-                    inodes.add(f"socket:[{columns[9]}]")
-    return inodes
-
-
-def _text(path: str) -> str:
-    with open(path) as file:
-        return file.read()
