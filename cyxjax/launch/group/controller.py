@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY
-from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch.group.group_start import Budget, GroupStart, Member, describe
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.output import ranks_text
@@ -226,8 +225,8 @@ class Controller:
 
     def _decide(self, done: GroupStart, now: float) -> None:
         """What follows a start: the end of the job, or another start when the delay of a restart is over."""
-        hows = {ended.how for ended in done.ended.values()}
-        asked, failure = "left" in hows, _failure(done)
+        hows, failure = set(done.ended.values()), done.failure
+        asked = "left" in hows
         if hows == {"ok"} and not done.lost:
             self.finish(EXIT_OK)
         elif not self.size.is_fixed and (done.changed or asked):
@@ -261,15 +260,7 @@ class Controller:
         return f"{here}, {ranks_text(missing) if missing else 'hosts whose ranks do not overlap'} missing"
 
 
-def _failure(done: GroupStart) -> ErrorRecord | None:
-    """The error that a start failed with; the loss of a host where no rank has one of its own."""
-    failure = done.failure
-    if done.lost and (failure is None or failure.secondary):
-        return ErrorRecord(-1, "HostLost", done.changed, True, EXIT_SECONDARY, done.lost[0], step=done.step)
-    return failure
-
-
 def _names(hosts: Collection[Member]) -> str:
-    """`node-1, node-2`, the first of many."""
+    """`node-1, node-2`, the first of many: it is sent to all hosts in one message."""
     more = ", ..." if len(hosts) > NAMED else ""
     return ", ".join(host.host for host in islice(hosts, NAMED)) + more

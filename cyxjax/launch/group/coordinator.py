@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,8 +51,7 @@ class Coordinator:
         self.server = GroupServer(self._listener, place.token, log)
         self.log, self._serves = log, serves
         self.ranks: Rendezvous | None = None  # of the start that is open
-        self._service: jax_private.CoordinationService | None = None
-        self._reserved: socket.socket | None = None
+        self._of_start = ExitStack()  # ends the open start's service, or frees the port kept for it
         self._folder: str | None = None
         # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first. No daemon:
         # a process that ends while a thread loads native code may abort.
@@ -104,11 +104,8 @@ class Coordinator:
         """Ends the start's connections and service."""
         if self.ranks is not None:
             self.ranks.close()
-        if self._service is not None:
-            self._service.close()
-        if self._reserved is not None:
-            self._reserved.close()
-        self.ranks = self.server.ranks = self._service = self._reserved = None
+        self._of_start.close()
+        self.ranks = self.server.ranks = None
 
     def _coordinate(self, job: Job) -> Message:
         """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 is to do it.
@@ -119,10 +116,12 @@ class Coordinator:
         served = self._serves and jax_private.can_serve()
         address = self._private_address(job.generation) if served else None
         if address is None:
-            self._reserved, port = ports.reserve(self.place.master_addr)
+            reserved, port = ports.reserve(self.place.master_addr)
+            self._of_start.callback(reserved.close)
             address = join_address(self.place.master_addr, port)
         if served:
-            self._service = jax_private.CoordinationService(address, job.world_size)
+            service = jax_private.CoordinationService(address, job.world_size)
+            self._of_start.callback(service.close)
         return {"address": address, "served": served}
 
     def _private_address(self, start: int) -> str | None:

@@ -1,11 +1,10 @@
 """One start of the ranks of a job: its hosts, how it ended on each, and whether it is started again."""
 
 import math
-import random
 import time
 from dataclasses import dataclass, field
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_USER_ERROR
+from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_SECONDARY, EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group.protocol import Message
 
@@ -28,26 +27,21 @@ class Member:
         return self.base_rank == 0
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a start ended on one host: ok, preempted, interrupted, left, or failed with its first error."""
-
-    how: str
-    step: int = -1
-    first: ErrorRecord | None = None
-
-
 @dataclass
 class GroupStart:
     """One start of the group: on which hosts it runs, how it ended on the others, and who was lost.
 
-    running: in the order of their ranks. changed: what gives the group another size, in words. follow_by:
-    when hosts that have not noticed a failure elsewhere are ended. ordered: all were ordered to end at once.
+    running: in the order of their ranks. ended: how on each: ok, preempted, interrupted, left or failed.
+    step: the furthest that a host has reported. changed: what gives the group another size, in words.
+    follow_by: when hosts that have not noticed a failure elsewhere are ended. ordered: all were ordered to
+    end at once.
     """
 
     number: int
     running: dict[Member, None]  # a look-up for each of thousands of hosts
-    ended: dict[Member, Ended] = field(default_factory=dict)
+    ended: dict[Member, str] = field(default_factory=dict)
+    step: int = -1
+    failures: list[ErrorRecord] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     changed: str = ""
     follow_by: float = math.inf
@@ -59,15 +53,14 @@ class GroupStart:
         return len(self.running) + len(self.ended)
 
     @property
-    def step(self) -> int:
-        """The furthest step a host has reported."""
-        return max((ended.step for ended in self.ended.values()), default=-1)
-
-    @property
     def failure(self) -> ErrorRecord | None:
-        """The error the others follow from; None when no host has failed."""
-        records = [ended.first for ended in self.ended.values() if ended.first is not None]
-        return first_of(records) if records else None
+        """The error that the start failed with; the loss of a host where no rank has one of its own."""
+        first = first_of(self.failures) if self.failures else None
+        if self.lost and (first is None or first.secondary):
+            return ErrorRecord(
+                -1, "HostLost", self.changed, True, EXIT_SECONDARY, self.lost[0], step=self.step
+            )
+        return first
 
     def note_end(self, host: Member, message: Message, now: float) -> None:
         """Files how the start ended on `host` (see end_message).
@@ -75,12 +68,12 @@ class GroupStart:
         The moment of its error is from its age, not its time of day: a host with a wrong clock would get
         another rank blamed. Raises: KeyError, TypeError, ValueError for a message of another version.
         """
-        record = None
+        how, step = str(message["how"]), int(message["step"])
         if message["first"] is not None:
             age_s = float(message["age_s"])
-            record = ErrorRecord(**message["first"], at_monotonic_s=now - age_s)
+            self.failures.append(ErrorRecord(**message["first"], at_monotonic_s=now - age_s))
             self.follow_by = min(self.follow_by, now + FOLLOW_S)
-        self.ended[host] = Ended(str(message["how"]), int(message["step"]), record)
+        self.ended[host], self.step = how, max(self.step, step)
         del self.running[host]
 
     def note_loss(self, host: Member) -> None:
@@ -118,14 +111,9 @@ class Decision:
     """What to do after a failed start, and why; the exit code counts when it is not started again."""
 
     again: bool
-    why: str
+    line: str  # for the terminal: 'restart 1 of 3' or 'not started again: ...'
     delay_s: float = 0.0
     exit_code: int = EXIT_INFRASTRUCTURE
-
-    @property
-    def line(self) -> str:
-        """For the terminal: 'restart 1 of 3' or 'not started again: ...'."""
-        return self.why if self.again else f"not started again: {self.why}"
 
 
 @dataclass
@@ -150,26 +138,23 @@ class Budget:
         self.without_progress = 0 if progressed else self.without_progress + 1
         repeated = first.exit_code == EXIT_USER_ERROR and first.signature in self.signatures
         self.signatures.add(first.signature)
+        why, code = "", first.exit_code
         if asked_to_end:
-            return Decision(False, "it was asked to end", exit_code=first.exit_code)
-        if first.exit_code == EXIT_CONFIG:
-            return Decision(False, "a configuration error does not go away", exit_code=first.exit_code)
-        if repeated:
+            why = "it was asked to end"
+        elif code == EXIT_CONFIG:
+            why = "a configuration error does not go away"
+        elif repeated:
             why = f"the same error at step {first.step} again: a restart does not cure it"
-            return Decision(False, why, exit_code=first.exit_code)
-        if self.max_restarts == 0:
-            return Decision(False, "--max-restarts is 0", exit_code=first.exit_code)
-        if self.used >= self.max_restarts:
-            return Decision(False, f"all {self.max_restarts} restarts are used")
-        if self.without_progress > MAX_WITHOUT_PROGRESS:
-            return Decision(
-                False, f"{MAX_WITHOUT_PROGRESS} restarts came no further than step {self.best_step}"
-            )
+        elif self.max_restarts == 0:
+            why = "--max-restarts is 0"
+        elif self.used >= self.max_restarts:
+            why, code = f"all {self.max_restarts} restarts are used", EXIT_INFRASTRUCTURE
+        elif self.without_progress > MAX_WITHOUT_PROGRESS:
+            why = f"{MAX_WITHOUT_PROGRESS} restarts came no further than step {self.best_step}"
+            code = EXIT_INFRASTRUCTURE
+        if why:
+            return Decision(False, f"not started again: {why}", exit_code=code)
         self.used += 1
-        return Decision(True, f"restart {self.used} of {self.max_restarts}", self._delay_s())
-
-    def _delay_s(self) -> float:
-        if self.used == 1 or self.without_progress == 0:
-            return 0.0
-        delay = min(LONGEST_DELAY_S, 2.0 ** (self.without_progress - 2))
-        return delay * random.uniform(0.8, 1.2)  # hosts that failed together do not come back together
+        waits = self.used > 1 and self.without_progress > 0
+        delay_s = min(LONGEST_DELAY_S, 2.0 ** (self.without_progress - 2)) if waits else 0.0
+        return Decision(True, f"restart {self.used} of {self.max_restarts}", delay_s)
