@@ -17,7 +17,7 @@ from cyxjax.launch.failure import hooks
 from cyxjax.launch.heartbeat import VARIABLE as BEATS
 from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.processes import PROC, identity, stat
-from cyxjax.launch.supervise.worker import LAUNCHER
+from cyxjax.launch.supervise.worker import LAUNCHER, text_in
 
 WAIT_S = 3.0  # the launcher asks the ranks within a quarter of a second, and waits a second for them
 
@@ -33,13 +33,6 @@ class RunningRank:
     stack_file: str
     beat_file: str = ""
 
-    def dumped(self) -> str:
-        """All that the rank has dumped so far."""
-        try:
-            return Path(self.stack_file).read_text()
-        except OSError:  # it has ended meanwhile
-            return ""
-
 
 def main(words: Sequence[str], processes: Path = PROC) -> int:
     """Asks the launcher of the job that `words` names to dump its ranks' stacks, and prints them.
@@ -48,15 +41,15 @@ def main(words: Sequence[str], processes: Path = PROC) -> int:
     Raises: GroupError when no such job runs here.
     """
     chosen = find(" ".join(words), running(processes))
-    before = {rank: len(rank.dumped()) for rank in chosen}
+    before = {rank: len(text_in(rank.stack_file)) for rank in chosen}
     for launcher in {rank.launcher for rank in chosen}:
         os.kill(launcher, signal.SIGUSR2)
     end = time.monotonic() + WAIT_S
-    while time.monotonic() < end and any(len(rank.dumped()) == before[rank] for rank in chosen):
+    while time.monotonic() < end and any(len(text_in(rank.stack_file)) == before[rank] for rank in chosen):
         time.sleep(0.05)
     time.sleep(0.1)  # the last thread's frames follow within this
     for rank in chosen:
-        print(_shown(rank, rank.dumped()[before[rank] :]), flush=True)
+        print(_shown(rank, text_in(rank.stack_file)[before[rank] :]), flush=True)
     return EXIT_OK
 
 
@@ -138,10 +131,8 @@ def main_thread(dump: str) -> list[Frame]:
 
     The kernel hands a signal to the main thread, which faulthandler therefore calls the current one.
     """
-    blocks = re.split(r"\n\n|\n(?=Thread 0x|Current thread 0x)", dump.strip())
-    current = [block for block in blocks if block.startswith("Current thread")]
-    chosen = current[-1] if current else blocks[-1] if blocks else ""
-    return _frames(chosen)
+    blocks = _blocks(dump)
+    return _frames(next((b for b in reversed(blocks) if b.startswith("Current thread")), blocks[-1]))
 
 
 def helpers(dump: str) -> list[Frame]:
@@ -153,10 +144,14 @@ def helpers(dump: str) -> list[Frame]:
     main = main_thread(dump)
     if not main or not (main[0].is_ours or os.path.basename(main[0].file) in _WAITS):
         return []
-    blocks = re.split(r"\n\n|\n(?=Thread 0x|Current thread 0x)", dump.strip())
-    stacks = [_frames(block) for block in blocks if block.startswith("Thread 0x")]
+    stacks = [_frames(block) for block in _blocks(dump) if block.startswith("Thread 0x")]
     own = [[f for f in frames if not (f.is_library or f.is_ours)] for frames in stacks]
     return list(dict.fromkeys(frames[0] for frames in own if frames))
+
+
+def _blocks(dump: str) -> list[str]:
+    """The text of each thread's stack."""
+    return re.split(r"\n\n|\n(?=Thread 0x|Current thread 0x)", dump.strip())
 
 
 def _frames(block: str) -> list[Frame]:

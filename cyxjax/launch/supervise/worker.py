@@ -41,6 +41,15 @@ class Files:
         return cls(f"{stem}.beat", f"{stem}.error.json", f"{stem}.stacks")
 
 
+def text_in(path: str) -> str:
+    """The text of a rank's file; "" where there is none, or no longer."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def environment(
     place: LocalRanks,
     local_rank: int,
@@ -123,24 +132,11 @@ class Worker:
             if self.returncode is None:
                 os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """Ends the rank and everything in its process group, at once."""
-        self._signal_group(signal.SIGKILL)
-
-    def suspend(self) -> None:
-        """Stops the rank and what it has started, until `resume`."""
-        with self._reaping:
+    def signal_group(self, number: int) -> None:
+        """Sends `number` to the rank and what it has started; nothing once its end was noticed."""
+        with self._reaping, suppress(ProcessLookupError):
             if self.returncode is None:
-                self._signal_group(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        with self._reaping:
-            if self.returncode is None:
-                self._signal_group(signal.SIGCONT)
-
-    def _signal_group(self, number: int) -> None:
-        with suppress(ProcessLookupError):  # already gone
-            os.killpg(self.pid, number)
+                os.killpg(self.pid, number)
 
     def progress(self) -> Progress:
         """Its last one; that of its end once this worker is closed."""
@@ -153,11 +149,7 @@ class Worker:
 
     def stacks(self) -> str:
         """What the rank's stack dumps hold so far."""
-        try:
-            with open(self.files.stacks) as file:
-                return file.read()
-        except OSError:
-            return ""
+        return text_in(self.files.stacks)
 
     def close(self) -> None:
         """Collects the last output and closes the files."""
@@ -204,7 +196,7 @@ class Worker:
     def _wait(self, on_exit: Callable[["Worker"], None]) -> None:
         # Seen but not reaped: until the group is killed its number cannot become another's.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self.kill()
+        self.signal_group(signal.SIGKILL)
         with self._reaping:
             self.returncode = self._process.wait()
         on_exit(self)

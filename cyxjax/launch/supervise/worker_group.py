@@ -86,7 +86,7 @@ class WorkerGroup:
             self._detected_s = start.detected_s
         finally:
             for worker in start.running:  # only after an error of our own
-                worker.kill()
+                worker.signal_group(signal.SIGKILL)
             for worker in start.workers:
                 worker.close()
         return start
@@ -210,7 +210,7 @@ class WorkerGroup:
         for worker in start.running:
             if worker.rank not in start.killed:
                 start.killed.append(worker.rank)
-                worker.kill()
+                worker.signal_group(signal.SIGKILL)
 
     def _is_saving(self, start: Start) -> bool:
         """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
@@ -274,11 +274,11 @@ def code_after(number: int) -> int:
 def _suspend(start: Start) -> None:
     """Ctrl-Z reaches only us, since ranks have sessions of their own: they stop and go on with us."""
     for worker in start.running:
-        worker.suspend()
+        worker.signal_group(signal.SIGSTOP)
     output.flush(0.2)
     signal.raise_signal(signal.SIGSTOP)
     for worker in start.running:
-        worker.resume()
+        worker.signal_group(signal.SIGCONT)
 
 
 def _make_folder(path: str | None) -> None:
