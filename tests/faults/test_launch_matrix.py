@@ -40,7 +40,7 @@ FAILURES = {
     "R9 endless loop": ("spin", "light", EXIT_HANG, {"type": "Hang"}, "^  rank 1: step 3, data, .* spin"),
     "R15 segmentation fault": ("segv", "light", KILLED, {"type": "SIGSEGV"}, "Segmentation fault"),
     "R15 abort": ("abort", "light", KILLED, {"type": "SIGABRT"}, ""),
-    "real-time signal": ("realtime", "light", KILLED, {"type": "SIGRTMIN+3"}, ""),
+    "real-time signal": ("realtime", "light", KILLED, {"type": f"signal {signal.SIGRTMIN + 3}"}, ""),
     "R16 memory": ("memory", "light", BUG, {"type": "MemoryError"}, ""),
 }
 

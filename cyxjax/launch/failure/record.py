@@ -133,12 +133,11 @@ def of_status(rank: int, pid: int, returncode: int, progress: Progress, start: i
 
 
 def signal_name(number: int) -> str:
-    """'SIGKILL', 'SIGRTMIN+3' or, for a number without a name, 'signal 70'."""
+    """'SIGKILL' or, for a number without a name (real-time signals), 'signal 37'."""
     try:
         return signal.Signals(number).name
     except ValueError:
-        is_real_time = signal.SIGRTMIN < number < signal.SIGRTMAX
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if is_real_time else f"signal {number}"
+        return f"signal {number}"
 
 
 def is_secondary(error: BaseException) -> bool:
@@ -185,7 +184,6 @@ def load(path: str) -> ErrorRecord | None:
         return None
 
 
-FIRST_ERROR = "first_error.json"
 _STDERR_LINES = 20
 
 
@@ -209,7 +207,7 @@ def show_failure(
 ) -> None:
     """Prints the outcome of a failed start on standard error. then: what happens next, in one line."""
     for record in sorted(others, key=lambda r: r.rank):
-        output.say(f"rank {record.rank} followed: {_one_line(record.summary)}")
+        output.say(f"rank {record.rank} followed: {record.summary}")
     if killed:
         output.say(f"ended with it: {ranks_text(killed)}")
     at = f", at step {first.step}" if first.step >= 0 else ""
@@ -234,14 +232,7 @@ def text_of(record: ErrorRecord) -> str:
 
 
 def save_first(first: ErrorRecord, folder: str) -> str:
-    """Writes `first` to `folder`/first_error.json; returns the path, or why there is none."""
-    path = os.path.join(folder, FIRST_ERROR)
-    try:
-        save(first, path)
-    except OSError as error:
-        return f"none ({path}: {error.strerror})"
+    """Writes `first` to `folder`/first_error.json; returns the path. Raises: OSError."""
+    path = os.path.join(folder, "first_error.json")
+    save(first, path)
     return path
-
-
-def _one_line(text: str) -> str:
-    return text if len(text) <= 160 else text[:157] + "..."

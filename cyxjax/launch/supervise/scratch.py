@@ -1,7 +1,7 @@
 """The launcher's folder under the temporary directory: heartbeats, error files and stacks of its ranks.
 
 Cleaners of temporary files may remove it while a job runs. What a killed launcher left is removed by the next
-launcher; of the error records of jobs without --log-dir the newest stay.
+launcher; of the folders with the error of a job without --log-dir the newest stay.
 """
 
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cyxjax import files
 from cyxjax.launch import output
-from cyxjax.launch.failure.record import FIRST_ERROR
 
 PREFIX, LOCK = "cyxjax-", "launcher.lock"
+ERRORS = f"{PREFIX}error-"
 KEPT_RECORDS = 5
 
 
@@ -43,8 +43,8 @@ class Scratch:
         )
 
     def clear(self) -> None:
-        """Removes the folder, except an error record in it."""
-        _remove(Path(self.path))
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
     def _take(self) -> None:
@@ -55,35 +55,30 @@ class Scratch:
         os.replace(draft, os.path.join(self.path, LOCK))
 
 
+def error_folder() -> str:
+    """A new folder for the error of a job without --log-dir."""
+    return tempfile.mkdtemp(prefix=ERRORS)
+
+
 def _tidy(folder: Path) -> None:
-    """Removes what launchers of this user that live no more left in `folder`, and the older error records."""
-    records: list[tuple[int, Path]] = []
+    """Removes what launchers of this user that live no more left in `folder`, and the older errors."""
+    errors: list[tuple[int, Path]] = []
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it goes while we look
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
-            names = [entry.name for entry in path.iterdir()]
-            if LOCK in names and _is_free(path / LOCK):
-                _remove(path)
-            elif names == [FIRST_ERROR]:
-                records.append((path.stat().st_mtime_ns, path))
-    for _, path in sorted(records, reverse=True)[KEPT_RECORDS:]:
+            if path.name.startswith(ERRORS):
+                errors.append((path.stat().st_mtime_ns, path))
+            elif _is_free(path / LOCK):
+                shutil.rmtree(path, ignore_errors=True)
+    for _, path in sorted(errors, reverse=True)[KEPT_RECORDS:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_free(lock: Path) -> bool:
+    """Raises: OSError for a folder of another program, which has no such file."""
     descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     try:
         return not files.is_flocked(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
-    with suppress(OSError):
-        record = (folder / FIRST_ERROR).is_file()
-        for path in [] if not record else folder.iterdir():
-            if path.name != FIRST_ERROR:
-                path.unlink()
-        if not record:
-            shutil.rmtree(folder)

@@ -5,6 +5,7 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
@@ -19,7 +20,7 @@ from cyxjax.launch.output import ranks_text
 from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.launch.supervise import watchdog
 from cyxjax.launch.supervise.processes import Reaper
-from cyxjax.launch.supervise.scratch import Scratch
+from cyxjax.launch.supervise.scratch import Scratch, error_folder
 from cyxjax.launch.supervise.watchdog import Watch
 from cyxjax.launch.supervise.worker import Files, Start, Worker, environment
 
@@ -91,6 +92,11 @@ class WorkerGroup:
                 worker.close()
         return start
 
+    @cached_property
+    def _errors(self) -> str:
+        """The folder of first_error.json. Raises: OSError."""
+        return self.options.log_dir or error_folder()
+
     @property
     def folder(self) -> str:
         """The launcher's own, closed to other users."""
@@ -119,7 +125,10 @@ class WorkerGroup:
 
     def show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
-        path = records.save_first(first, self.options.log_dir or self._scratch.path)
+        try:
+            path = records.save_first(first, self._errors)
+        except OSError as error:
+            path = f"none ({error.strerror})"
         for worker in start.workers:
             if worker.rank == first.rank:
                 worker.append_to_log(records.text_of(first))
