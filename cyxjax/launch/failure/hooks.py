@@ -19,7 +19,6 @@ from cyxjax.launch.failure.record import ErrorRecord, PeerLost
 
 STACKS = "CYXJAX_STACK_FILE"
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun shows what it finds there
-_NOTES: dict[str, int] = {}  # "code": what sys.exit was last called with
 _installed: "Exits | None" = None
 
 
@@ -28,7 +27,8 @@ class Exits:
 
     def __init__(self, rank: int, start: int, env: Mapping[str, str]) -> None:
         self.rank, self.start = rank, start
-        self.report: Callable[[str], None] = _tell_nobody
+        self.report: Callable[[str], None] = lambda summary: None  # nobody to tell
+        self.code = 0  # what sys.exit was last called with
         self.error_file = env.get(records.VARIABLE)
         self.torch_file = env.get(TORCH_ERROR_FILE)
         self._process = os.getpid()
@@ -80,10 +80,6 @@ class Exits:
             print(record.traceback, end="", file=sys.stderr)  # the usual one, without its secrets
 
 
-def _tell_nobody(summary: str) -> None:
-    """A group that has not formed, or has one member, has nobody to tell."""
-
-
 def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     """Makes every uncaught exception, in any thread, end this process at once. Returns the hooks' state.
 
@@ -111,7 +107,7 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
 
     sys.excepthook = on_exception
     threading.excepthook = on_thread_exception
-    _remember_exit_code()
+    _remember_exit_code(exits)
     _dump_stacks_on_request(env)
     return exits
 
@@ -127,28 +123,24 @@ def end(error: CyxjaxError) -> None:
 
 def end_if_failed(exits: Exits) -> None:
     """While the interpreter shuts down after `sys.exit(3)`: ends with 3 now, without waiting for peers."""
-    code = _NOTES.get("code", 0)
-    if threading.main_thread().is_alive() or code == 0:
+    if threading.main_thread().is_alive() or exits.code == 0:
         return
-    exits.report(f"sys.exit({code})")
+    exits.report(f"sys.exit({exits.code})")
     _flush()
-    os._exit(code)
+    os._exit(exits.code)
 
 
-def _remember_exit_code() -> None:
+def _remember_exit_code(exits: Exits) -> None:
     """atexit handlers do not know how the process ends, so sys.exit leaves a note.
 
     A program that catches its own sys.exit(3) and then runs to its end is still taken to end with 3.
     """
     original = sys.exit
-    if getattr(original, "leaves_a_note", False):
-        return
 
     def exit_with_note(status: Any = None, /) -> NoReturn:
-        _NOTES["code"] = status if isinstance(status, int) else int(status is not None)
+        exits.code = status if isinstance(status, int) else int(status is not None)
         original(status)
 
-    exit_with_note.leaves_a_note = True  # type: ignore[attr-defined]
     sys.exit = exit_with_note
 
 
