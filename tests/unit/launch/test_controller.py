@@ -17,6 +17,7 @@ from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import group_start
 from cyxjax.launch.group.controller import Controller, Size
 from cyxjax.launch.group.group_start import Budget, GroupStart, Member, end_message
+from cyxjax.launch.group.protocol import MAX_LINE, encode
 from tests.support.meeting import Meeting
 
 
@@ -93,6 +94,7 @@ def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own():
         (Size(world_size=3), [Member("a", 0, 2), Member("b", 1, 2)], "do not overlap missing"),
         (Size(world_size=2), [Member("a", 0)], "rank 1 missing"),
         (Size(2, 3), [Member("a", 0)], "at least 2 are needed"),
+        (Size(4000, 5000), [Member("a", 0), *(Member(f"node-{n:09}") for n in range(3998))], "at least 4000"),
     ],
 )
 def test_missing_hosts_are_waited_for_as_long_as_the_timeout_says(size, hosts, said):
@@ -103,6 +105,7 @@ def test_missing_hosts_are_waited_for_as_long_as_the_timeout_says(size, hosts, s
     job.pass_time(1.0)
     assert job.code == EXIT_INFRASTRUCTURE
     assert said in job.sent(hosts[0], "why")[0]
+    assert max(len(encode(message)) for _, message in job.messages) < MAX_LINE
 
 
 @pytest.mark.parametrize(("restarts", "code"), [(0, EXIT_SECONDARY), (1, None)])
@@ -198,13 +201,15 @@ def test_below_the_fewest_an_elastic_job_waits_for_another_host_and_then_ends():
 
 def test_a_spare_waits_and_takes_the_place_of_a_host_that_goes():
     job, first, second, spare = Job(Size(1, 2)), Member("a", 0), Member("b"), Member("c", nproc=2)
-    job.join(first, second, spare)
+    another = Member("d")
+    job.join(first, second, spare, another)
     assert job.starts == [(0, 2)]
     assert job.sent(spare, "say") == ["all places are taken: this host waits until another one leaves"]
     job.lose(second)
     job.end(first, 0, "preempted")
     assert job.starts[-1] == (1, 3)
     assert job.sent(spare, "base_rank") == [1]
+    assert (job.sent(another, "start"), len(job.sent(another, "say"))) == ([], 2)
 
 
 def failure(kind="SIGKILL", code=EXIT_INFRASTRUCTURE):
@@ -246,7 +251,7 @@ def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch)
         """A host whose monotonic clock stands at `clock_s` reports an error `age_s` old."""
         record = ErrorRecord(rank, "ValueError", "", at_s=time_of_day_s, at_monotonic_s=clock_s - age_s)
         now[0] = clock_s
-        current.note_end(host, json.loads(json.dumps(end_message(3, "failed", 7, record))), 100.0)
+        current.note_end(host, json.loads(json.dumps(end_message(3, "failed", 7 - rank, record))), 100.0)
 
     # Rank 1 failed 0.5 s before rank 0, on a host that has been up longer and whose clock is an hour ahead.
     reports(follower, 0, clock_s=50.0, age_s=0.1, time_of_day_s=1_000_000.5)

@@ -183,6 +183,7 @@ IMPOSTORS = {
     "another version": (b'{"cyxjax":1,"nonce":"n"}\n', None, STRANGER),
     "no proof": (GREETING, lambda first: FORMED, "CYXJAX_TOKEN"),
     "a guess": (GREETING, lambda first: protocol.encode({"proof": "0" * 64}) + FORMED, "CYXJAX_TOKEN"),
+    "no text": (GREETING, lambda first: b'{"proof":"\\ud800"}\n', "CYXJAX_TOKEN"),
     "the client's own proof": (
         GREETING,
         lambda first: protocol.encode({"proof": first["proof"]}) + FORMED,
