@@ -10,7 +10,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -113,11 +113,8 @@ class Reader:
 
 def read(path: str) -> Progress:
     """The last report in `path`, once."""
-    reader = Reader(path)
-    try:
+    with closing(Reader(path)) as reader:
         return reader.read()
-    finally:
-        reader.close()
 
 
 _reporter = Reporter()
