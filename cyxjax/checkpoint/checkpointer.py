@@ -16,7 +16,7 @@ from typing import Any
 from cyxjax.checkpoint import restoring, tree
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
-from cyxjax.checkpoint.restoring import Restored, Target
+from cyxjax.checkpoint.restoring import Restored
 from cyxjax.checkpoint.store import Best, Snapshot, StepStore, describe_failure
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read, is_share
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
@@ -115,8 +115,15 @@ class Checkpointer:
             nothing is renamed), or if the state is another one (its leaves are named).
         """
         self.wait()
-        wanted = Target(target, adapt, part, put)
-        load = partial(restoring.load, self.directory, writers=self._writers, target=wanted)
+        load = partial(
+            restoring.load,
+            self.directory,
+            writers=self._writers,
+            target=target,
+            adapt=adapt,
+            part=part,
+            put=put,
+        )
         if step is None:
             restored, damaged = restoring.newest(self.directory, self._writers, load)
             self._set_aside(damaged)
@@ -135,12 +142,8 @@ class Checkpointer:
         return restoring.newest(self.directory, self._writers, verified)[0]
 
     def steps(self) -> list[int]:
-        """Steps with a readable manifest, oldest first. Their files are not read: see verify."""
+        """Steps with a readable manifest, oldest first. Their files are not read."""
         return sorted(self._store.metrics())
-
-    def verify(self, step: int) -> list[str]:
-        """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
-        return self._store.verify(step)
 
     def rewind(self, step: int, why: str = "abandoned") -> list[int]:
         """Set aside (rename) the steps after `step`, which a run that resumes from it makes again.

@@ -10,27 +10,8 @@ from typing import Any
 import numpy as np
 
 from cyxjax.checkpoint.arrays import Entry, write_file
-from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.manifest import Manifest
-from cyxjax.checkpoint.store import StepStore
-from cyxjax.errors import CheckpointError, DamagedStep
+from cyxjax.errors import CheckpointError
 from cyxjax.files import readable, replacing
-
-
-def good_step(store: StepStore, step: int | None) -> tuple[int, Manifest]:
-    """`step`, or the newest that verifies, with its manifest. Raises: CheckpointError if it is not good."""
-    if step is None:
-        step = next(filter(store.is_good, reversed(list_steps(store.directory))), None)
-    if step is None:
-        raise CheckpointError(
-            f"No step in {store.directory} is good. HINT: `cyxjax checkpoint verify` says why."
-        )
-    try:
-        return step, store.manifest(step)
-    except DamagedStep as error:
-        raise CheckpointError(
-            f"Step {step} cannot be exported: {error}. HINT: export another step."
-        ) from error
 
 
 def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str, str]) -> None:

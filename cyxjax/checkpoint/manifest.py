@@ -275,11 +275,9 @@ def _file_problem(entry: FileEntry, path: Path | None, *, is_read: bool) -> str:
     num_bytes = path.stat().st_size
     if num_bytes != entry.num_bytes:
         return f"{entry.path} has {num_bytes} bytes, not {entry.num_bytes}"
-    if not is_read:
-        return ""
-    return (
-        "" if _sha256(path) == entry.sha256 else f"{entry.path} has another sha256: its content was altered"
-    )
+    if is_read and _sha256(path) != entry.sha256:
+        return f"{entry.path} has another sha256: its content was altered"
+    return ""
 
 
 def _sha256(path: Path, *, sync: bool = False) -> str:

@@ -18,7 +18,7 @@ from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.folders import ARRAYS, list_aside, list_steps, step_folder
 from cyxjax.checkpoint.manifest import Manifest, find_problems, manifest_bytes, read_manifest
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, is_share
-from cyxjax.checkpoint.writers import Writers
+from cyxjax.checkpoint.writers import ALONE, Writers
 from cyxjax.errors import CheckpointError, DamagedStep
 
 T = TypeVar("T")
@@ -30,15 +30,6 @@ class Restored(NamedTuple):
     step: int
     state: PyTree
     meta: dict[str, Any]
-
-
-class Target(NamedTuple):
-    """What is to be restored: see `Checkpointer.restore`."""
-
-    state: PyTree
-    adapt: Adapt | None
-    part: bool
-    put: Put
 
 
 def newest(
@@ -65,22 +56,32 @@ def newest(
     return None, damaged
 
 
-def load(directory: Path, step: int, writers: Writers, target: Target) -> Restored:
+def load(
+    directory: Path,
+    step: int,
+    *,
+    writers: Writers,
+    target: PyTree,
+    adapt: Adapt | None = None,
+    part: bool = False,
+    put: Put = tree.as_read,
+) -> Restored:
     """`step` in the target's tree, its leaves read one after the other; all processes of `writers` call it.
 
+    adapt, part, put: see `Checkpointer.restore`.
     Raises: DamagedStep on all if one finds it damaged; CheckpointError if it is of another state.
     """
     manifest = verified(directory, step, writers)
     stored = {leaf.name: leaf for leaf in manifest.leaves}
-    unlike = tree.differences(stored, target.state, part=target.part)
-    if target.adapt is None:
+    unlike = tree.differences(stored, target, part=part)
+    if adapt is None:
         tree.refuse(unlike)
-    folder = step_folder(directory, step) / ARRAYS
-
+    arrays = StoredArrays(step_folder(directory, step) / ARRAYS, manifest.leaves)
     found: list[PyTree] = []
 
     def read() -> None:
-        found.append(_filled(target, StoredArrays(folder, manifest.leaves), unlike))
+        adapted = _adapted(arrays, tree.named_leaves(target), unlike, adapt)
+        found.append(_filled(arrays, target, adapted, put))
 
     writers.all_do(f"reading checkpoint step {step}", read)
     return Restored(step, found[0], manifest.meta)
@@ -102,6 +103,21 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
     if other := [rank for rank, seal in enumerate(seals) if seal != seals[0]]:
         _refuse_elsewhere(directory, f"step {step} is another one", other[0])
     return read_manifest(folder)
+
+
+def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, StoredArrays]:
+    """(manifest, arrays) of `step`, or of the newest that verifies, for this process alone.
+
+    Raises: CheckpointError if it is not good, also later, as arrays are read.
+    """
+    look = partial(verified, directory, writers=ALONE)
+    try:
+        manifest = newest(directory, ALONE, look)[0] if step is None else look(step)
+    except DamagedStep as error:
+        raise CheckpointError(f"Step {step} in {directory}: {error}. HINT: take another step.") from error
+    if manifest is None:
+        raise CheckpointError(f"{directory} holds no checkpoint. HINT: name a folder with step_*.")
+    return manifest, StoredArrays(step_folder(directory, manifest.step) / ARRAYS, manifest.leaves)
 
 
 def _seen(directory: Path, writers: Writers) -> tuple[list[int], list[str]]:
@@ -139,34 +155,32 @@ def _each_once(problems: list[list[str]]) -> list[str]:
     return [f"process {rank}: {line}" if len(problems) > 1 else line for line, rank in finders.items()]
 
 
-def _filled(target: Target, stored: StoredArrays, unlike: Mapping[str, str]) -> PyTree:
-    """The target's tree with leaves from `stored`, one in memory at a time; those in `unlike` by its `adapt`.
+def _adapted(
+    stored: StoredArrays, wanted: Mapping[str, Any], unlike: Mapping[str, str], adapt: Adapt | None
+) -> dict[str, np.ndarray]:
+    """The leaves in `unlike` as `adapt` makes them. Raises: OtherStateError with those it does not settle."""
+    found: dict[str, np.ndarray] = {}
+    refused = dict(unlike)
+    for name, want in wanted.items():
+        if adapt is None or name not in unlike or name not in stored:
+            continue
+        array = adapt(name, stored.whole(name), want)
+        if array is not None:
+            found[name] = array
+            del refused[name]
+    tree.refuse(refused)
+    return found
 
-    Raises: CheckpointError that lists every leaf `adapt` does not settle, before another is read.
-    """
+
+def _filled(stored: StoredArrays, target: PyTree, adapted: dict[str, np.ndarray], put: Put) -> PyTree:
+    """The target's tree with leaves that were adapted, or are read from `stored`, one in memory at a time."""
     import jax
 
-    wanted = tree.named_leaves(target.state)
-    refused = {name: why for name, why in unlike.items() if name not in wanted}  # no adapting these
-    adapted: dict[str, np.ndarray] = {}
-    for name in (name for name in wanted if name in unlike):
-        array = _adapted(name, stored, wanted[name], target.adapt)
-        if array is None:
-            refused[name] = unlike[name]
-        else:
-            adapted[name] = array
-    tree.refuse(refused)
-    filled = []
-    for name, want in wanted.items():
-        read = partial(adapted.pop, name) if name in adapted else partial(_own, name, stored, want)
-        filled.append(target.put(want, read))
-    return jax.tree.unflatten(jax.tree.structure(target.state), filled)
+    def read(name: str, want: Any) -> np.ndarray:
+        if name in adapted:
+            return adapted.pop(name)
+        # of a share its elements, flat
+        return stored.part(name, want.start, want.stop) if is_share(want) else stored.whole(name)
 
-
-def _own(name: str, stored: StoredArrays, want: Any) -> np.ndarray:
-    """What this process wants of a leaf: all, or flat the elements of its share."""
-    return stored.part(name, want.start, want.stop) if is_share(want) else stored.whole(name)
-
-
-def _adapted(name: str, stored: StoredArrays, want: Any, adapt: Adapt | None) -> np.ndarray | None:
-    return adapt(name, stored.whole(name), want) if adapt is not None and name in stored else None
+    filled = [put(want, partial(read, name, want)) for name, want in tree.named_leaves(target).items()]
+    return jax.tree.unflatten(jax.tree.structure(target), filled)

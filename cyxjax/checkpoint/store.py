@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from cyxjax.checkpoint import folders
-from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
 from cyxjax.checkpoint.manifest import (
     BY_SHARE,
@@ -26,7 +25,7 @@ from cyxjax.checkpoint.manifest import (
     read_manifest,
 )
 from cyxjax.checkpoint.writers import Note, Writers, leaves_of, write_share, write_together
-from cyxjax.errors import CheckpointError, DamagedStep
+from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, sync_file, write_whole
 
 Best = Literal["min", "max"]
@@ -75,7 +74,7 @@ def _commit(folder: Path, snapshot: Snapshot, notes: list[Note], version: tuple[
 
 
 class StepStore:
-    """The steps below `directory`, which only a writer makes, cleans and changes.
+    """The steps below `directory`, of which only a writer makes, cleans or changes one.
 
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
     """
@@ -120,26 +119,9 @@ class StepStore:
             (folder / ARRAYS).mkdir(mode=0o700)
             yield folder
 
-    def verify(self, step: int) -> list[str]:
-        """What is wrong with `step`, [] if nothing: every file is read and its digest compared."""
-        problems = find_problems(step_folder(self.directory, step), step)
-        (self._verified.discard if problems else self._verified.add)(step)
-        return problems
-
-    def is_good(self, step: int) -> bool:
-        """Whether `step` verifies, now or when this object last read or wrote it."""
-        return step in self._verified or not self.verify(step)
-
-    def manifest(self, step: int) -> Manifest:
-        """The manifest of `step`, whose files have all been compared with it. Raises: DamagedStep."""
-        problems = self.verify(step)
-        if problems:
-            raise DamagedStep("; ".join(problems))
-        return read_manifest(step_folder(self.directory, step))
-
-    def open(self, step: int, manifest: Manifest) -> StoredArrays:
-        """The arrays of `step`, to be read. Raises: DamagedStep, also later, as they are read."""
-        return StoredArrays(step_folder(self.directory, step) / ARRAYS, manifest.leaves)
+    def _is_good(self, step: int) -> bool:
+        """Whether `step` verifies, now or when this object wrote it."""
+        return step in self._verified or not find_problems(step_folder(self.directory, step), step)
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of the steps with a readable manifest; None where the newest measures another."""
@@ -169,8 +151,8 @@ class StepStore:
         metrics = self.metrics()
         kept = kept_steps(metrics, keep_last, keep_best, best)
         gone = sorted(metrics.keys() - kept) if self.is_writer else []
-        if gone and not any(self.is_good(step) for step in sorted(kept, reverse=True)):
-            last_good = next(filter(self.is_good, reversed(gone)), None)
+        if gone and not any(self._is_good(step) for step in sorted(kept, reverse=True)):
+            last_good = next(filter(self._is_good, reversed(gone)), None)
             gone = [step for step in gone if step != last_good]
         for step in gone:
             folders.remove(self.directory, step, self._owner)

@@ -152,17 +152,16 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
 
 def _export(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.arrays import Entry
-    from cyxjax.checkpoint.exporting import good_step, to_orbax, to_safetensors
-    from cyxjax.checkpoint.store import StepStore
+    from cyxjax.checkpoint.exporting import to_orbax, to_safetensors
+    from cyxjax.checkpoint.restoring import open_step
 
-    store = StepStore(directory, is_writer=False)
-    step, manifest = good_step(store, given.step)
+    manifest, stored = open_step(directory, given.step)
+    step = manifest.step
     parts = tuple(given.part or ("params", "model_state"))
     wanted = {leaf.name: leaf for leaf in manifest.leaves if leaf.name.split("/")[0] in parts}
     if not wanted:
         known = ", ".join(sorted({leaf.name.split("/")[0] for leaf in manifest.leaves}))
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
-    stored = store.open(step, manifest)
     if given.to == "orbax":
         to_orbax(given.file, {name: stored.whole(name) for name in wanted})
     else:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.store import StepStore
+from cyxjax.checkpoint.restoring import open_step
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.compared import differing_values
 from cyxjax.config.load import open_run
-from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, DamagedStep
+from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 
 # Of a history, what follows from the numbers alone: no times, no counts of processes.
@@ -78,20 +78,18 @@ def steps_of(run: Path) -> list[int]:
 
 def read_bits(run: Path, step: int) -> StepBits:
     """Raises: CheckpointError where the step is damaged, with run and step."""
-    store = StepStore(Path(os.path.abspath(open_run(run).checkpoints)), is_writer=False)
+    folder = Path(os.path.abspath(open_run(run).checkpoints))
+    elsewhere = f"HINT: move {step_folder(folder, step)} elsewhere to compare the rest."
     try:
-        manifest = store.manifest(step)
-        stored = store.open(step, manifest)
+        manifest, stored = open_step(folder, step)
         leaves = {leaf.name: _sha256_of(stored.blocks(leaf.name)) for leaf in manifest.leaves}
-    except DamagedStep as error:
-        found, folder = str(error).rstrip("."), step_folder(store.directory, step)
-        raise CheckpointError(
-            f"{run}: step {step} is damaged: {found}. HINT: move {folder} elsewhere to compare the rest."
-        ) from error
-    if other := contradicted_leaves(store.directory, step, open_run(run).bits):
+    except CheckpointError as error:
+        found = str(error).partition(" HINT:")[0]
+        raise CheckpointError(f"{run}: {found} {elsewhere}") from error
+    if other := contradicted_leaves(folder, step, open_run(run).bits):
         raise CheckpointError(
             f"{run}: step {step} is not the state that the run recorded in bits.jsonl: {other[0]} differs. "
-            f"HINT: move {step_folder(store.directory, step)} elsewhere to compare the rest."
+            f"{elsewhere}"
         )
     meta = manifest.meta
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}

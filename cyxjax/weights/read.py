@@ -10,10 +10,10 @@ import numpy as np
 from safetensors import safe_open
 
 from cyxjax.checkpoint.arrays import NATIVE
-from cyxjax.checkpoint.exporting import good_step, read_tree
+from cyxjax.checkpoint.exporting import read_tree
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.manifest import dtype_of
-from cyxjax.checkpoint.store import StepStore
+from cyxjax.checkpoint.restoring import open_step
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
 from cyxjax.files import open_plain, read_plain, readable, refuse_special
@@ -51,9 +51,7 @@ def _of_folder(folder: Path) -> Weights:
 
 
 def _of_checkpoints(folder: Path) -> dict[str, Stored]:
-    store = StepStore(folder, is_writer=False)
-    step, manifest = good_step(store, None)
-    stored = store.open(step, manifest)
+    manifest, stored = open_step(folder)
     return {
         leaf.name: Stored(leaf.shape, leaf.numpy_dtype, lambda name=leaf.name: stored.whole(name))  # type: ignore[misc]
         for leaf in manifest.leaves

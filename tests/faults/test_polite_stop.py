@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import find_problems
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from tests.support.launching import start
@@ -26,7 +26,7 @@ def stopped_after(config, ended):
     """The one step that was saved last; it verifies, and the log says how to go on."""
     step = newest_step(config)
     assert f"Stopped and saved after step {step}. Run the same command again" in ended.text, ended.text
-    assert Checkpointer(config.parent / "run" / "checkpoints", is_writer=False).verify(step) == []
+    assert find_problems(step_folder(checkpoints(config), step), step) == []
     return step
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.checkpoint.store import StepStore
+from cyxjax.checkpoint.restoring import open_step
 from tests.support import forked
 from tests.support.programs import free_port
 from tests.support.training_job import run_rank
@@ -114,9 +114,7 @@ def newest_step(config: Path) -> int:
 
 def leaves(config: Path) -> dict[str, np.ndarray]:
     """The arrays of the newest checkpoint, by name."""
-    store, step = StepStore(checkpoints(config), is_writer=False), newest_step(config)
-    manifest = store.manifest(step)
-    stored = store.open(step, manifest)
+    manifest, stored = open_step(checkpoints(config), newest_step(config))
     return {leaf.name: stored.whole(leaf.name) for leaf in manifest.leaves}
 
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 import cyxjax as cx
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import _DTYPES, read_manifest
+from cyxjax.checkpoint.restoring import open_step
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.cli import main
 from cyxjax.core.exact.calls import Parts, named
@@ -176,12 +177,12 @@ def test_every_checkpoint_has_digests_and_those_of_steps_that_are_not_resumed_do
 
 
 def test_a_checkpoint_with_other_bits_is_not_resumed_hashed_or_verified(stopped, capfd):
-    store = StepStore(stopped / "checkpoints", is_writer=True)
-    manifest = store.manifest(3)
-    stored = store.open(3, manifest)
+    manifest, stored = open_step(stopped / "checkpoints", 3)
     arrays = {leaf.name: stored.whole(leaf.name) for leaf in manifest.leaves}
     arrays[ALTERED].view(np.uint8)[0] ^= 1
-    store.write(Snapshot(3, arrays, manifest.meta, manifest.metric))  # every digest within the step is right
+    StepStore(stopped / "checkpoints", is_writer=True).write(
+        Snapshot(3, arrays, manifest.meta, manifest.metric)
+    )  # every digest within the step is right
     with pytest.raises(CheckpointError, match=f"step 3 .*{ALTERED}"):
         recorded(stopped)
     capfd.readouterr()
