@@ -196,15 +196,25 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def flock_now(fd: int) -> bool:
-    """Takes the kernel's lock on `fd`; False if another has it. Raises: OSError where there are no locks."""
+def flock_now(fd: int, *, shared: bool = False) -> bool:
+    """Takes the kernel's lock on `fd`, until it is closed; False if another has it.
+
+    shared: beside others that share it. Raises: OSError where there are no locks.
+    """
     import fcntl
 
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def try_flock(fd: int, *, shared: bool = False) -> bool:
+    """As `flock_now`; False too where the file system has no locks."""
+    with suppress(OSError):
+        return flock_now(fd, shared=shared)
+    return False
 
 
 def unflock(fd: int) -> None:
@@ -212,28 +222,6 @@ def unflock(fd: int) -> None:
     import fcntl
 
     fcntl.flock(fd, fcntl.LOCK_UN)
-
-
-def try_flock(fd: int, *, shared: bool = False) -> bool:
-    """Whether this process now holds the kernel's lock on `fd`; False too where the file system has none."""
-    import fcntl
-
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def is_flocked(fd: int) -> bool:
-    """Whether another process holds `fd`, as far as is known: True also where there are no such locks."""
-    # Shared, so that two processes that look at the same moment do not take each other for the holder.
-    if not try_flock(fd, shared=True):
-        return True
-    import fcntl
-
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
 
 
 _SECRET_NAME = re.compile(

@@ -36,7 +36,7 @@ class RunLock:
         make_private(self.path.parent)
         fd = os.open(self.path, _FLAGS, 0o600)
         try:
-            if not _is_taken(fd):
+            if not _locks(fd):
                 owner = os.pread(fd, _MAX_OWNER_BYTES, 0).decode(errors="replace")
                 raise CheckpointError(
                     f"{self.path.parent} is in use by {owner or 'another process'}. "
@@ -68,8 +68,8 @@ class RunLock:
         self.release()
 
 
-def _is_taken(fd: int) -> bool:
-    """Whether this process has the kernel's lock on `fd` now, or there are no locks."""
+def _locks(fd: int) -> bool:
+    """Whether this process has the lock on `fd` now, or there are none."""
     try:
         return flock_now(fd)
     except OSError:

@@ -79,6 +79,7 @@ def _is_free(lock: Path) -> bool:
     """Raises: OSError for a folder of another program, which has no such file."""
     descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        return not files.is_flocked(descriptor)
+        # Shared, so that two processes that look at the same moment do not take each other for the owner.
+        return files.try_flock(descriptor, shared=True)
     finally:
         os.close(descriptor)
