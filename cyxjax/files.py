@@ -270,6 +270,12 @@ def redact(text: str) -> str:
     return text
 
 
+def describe(err: BaseException) -> str:
+    """Type and first line of an error, without secrets, for one-line warnings."""
+    lines = redact(str(err)).strip().splitlines()
+    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
+
+
 # YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 

@@ -76,7 +76,7 @@ def write_file(
         header[name] = {"dtype": kind, "shape": kept, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         found = {name: _write_blocks(file, entries[name].blocks()) for name in order}

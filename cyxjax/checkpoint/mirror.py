@@ -16,17 +16,10 @@ from typing import Any
 
 from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import (
-    MANIFEST,
-    Manifest,
-    decode,
-    find_problems,
-    manifest_bytes,
-    read_manifest,
-)
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
 from cyxjax.checkpoint.run_lock import RunLock
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
-from cyxjax.files import redact, write_whole
+from cyxjax.files import describe, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
@@ -54,8 +47,6 @@ class Mirror:
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
         self._ending, self._warned, self._began = threading.Event(), False, False
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
-
-    # ---- down -------------------------------------------------------------------------------------
 
     def check_bucket(self) -> None:
         """Raises: ConfigError where the store has no such bucket; other faults are left to later calls."""
@@ -98,7 +89,7 @@ class Mirror:
         except Exception as err:  # a library has errors of its own
             if not here:
                 raise CheckpointError(
-                    f"mirror={self._url}: {_line(err)}. HINT: there is no local checkpoint; try again when "
+                    f"mirror={self._url}: {describe(err)}. HINT: no checkpoint is here; try again when "
                     "the mirror can be read, or start over with resume: never."
                 ) from err
             self._tell(err)
@@ -123,30 +114,24 @@ class Mirror:
 
     def _take(self, manifest: Manifest) -> int:
         """Brings a step and the logs. Raises: DamagedStep, with nothing brought, if it does not verify."""
-        with RunLock(self._folder.root):  # nobody writes there
-            self._take_step(manifest)
-            for path in self._folder.logs:
-                with suppress(FileNotFoundError):
-                    write_whole(path, self._store.cat_file(f"{self._root}/{path.name}"))
-        self._say(f"Took step {manifest.step} from {self._url}")
-        return manifest.step
-
-    def _take_step(self, manifest: Manifest) -> None:
         checkpoints, step = self._folder.checkpoints, manifest.step
-        folders.prepare(checkpoints)
-        owner = f"{secrets.token_hex(4)}-{os.getpid()}"
-        with folders.writing(checkpoints, step, owner) as folder:
-            for path in [*(entry.path for entry in manifest.files), MANIFEST]:
-                (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with suppress(FileNotFoundError):  # a problem of the step
-                    self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
-            if problems := find_problems(folder, step):
-                raise DamagedStep("; ".join(problems))
-        for later in list_steps(checkpoints):
-            if later > step:
-                folders.set_aside(checkpoints, later, "earlier")
-
-    # ---- up ---------------------------------------------------------------------------------------
+        with RunLock(self._folder.root):  # nobody writes there
+            folders.prepare(checkpoints)
+            with folders.writing(checkpoints, step, f"{secrets.token_hex(4)}-{os.getpid()}") as folder:
+                for path in [*(entry.path for entry in manifest.files), MANIFEST]:
+                    (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    with suppress(FileNotFoundError):  # a problem of the step
+                        self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
+                if problems := find_problems(folder, step):
+                    raise DamagedStep("; ".join(problems))
+            for later in list_steps(checkpoints):
+                if later > step:
+                    folders.set_aside(checkpoints, later, "earlier")
+            for log in self._folder.logs:
+                with suppress(FileNotFoundError):
+                    write_whole(log, self._store.cat_file(f"{self._root}/{log.name}"))
+        self._say(f"Took step {step} from {self._url}")
+        return step
 
     def start(self) -> None:
         """Begins to copy in the background."""
@@ -187,14 +172,14 @@ class Mirror:
     def _tell(self, err: BaseException) -> None:
         if not self._warned:
             self._warned = True
-            self._say(f"WARNING: mirror={self._url}: {_line(err)}. Training goes on; it is tried again.")
+            self._say(f"WARNING: mirror={self._url}: {describe(err)}. Training goes on; it is tried again.")
 
     def _copy(self, logs: bool) -> None:
         """Makes the store like the folder. Raises what the store raises."""
         if not self._began:
             self._drop_torn()
             self._began = True
-        while (step := self._next()) is not None:
+        while (step := self._unsent()) is not None:
             self._send(step)
         if logs:
             self._send_logs()
@@ -202,13 +187,11 @@ class Mirror:
             self._drop(self._remote(step))
             del self._sent[step]
 
-    def _next(self) -> int | None:
+    def _unsent(self) -> int | None:
         """The newest step that the store does not have."""
-        for step in reversed(list_steps(self._folder.checkpoints)):
-            mark = self._mark(step)
-            if mark is not None and self._sent.get(step) != mark:
-                return step
-        return None
+        marks = {step: self._mark(step) for step in list_steps(self._folder.checkpoints)}
+        unsent = [step for step, mark in marks.items() if mark and mark != self._sent.get(step)]
+        return max(unsent, default=None)
 
     def _mark(self, step: int) -> object:
         return _mark(step_folder(self._folder.checkpoints, step) / MANIFEST)
@@ -288,13 +271,8 @@ def _open(url: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as err:
         extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
         raise ConfigError(
-            f"mirror={url}: {_line(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
+            f"mirror={url}: {describe(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
         ) from None
-
-
-def _line(err: BaseException) -> str:
-    text = redact(str(err)).strip().splitlines()
-    return f"{type(err).__name__}: {text[0][:300]}" if text else type(err).__name__
 
 
 def _link(source: str, target: str) -> None:
@@ -315,5 +293,5 @@ def _mark(path: Path) -> object:
 
 def _created_s(folder: Path) -> float:
     with suppress(CheckpointError):
-        return read_manifest(folder).created_unix_s
+        return decode(manifest_bytes(folder)).created_unix_s
     return 0.0

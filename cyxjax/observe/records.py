@@ -41,8 +41,7 @@ def plain_tree(value: Any) -> Any:
 
 def step_of(record: Record) -> int:
     """The optimizer step it belongs to."""
-    found = plain(record.get("step", 0))
-    return int(found)
+    return int(plain(record.get("step", 0)))
 
 
 @contextmanager
@@ -84,9 +83,3 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Writes what is still to be written; the sink is not used afterwards."""
-
-
-def describe(err: BaseException) -> str:
-    """Type and first line of an error, for one-line warnings."""
-    lines = str(err).strip().splitlines()
-    return f"{type(err).__name__}: {lines[0]}" if lines else type(err).__name__

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import open_plain, read_json_lines
-from cyxjax.observe.records import Record, Sink, Warn, describe, once, plain_tree, write_atomic
+from cyxjax.files import describe, open_plain, read_json_lines
+from cyxjax.observe.records import Record, Sink, Warn, once, plain_tree, write_atomic
 from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
 

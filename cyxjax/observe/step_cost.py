@@ -1,7 +1,6 @@
 """The cost of a training step: FLOP, the share of the devices' peak, memory."""
 
 import resource
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +35,7 @@ def peak_flops(device_kind: str) -> float:
 def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
     """The most that one of this process's `devices` held; of the CPU, this process."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
-    unit = 1 if sys.platform == "darwin" else 1024
-    return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class StepCost:

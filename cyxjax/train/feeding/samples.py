@@ -12,8 +12,8 @@ import numpy as np
 
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.text import decode
+from cyxjax.files import describe
 from cyxjax.observe.events import Events
-from cyxjax.observe.records import describe
 from cyxjax.observe.report.predictions import MOST_CLASSES, confusion_matrix, pictures, png
 
 _SHOWN = 24  # pictures

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cyxjax.files import describe
 from cyxjax.launch import heartbeat
 from cyxjax.observe.profile import Measured, Tracing, group_page
-from cyxjax.observe.records import describe, write_atomic
+from cyxjax.observe.records import write_atomic
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 Exchange = Callable[[Any], Sequence[Any]]
