@@ -201,20 +201,19 @@ class _PatientStream:
             self._stream.flush()
 
 
-def build_console(is_master: bool, verbose: bool = True, stream: TextIO | None = None) -> Console:
+def build_console(is_master: bool, verbose: bool = True) -> Console:
     """The console for this rank: for a terminal (a launcher's too), a notebook, a log, or none."""
     if not (is_master and verbose):
         return NullConsole()
-    if stream is None and type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
+    if type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
         return NotebookConsole()
-    if stream is None and (columns := relayed_columns()) is not None:
-        return RichConsole(columns=columns)
-    target = stream if stream is not None else sys.stdout
-    return RichConsole(stream) if target.isatty() and not _is_dumb(target) else PlainConsole(stream)
+    columns = relayed_columns()
+    is_live = columns is not None or (sys.stdout.isatty() and not _is_dumb())
+    return RichConsole(columns=columns) if is_live else PlainConsole()
 
 
-def _is_dumb(stream: TextIO) -> bool:
-    """Whether a terminal says of itself that it cannot move its cursor (TERM=dumb)."""
+def _is_dumb() -> bool:
+    """Whether the terminal says of itself that it cannot move its cursor (TERM=dumb)."""
     from rich.console import Console as Terminal
 
-    return Terminal(file=stream).is_dumb_terminal
+    return Terminal(file=sys.stdout).is_dumb_terminal

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from cyxjax.launch import heartbeat
 from cyxjax.observe import NullConsole, PlainConsole, RichConsole, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.lines import RunLines, batch_plan_line, doing, done_line, fitted, line_of_test, span
+from cyxjax.observe.lines import RunLines, batch_plan_line, doing, done_line, fitted, line_of_test
 
 STEP = {
     "kind": "step",
@@ -64,29 +65,19 @@ def test_plain_lines():
 
 
 def test_epochs_stand_under_each_other_and_the_best_one_is_marked():
-    stream = io.StringIO()
-    console = PlainConsole(stream)
-    console.begin(400, 20)
-    for epoch, loss in ((8, 12.5), (9, 0.25)):
-        console.epoch({"epoch": epoch, "train_loss": loss, "seconds": 0.5}, is_best=epoch == 9)
-    assert stream.getvalue().splitlines() == [
-        "Epoch  9/20, Loss: 12.5000, seconds: 0.5",
-        "Epoch 10/20, Loss:  0.2500, seconds: 0.5, best so far",
-    ]
+    lines, took = RunLines(400, 20), {"seconds": 0.5}
+    first, second = ({"epoch": epoch, "train_loss": loss} | took for epoch, loss in ((8, 12.5), (9, 0.25)))
+    assert lines.epoch_line(first) == "Epoch  9/20, Loss: 12.5000, seconds: 0.5"
+    assert lines.epoch_line(second, True) == "Epoch 10/20, Loss:  0.2500, seconds: 0.5, best so far"
 
 
 def test_the_last_line_says_what_came_out():
-    assert batch_plan_line(1, 1, 1, {}) == "Batch plan: 1 sample x 1 replica x 1 accumulation = 1 per step"
     nan = float("nan")
-    one = DistributedTrainingHistory(
+    history = DistributedTrainingHistory(
         train_losses=[1.0], val_losses=[nan, 0.5, 0.75], val_accuracies=[nan] * 3, val_epochs=[0, 2, 3],
-        total_time_seconds=125.0, commit="e",
+        stopped_by="max_steps",
     )  # fmt: skip
-    assert done_line(one, None) == (
-        "Done: 1 epoch in 2 min 5 s, 0 samples/s, best Val loss 0.5000 (epoch 3), last 0.7500. Git commit: e."
-    )
-    short = DistributedTrainingHistory(num_steps=12, total_time_seconds=8.25, stopped_by="max_steps")
-    assert done_line(short, None) == "Done: 12 steps in 8.2 s, 0 samples/s, stopped by max_steps."
+    assert "best Val loss 0.5000 (epoch 3), last 0.7500, stopped by max_steps." in done_line(history, None)
     assert line_of_test({"loss": 0.25, "accuracy": nan}) == "Test: loss 0.2500"
 
 
@@ -100,24 +91,20 @@ def test_a_terminal_gets_the_same_news_in_its_columns():
 
 
 @pytest.mark.parametrize(
-    ("master", "verbose", "stream", "kind"),
+    ("master", "verbose", "stream", "kind", "dumb"),
     [
-        (True, True, io.StringIO(), PlainConsole),
-        (True, True, Terminal(), RichConsole),
-        (False, True, Terminal(), NullConsole),
-        (True, False, Terminal(), NullConsole),
+        (True, True, io.StringIO(), PlainConsole, PlainConsole),
+        (True, True, Terminal(), RichConsole, PlainConsole),
+        (False, True, Terminal(), NullConsole, NullConsole),
+        (True, False, Terminal(), NullConsole, NullConsole),
     ],
 )
-def test_which_console(master, verbose, stream, kind, monkeypatch):
+def test_which_console(master, verbose, stream, kind, dumb, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("TERM", "xterm")
-    assert type(build_console(master, verbose, stream)) is kind
+    assert type(build_console(master, verbose)) is kind
     monkeypatch.setenv("TERM", "dumb")
-    assert type(build_console(master, verbose, stream)) is (PlainConsole if kind is RichConsole else kind)
-
-
-def test_silence_is_silent(capsys):
-    tell(NullConsole())
-    assert capsys.readouterr() == ("", "")
+    assert type(build_console(master, verbose)) is dumb
 
 
 def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(monkeypatch):
@@ -136,24 +123,16 @@ def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(m
         "step 70 of 400, 2 min 12 s left",
         "step 100 of 400, 2 min 0 s left",
     ]
-    assert [span(s) for s in (59.99, 12_000, float("nan"))] == ["60.0 s", "3 h 20 min", "an unknown time"]
 
 
 @pytest.mark.parametrize("kind", [PlainConsole, RichConsole])
-def test_a_reader_that_went_away_does_not_end_the_run(kind):
-    tried = []
-
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("I/O on a closed file")])
+def test_a_reader_that_went_away_does_not_end_the_run(kind, error):
     class Gone(io.StringIO):
-        def write(self, text):
-            tried.append(text)
-            raise OSError(5, "Input/output error")  # what a lost terminal gives
+        write = Mock(side_effect=error)  # what a lost terminal gives, and what a stream that was closed
 
     tell(kind(Gone()))
-    assert tried
-    closed = io.StringIO()
-    console = kind(closed)
-    closed.close()
-    tell(console)
+    assert Gone.write.called
 
 
 def test_a_terminal_of_ascii_only_still_shows_the_rest():
@@ -168,11 +147,8 @@ def test_a_narrow_live_line_drops_whole_parts_and_no_digit():
     parts = lines.live(STEP, 71, "", lines.left(STEP, 15.0))
     whole = "step 71 of 400, Epoch 3, Loss: 0.4321, 1 min 22 s left, Accuracy: 0.5000, LR: 0.001"
     assert fitted(parts, 100) == whole  # 330 steps at 4 a second
-    for width in range(len(parts[0]), 100):
-        assert len(fitted(parts, width)) <= width
-        assert set(fitted(parts, width).split(", ")) <= set(whole.split(", "))
     assert fitted(parts, 39) == "step 71 of 400, Epoch 3, Loss: 0.4321"
-    assert fitted(lines.live({}, 71, "compiling 12 s", []), 39) == "compiling 12 s, step 71 of 400"
+    assert fitted(parts, 50) == "step 71 of 400, Epoch 3, Loss: 0.4321, LR: 0.001"
     assert fitted(["longer than that"], 6) == "longer"
     assert fitted([], 10) == ""
 
@@ -283,26 +259,12 @@ def test_the_line_fits_a_window_that_is_resized_and_news_stand_above_it(terminal
 TRAIN = ["-m", "cyxjax.train", "--data.name", "digits", "--optimizer.name", "sgd", "--epochs"]
 
 
-@pytest.mark.slow
-def test_a_run_on_a_terminal_of_40_columns(terminal, tmp_path):
-    master, slave = terminal
-    resize(slave, 40)
-    child = on_terminal(slave, *TRAIN, "2", "--run-dir", str(tmp_path / "run"), NO_COLOR="1")
-    text = read_until(master, lambda text: "Next: " in text and text.endswith("\n"), 120.0)
-    assert child.wait(60) == 0, text
-    assert all(len(drawn) < 40 for drawn in DRAWN.findall(text))
-    assert "Epoch 2/2, Loss: " in text
-    assert not re.search(r"\x1b\[3\dm|\x1b\[9\dm", text)  # NO_COLOR
-    assert "Done: 2 epochs" in text
-
-
 LAUNCH = ["-m", "cyxjax.launch", "--nproc-per-node"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [("nohup", sys.executable), (sys.executable, *LAUNCH, "1")])
-def test_a_run_into_a_file_writes_lines_only(tmp_path, start):
-    command = [*start, *TRAIN, "2", "--run-dir", str(tmp_path / "run")]
+def test_a_run_into_a_file_writes_lines_only(tmp_path):
+    command = [sys.executable, *LAUNCH, "1", *TRAIN, "2", "--run-dir", str(tmp_path / "run")]
     with (tmp_path / "log").open("w") as log:
         code = subprocess.run(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False, timeout=150
