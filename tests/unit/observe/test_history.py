@@ -30,25 +30,17 @@ def example():
 def test_save_and_load_give_the_same_value(tmp_path):
     path = tmp_path / "h.json"
     history = example()
+    history.train_losses = [math.nan, math.inf, np.float32(0.5)]  # type: ignore[list-item]
     history.save(path)
     again = DistributedTrainingHistory.load(path)
-    assert again == history
-    assert type(again.epochs[0]) is int
+    assert str(again) == str(history).replace("np.float32(0.5)", "0.5")
     before = path.read_text()
+    assert '"nan"' in before  # NaN is no JSON
     history.stopped_by = object()  # type: ignore[assignment]
     with pytest.raises(TypeError):
         history.save(path)
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["h.json"]  # no draft left
-
-
-def test_numbers_of_any_kind_survive_strict_json(tmp_path):
-    values = [math.nan, math.inf, np.float32(0.5)]
-    DistributedTrainingHistory(train_losses=values).save(tmp_path / "h.json")  # type: ignore[arg-type]
-    assert '"nan"' in (tmp_path / "h.json").read_text()
-    again = DistributedTrainingHistory.load(tmp_path / "h.json")
-    assert math.isnan(again.train_losses[0])
-    assert again.train_losses[1:] == [math.inf, 0.5]
 
 
 def test_a_long_history_is_made_plain_in_as_many_calls_as_a_short_one():
@@ -81,17 +73,12 @@ def test_a_damaged_file_is_named(tmp_path, text, message):
     assert "HINT" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "start"), [("h.svg", b"<?xml"), ("h.png", b"\x89PNG"), (None, b"\x89PNG")])
-def test_a_plot_draws_each_curve_of_each_history(tmp_path, name, start):
+def test_a_plot_draws_each_curve_of_each_history(tmp_path):
     pytest.importorskip("matplotlib", reason="pip install 'cyxjax[plot]'")
-    others = {"lr 0.1": example(), "lr 0.2": example()}
-    if name is None:
-        assert example().plot()._repr_png_().startswith(start)  # what a notebook shows
-        return
-    path = example().plot(tmp_path / name, others)
-    assert path.read_bytes().startswith(start)
+    drawn = example().plot(tmp_path / "h.svg", {"lr 0.1": example(), "lr 0.2": example()}).read_text()
     for label in ("train", "lr 0.1 train", "lr 0.2 train", "lr 0.1 validation"):
-        assert name != "h.svg" or path.read_text().count(f"<!-- {label} -->") == 2, label  # loss and accuracy
+        assert drawn.count(f"<!-- {label} -->") == 2, label  # loss and accuracy
+    assert example().plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
 
 
 TABLE = DistributedTrainingHistory(
@@ -141,8 +128,3 @@ def test_rows_are_epochs_without_what_was_not_measured():
 def test_a_data_frame_has_a_row_an_epoch():
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     assert TABLE.to_pandas().equals(pandas.DataFrame(TABLE.rows()))
-
-
-def test_what_is_no_history_is_refused():
-    with pytest.raises(DataError, match="history: .*list"):
-        DistributedTrainingHistory.from_dict([])
