@@ -166,7 +166,7 @@ _LOADS = [
         "R40",
         "a metrics tracker that is slow, never answers, or fails",
         "no step waits; a slow one gets all records; else one warning names it and it is left behind",
-        (_TRACKER, *tests_in(_SINKS, "test_background_error_is_one_warning")),
+        (_TRACKER, *tests_in(_SINKS, "test_a_broken_sink_is_told_once_and_left_out")),
     ),
 ]
 
