@@ -1,12 +1,15 @@
-"""Save and restore on a healthy disk: the same bits, the same meta, the right steps kept."""
+"""Save and restore on a healthy disk: the same bits, the same meta, the right steps kept; stored formats."""
 
+import json
 import os
+import shutil
 import stat
 import weakref
-from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -14,15 +17,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import _DTYPES, MANIFEST, _sealed, decode
+from cyxjax.checkpoint.tree import HostShare
 from cyxjax.errors import CheckpointError
 from cyxjax.train.resume import placing
+from tests.data.make_checkpoint import META, fixture_state
+
+STORED = Path(__file__).parents[2] / "data" / "checkpoint_v2"
 
 
 def make_state():
-    """Every kind of leaf: optax state, bf16, integers, scalar, empty, NaN and -0.0."""
+    """Every kind of leaf: of optax, bf16, integers, scalar, empty, NaN and -0.0; cut over devices, on all."""
     params = {"Dense_0": {"kernel": jnp.arange(12.0).reshape(3, 4), "bias": jnp.ones(4, jnp.bfloat16)}}
     odd = {"empty": jnp.zeros((0, 3)), "nan": jnp.array([np.nan, -0.0]), "flag": jnp.array([True, False])}
-    return (jnp.int32(7), params, odd, optax.adam(1e-3).init(params), jnp.arange(2, dtype=jnp.uint32))
+    mesh, rows = Mesh(np.array(jax.devices()[:4]), ("data",)), jnp.arange(8, dtype=jnp.uint32)
+    spread = [jax.device_put(rows, NamedSharding(mesh, PartitionSpec(axis))) for axis in ("data", None)]
+    return (jnp.int32(7), params, odd, optax.adam(1e-3).init(params), spread)
 
 
 def assert_same_bits(left, right):
@@ -33,17 +44,21 @@ def assert_same_bits(left, right):
         assert (a.shape, a.dtype, a.tobytes()) == (b.shape, b.dtype, b.tobytes())
 
 
-def test_restores_the_same_bits_tree_and_meta(tmp_path):
+def test_a_step_comes_back_in_its_bits_tree_and_meta_and_is_private(tmp_path):
     assert Checkpointer(tmp_path / "c").restore({"a": jnp.ones(2)}) is None  # nothing was saved
     state = make_state()
     meta = {"epoch": 3, "losses": [0.1, float("inf")], "data": {"consumed": 10**12}}
     with Checkpointer(tmp_path / "c") as checkpointer:
+        checkpointer.save(7, {"a": jnp.ones(2)})  # which the next of this number replaces
         checkpointer.save(7, state, meta, metric=0.25)
-    (tmp_path / "c").rename(tmp_path / "moved")
-    restored = Checkpointer(tmp_path / "moved").restore(jax.eval_shape(lambda: state))
+    moved = (tmp_path / "c").rename(tmp_path / "moved")
+    restored = Checkpointer(moved).restore(jax.eval_shape(lambda: state))
     assert_same_bits(restored.state, state)
     assert (restored.step, restored.meta) == (7, meta)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(restored.state))
+    assert os.listdir(moved) == ["step_00000007"]
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (moved, *moved.rglob("*"))}
+    assert modes == {(True, 0o700), (False, 0o600)}
 
 
 def test_saved_values_are_those_of_the_call(tmp_path):
@@ -66,30 +81,18 @@ def test_saved_values_are_those_of_the_call(tmp_path):
         ([5.0, 1.0, float("nan"), 2.0, 3.0, None, 4.0], {"keep_last": 2, "keep_best": 2}, [1, 3, 5, 6]),
         ([2.0, 1.0, 1.0, float("-inf")], {"keep_last": 1, "keep_best": 1}, [2, 3]),  # the newer of equals
         ([0.1, 0.9, 0.5], {"keep_last": 1, "best": "max"}, [1, 2]),
+        # not the loss of 2.1, which as an accuracy would be the best
+        ([("val_loss", 2.1), 0.9, 0.8, 0.7], {"keep_last": 1, "best": "max"}, [1, 3]),
     ],
+    ids=["best", "equal", "highest", "another"],
 )
-def test_keeps_the_newest_and_the_best(tmp_path, metrics, keep, kept):
+def test_keeps_the_newest_and_the_best_of_the_newest_ones_monitor(tmp_path, metrics, keep, kept):
     with Checkpointer(tmp_path, async_save=False, **keep) as checkpointer:
         for step, metric in enumerate(metrics):
-            checkpointer.save(step, {"a": jnp.ones(1)}, metric=metric)
+            monitor, value = metric if isinstance(metric, tuple) else ("val_accuracy", metric)
+            checkpointer.save(step, {"a": jnp.ones(1)}, {"config": {"monitor": monitor}}, value)
         assert checkpointer.steps() == kept
         assert checkpointer.saved_step == len(metrics) - 1
-
-
-def test_the_best_step_is_found_among_those_of_the_newest_ones_monitor(tmp_path):
-    watched = [("val_loss", 2.1), ("val_accuracy", 0.9), ("val_accuracy", 0.8), ("val_accuracy", 0.7)]
-    with Checkpointer(tmp_path, keep_last=1, best="max", async_save=False) as checkpointer:
-        for step, (monitor, metric) in enumerate(watched):
-            checkpointer.save(step, {"a": jnp.ones(1)}, {"config": {"monitor": monitor}}, metric)
-        assert checkpointer.steps() == [1, 3]  # not the loss of 2.1, which as an accuracy would be the best
-
-
-def test_saving_a_step_again_replaces_it(tmp_path):
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(5, {"a": jnp.zeros(2)})
-        checkpointer.save(5, {"a": jnp.ones(2)})
-    assert checkpointer.restore({"a": jnp.zeros(2)}).state["a"].tolist() == [1, 1]
-    assert sorted(os.listdir(tmp_path)) == ["step_00000005"]
 
 
 def test_rewind_sets_the_later_steps_aside(tmp_path):
@@ -98,26 +101,7 @@ def test_rewind_sets_the_later_steps_aside(tmp_path):
             checkpointer.save(step, {"a": jnp.full(1, step)})
         assert checkpointer.rewind(1) == [2, 3]
         assert checkpointer.restore({"a": jnp.ones(1, jnp.int32)}).step == 1
-    assert sum("abandoned" in name for name in os.listdir(tmp_path)) == 2
-
-
-def test_everything_is_private(tmp_path):
-    with Checkpointer(tmp_path / "c") as checkpointer:
-        checkpointer.save(1, make_state())
-    modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "c").rglob("*")}
-    assert modes == {True: 0o700, False: 0o600}
-    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
-
-
-def test_sharded_and_replicated_arrays_of_one_process(tmp_path):
-    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
-    rows = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("data")))
-    same = jax.device_put(jnp.arange(3.0), NamedSharding(mesh, PartitionSpec()))
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, {"rows": rows, "same": same})
-    restored = checkpointer.restore({"rows": rows, "same": same})
-    assert restored.state["rows"].tolist() == list(range(8))
-    assert restored.state["same"].tolist() == [0, 1, 2]
+    assert len(list(tmp_path.glob("step_*.abandoned-*"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -174,31 +158,20 @@ def test_only_the_writer_touches_the_disk(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@dataclass(frozen=True, eq=False)
-class Counted:
-    """All of a leaf, cut over several devices of one process; held: which host copies were given out."""
-
-    held: list
-    shape: tuple[int, ...] = (4, 2)
-    dtype: np.dtype = np.dtype(np.float32)
-    start: int = 0
-    stop: int = 8
-    is_whole: bool = True
-
-    def values(self):
-        copy = np.arange(8, dtype=np.float32)
-        self.held.append((weakref.ref(copy), sum(ref() is not None for ref, _ in self.held)))
-        return copy
-
-
 @pytest.mark.parametrize(("in_background", "others"), [(False, [0, 0, 0]), (True, [0, 1, 2])])
 def test_a_save_that_is_waited_for_holds_one_leaf_on_the_host_at_a_time(tmp_path, in_background, others):
-    held = []
+    held, rows = [], np.arange(8, dtype=np.float32).reshape(4, 2)
+
+    class Counted(HostShare):
+        def values(self):
+            copy = self.elements.flatten()
+            held.append((weakref.ref(copy), sum(ref() is not None for ref, _ in held)))
+            return copy
+
     with Checkpointer(tmp_path, async_save=in_background) as checkpointer:
-        checkpointer.save(1, {name: Counted(held) for name in "abc"})
+        checkpointer.save(1, {name: Counted(rows.shape, rows.dtype, 0, 8, rows, True) for name in "abc"})
     assert [count for _, count in held] == others
-    found = Checkpointer(tmp_path).restore({"a": np.zeros((4, 2), np.float32)}, part=True).state
-    np.testing.assert_array_equal(found["a"], np.arange(8, dtype=np.float32).reshape(4, 2))
+    assert_same_bits(Checkpointer(tmp_path).restore({"a": rows}, part=True).state, {"a": rows})
 
 
 def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):
@@ -231,3 +204,35 @@ def test_names_are_paths_and_two_leaves_of_one_name_are_refused():
     assert list(tree.named_leaves(1)) == ["value"]
     with pytest.raises(CheckpointError, match="'/'"):
         tree.named_leaves({"a/b": 1, "a": {"b": 2}})
+
+
+def test_a_step_of_0_2_0_and_one_of_a_later_minor_version_load(tmp_path):
+    stored, wanted = Path(shutil.copytree(STORED, tmp_path / "stored")), fixture_state()
+    path = step_folder(stored, 12) / MANIFEST
+    text = path.read_bytes()
+    assert decode(text).encode() == text
+
+    def restored(**changes):
+        path.write_bytes(_sealed(json.loads(text)["manifest"] | changes))
+        return Checkpointer(stored).restore(wanted)
+
+    for found in (restored(), restored(format_version=[2, 7], something_new={"a": 1})):
+        assert found.step == 12
+        # As text, for NaN is not equal to itself.
+        assert json.dumps(found.meta, sort_keys=True) == json.dumps(META, sort_keys=True)
+        assert_same_bits(found.state, wanted)
+    for major in (1, 4):
+        with pytest.raises(CheckpointError, match=rf"\[{major}, 0\]"):
+            restored(format_version=[major, 0])
+
+
+@pytest.mark.parametrize("dtype", sorted(_DTYPES))
+def test_every_dtype_comes_back_in_its_bits(dtype, tmp_path):
+    kind = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
+    bits = np.random.default_rng(0).integers(0, 2, (2, 3, kind.itemsize), np.uint8)  # 0 and 1 are bools too
+    state = {"scalar": np.ones((), kind), "empty": np.zeros((0, 4), kind), "values": bits.view(kind)[..., 0]}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state)
+        back = checkpointer.restore(state).state
+    assert_same_bits(back, state)
+    assert all(leaf.flags.writeable for leaf in back.values())
