@@ -39,7 +39,7 @@ def in_pieces(folder, array, cuts):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "complex64"])
-def test_any_span_is_read_from_the_pieces_it_lies_in(tmp_path, monkeypatch, dtype):
+def test_any_span_is_read_from_the_pieces_it_lies_in_and_only_from_good_ones(tmp_path, monkeypatch, dtype):
     import ml_dtypes
 
     monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 48)  # many blocks a piece
@@ -50,26 +50,11 @@ def test_any_span_is_read_from_the_pieces_it_lies_in(tmp_path, monkeypatch, dtyp
     for a, b in [(0, 120), (0, 1), (36, 38), (37, 90), (89, 120), (50, 50)]:
         assert stored.part("w", a, b).tobytes() == array.reshape(-1)[a:b].tobytes()
     assert b"".join(block.tobytes() for block in stored.blocks("w")) == array.tobytes()
-
-
-def test_a_piece_that_was_altered_is_found_whatever_span_is_read(tmp_path):
-    leaf = in_pieces(tmp_path, np.arange(10, dtype=np.float32), [0, 5, 10])
     path = tmp_path / file_of(1)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1  # of element 9
-    path.write_bytes(data)
-    stored = StoredArrays(tmp_path, [leaf])
-    assert stored.part("w", 0, 5).tolist() == [0, 1, 2, 3, 4]
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")  # of element 89
+    assert stored.part("w", 0, 37).tobytes() == array.reshape(-1)[:37].tobytes()
     with pytest.raises(DamagedStep, match="'w' .*crc32"):
-        stored.part("w", 5, 6)
-
-
-def test_a_file_that_holds_another_array_than_the_manifest_says_is_damage(tmp_path):
-    leaf = in_pieces(tmp_path, np.arange(10, dtype=np.float32), [0, 5, 10])
-    (tmp_path / file_of(1)).unlink()
-    write_file(tmp_path / file_of(1), {"w": Entry.of(np.zeros(9, np.float32))}, {})
-    with pytest.raises(DamagedStep, match=r"'w' .*'F32', \(9,\).*'F32', \(5,\)"):
-        StoredArrays(tmp_path, [leaf]).whole("w")
+        stored.part("w", 37, 38)  # of which it was the piece that was altered
 
 
 def test_safetensors_reads_what_is_written_a_block_at_a_time(tmp_path):

@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 
 import pytest
@@ -23,28 +22,17 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def other_job(tmp_path):
-    """A living process that holds the lock of tmp_path."""
-    job = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert job.stdout.readline() == "held\n"
-    yield job
-    job.kill()
-    job.communicate()
-
-
-def test_the_second_job_is_refused_with_the_name_of_the_first(tmp_path, other_job):
-    with pytest.raises(CheckpointError, match=f"{tmp_path.name} .*process {other_job.pid} .*{LOCK}"):
-        RunLock(tmp_path).acquire()
-
-
-def test_the_folder_of_a_killed_job_is_free_at_once(tmp_path, other_job):
-    os.kill(other_job.pid, 9)
-    os.waitid(os.P_PID, other_job.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its pid still exists
-    with RunLock(tmp_path):
-        assert f"process {os.getpid()} " in (tmp_path / LOCK).read_text()
+def test_a_second_job_is_refused_with_the_name_of_the_first_until_that_is_killed(tmp_path):
+    (tmp_path / LOCK).write_bytes(b'{"host": "a", "pid": 7, "since": "of 0.2.0"}' + os.urandom(400))
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError, match=f"{tmp_path.name} .*process {job.pid} .*{LOCK}"):
+            RunLock(tmp_path).acquire()
+        os.kill(job.pid, 9)
+        os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its pid still exists
+        with RunLock(tmp_path):
+            assert f"process {os.getpid()} " in (tmp_path / LOCK).read_text()
 
 
 def test_released_on_errors_and_free_again(tmp_path):
@@ -57,24 +45,6 @@ def test_released_on_errors_and_free_again(tmp_path):
         raise ZeroDivisionError
     with RunLock(tmp_path / "run"):
         pass
-
-
-def test_of_many_jobs_exactly_one_wins_whatever_is_in_the_file(tmp_path):
-    for content in (b"", b'{"host": "a", "pid": 7, "since": "of 0.2.0"}', os.urandom(400)):
-        (tmp_path / LOCK).write_bytes(content)
-        locks, won, start = [RunLock(tmp_path) for _ in range(4)], [], threading.Barrier(4)
-
-        def run(lock, won=won, start=start):
-            start.wait()
-            with suppress(CheckpointError):
-                lock.acquire()
-                won.append(lock)
-
-        threads = [threading.Thread(target=run, args=(lock,)) for lock in locks]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert len(won) == 1
-        won[0].release()
 
 
 def test_a_link_is_not_followed(tmp_path):
