@@ -47,7 +47,7 @@ _STORAGE = [
         "R30",
         "all checkpoints damaged",
         "listed; exit 1; no fresh start",
-        tests_in(_DAMAGE, "test_all_damaged_is_an_error_that_lists_them_and_stays_one"),
+        tests_in(_DAMAGE, "test_without_a_good_step_it_is_an_error_that_lists_them_and_no_silent_start"),
     ),
     Row(
         "R31",
@@ -57,10 +57,8 @@ _STORAGE = [
         tests_in(_STORED, "test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end")
         + tests_in(
             _DISK,
-            "test_a_full_disk_keeps_the_good_step_and_says_how_much_is_missing",
             "test_a_failed_save_is_a_warning_and_leaves_nothing",
-            "test_several_failures_in_a_row_are_an_error",
-            "test_a_good_save_forgives_earlier_failures",
+            "test_several_failures_in_a_row_are_an_error_and_a_good_save_forgives_those_before",
         ),
     ),
     Row(
@@ -76,8 +74,7 @@ _STORAGE = [
             *tests_in(_HOSTILE, "test_links_are_refused_at_the_start_with_their_path"),
             *tests_in(
                 _DISK,
-                "test_a_place_that_is_no_folder_is_refused_at_the_start",
-                "test_a_folder_that_may_not_be_written_is_refused_at_the_start",
+                "test_a_place_that_is_no_folder_or_may_not_be_written_is_refused_at_the_start",
                 "test_files_of_other_people_are_ignored",
             ),
         ),
