@@ -1,17 +1,14 @@
 """Checkpoints made to harm: an attacker may write any bytes and compute fitting digests.
 
-Loading one never executes code, never leaves its folder, never allocates what its manifest does not admit,
-and ends in a clear error or in the saved bits.
+Loading one never leaves its folder, never allocates what its manifest does not admit, and ends in a clear
+error or in the saved bits. (Nothing in the package can unpickle: tests/house/test_security_lint.py.)
 """
 
 import hashlib
-import io
 import json
 import os
-import pickle
 import random
 import shutil
-import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,16 +37,6 @@ def pristine(tmp_path_factory):
 @pytest.fixture
 def run(pristine, tmp_path):
     return Path(shutil.copytree(pristine, tmp_path / "run"))
-
-
-class Payload:
-    """Unpickled, it makes the sentinel folder."""
-
-    def __init__(self, sentinel):
-        self.sentinel = str(sentinel)
-
-    def __reduce__(self):
-        return (os.mkdir, (self.sentinel,))
 
 
 def body_of(run):
@@ -89,23 +76,14 @@ def test_the_corpus_tests_what_it_means_to(run):
     assert Checkpointer(run).restore(TARGET).state["kernel"].tolist() == STATE["kernel"].tolist()
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["../evil", "arrays/../../evil", "/etc/passwd", "", ".", "a//b", "./x", ".hidden", "a\\b",
-     "a\0b", "a/./b", "C:evil", "x" * 300, "arrays/\u202e", "~/x", 3, None, ["a"], {"a": 1}],
-)  # fmt: skip
-def test_file_names_that_leave_the_folder_are_refused(run, path):
-    body = body_of(run)
-    body["files"][0]["path"] = path
-    seal(run, body)
-    with pytest.raises(CheckpointError, match=MANIFEST):
-        read_manifest(step_folder(run, 1))  # before any file of that name is looked for
-    refuse(run)
+PATHS = ["../evil", "arrays/../../evil", "/etc/passwd", "", ".", "a//b", "./x", ".hidden", "a\\b",
+         "a\0b", "a/./b", "C:evil", "x" * 300, "arrays/\u202e", "~/x", 3, None, ["a"], {"a": 1}]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("place", "field", "value"),
     [
+        *(("files", "path", x) for x in PATHS),
         *(("leaves", "shape", x) for x in ([2**63], [-1], [1.5], [True], [10**400], "45", None)),
         *(("leaves", "dtype", x) for x in ("object", "|O8", "U99999999", "V8", "f4,(99,)i4", ["f4"], None)),
         ("leaves", "name", 3), ("leaves", "name", None), ("leaves", "crc32", "x"), ("leaves", "crc32", -1),
@@ -117,10 +95,10 @@ def test_file_names_that_leave_the_folder_are_refused(run, path):
 )  # fmt: skip
 def test_manifests_of_another_form_are_refused(run, place, field, value):
     body = body_of(run)
-    (body[place][1] if place else body)[field] = value
+    (body[place][-1] if place else body)[field] = value
     seal(run, body)
     with pytest.raises(CheckpointError, match=MANIFEST):
-        read_manifest(step_folder(run, 1))
+        read_manifest(step_folder(run, 1))  # before any file that it names is looked for
     refuse(run)
 
 
@@ -151,73 +129,25 @@ def test_other_arrays_with_fitting_file_digests_are_found(run, tmp_path, kernel,
 
 
 def test_a_manifest_of_gigabytes_is_not_read(run):
-    os.truncate(step_folder(run, 1) / MANIFEST, 3 << 30)  # sparse
-    tracemalloc.start()
+    os.truncate(step_folder(run, 1) / MANIFEST, 3 << 30)  # sparse; read, its digest would not match
     refuse(run, "MANIFEST.json: holds more than")
-    _, most_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most_bytes < 100 << 20
-
-
-def test_a_manifest_that_is_a_pipe_is_waited_for_by_nobody(run):
-    manifest = step_folder(run, 1) / MANIFEST
-    manifest.unlink()
-    os.mkfifo(manifest)
-    refuse(run, "MANIFEST.json: expected a plain file")
-
-
-def pickle_bytes(sentinel):
-    return pickle.dumps(Payload(sentinel))
-
-
-def npy_bytes(sentinel):
-    buffer = io.BytesIO()
-    np.save(buffer, np.array([Payload(sentinel)], dtype=object), allow_pickle=True)
-    return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("make", "unpickle"),
-    [(pickle_bytes, pickle.loads), (npy_bytes, lambda data: np.load(io.BytesIO(data), allow_pickle=True))],
-)
-def test_no_file_is_unpickled(pristine, tmp_path, make, unpickle):
-    sentinel = tmp_path / "sentinel"
-    payload = make(sentinel)
-    for number, path in enumerate(sorted(p for p in pristine.rglob("*") if p.is_file())):
-        for reseal in (False, True):
-            run = Path(shutil.copytree(pristine, tmp_path / f"{number}{reseal}"))
-            (run / path.relative_to(pristine)).write_bytes(payload)
-            if reseal and path.name != MANIFEST:
-                reseal_files(run)
-            check_restored_or_refused(run)
-    assert not sentinel.exists()
-    unpickle(payload)
-    assert sentinel.exists()  # so the payload would have worked
-
-
-def check_restored_or_refused(run):
-    """Not every byte is needed: what is restored all the same must be what was saved."""
-    with suppress(CheckpointError):
-        restored = Checkpointer(run).restore(TARGET)
-        assert restored.state["kernel"].tobytes() == STATE["kernel"].tobytes()
-        assert restored.state["count"] == 3
 
 
 def test_links_are_refused_at_the_start_with_their_path(run, tmp_path):
     (run / "step_00000007").symlink_to(tmp_path)
-    with pytest.raises(CheckpointError, match=r"step_00000007 is a symbolic link.*HINT"):
-        Checkpointer(run)
-    with pytest.raises(CheckpointError, match="step_00000007"):
-        Checkpointer(run, is_writer=False)
+    for is_writer in (True, False):
+        with pytest.raises(CheckpointError, match=r"step_00000007 .*HINT"):
+            Checkpointer(run, is_writer=is_writer)
 
 
-@pytest.mark.parametrize("name", [MANIFEST, "arrays", "arrays/process_00000.safetensors", "pipe"])
-def test_links_and_special_files_inside_a_step_are_refused(run, tmp_path, name):
+@pytest.mark.parametrize("name", [MANIFEST, "arrays", "arrays/process_00000.safetensors"])
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_links_and_special_files_inside_a_step_are_refused(run, tmp_path, name, is_pipe):
     inside = step_folder(run, 1) / name
-    if name == "pipe":
-        os.mkfifo(inside)
+    inside.rename(tmp_path / "moved")
+    if is_pipe:
+        os.mkfifo(inside)  # which nobody waits for
     else:
-        inside.rename(tmp_path / "moved")
         inside.symlink_to(tmp_path / "moved")
     refuse(run, "special file|MANIFEST")
 
@@ -229,13 +159,6 @@ def test_a_pipe_with_the_name_of_a_step_fails_its_save_and_is_not_waited_for(run
         checkpointer.wait()
     assert step_folder(run, 2).is_fifo()
     assert sorted(path.name for path in run.iterdir()) == ["step_00000001", "step_00000002"]
-
-
-def test_unreadable_names_do_not_break_the_message(run):
-    (step_folder(run, 1) / "arrays" / os.fsdecode(b"caf\xe9")).write_bytes(b"")
-    with pytest.raises(CheckpointError) as caught:
-        Checkpointer(run).restore(TARGET)
-    str(caught.value).encode()
 
 
 JSON = st.recursive(
@@ -259,17 +182,17 @@ def test_a_sealed_manifest_with_any_field_changed_is_read_or_refused(pristine, d
         assert all(leaf.size >= 0 for leaf in manifest.leaves)
 
 
-def test_random_damage_under_fitting_digests_is_refused_or_harmless(pristine, tmp_path):
-    """200 cases: bytes of one of the files replaced, then sealed as an attacker would."""
-    rng = random.Random(1)
-    paths = sorted(p.relative_to(pristine) for p in pristine.rglob("*") if p.is_file() and p.name != MANIFEST)
-    for number in range(200):
-        run = Path(shutil.copytree(pristine, tmp_path / str(number)))
-        path = run / rng.choice(paths)
-        content = bytearray(path.read_bytes())
+def test_random_damage_under_fitting_digests_is_refused_or_harmless(run):
+    """200 cases: bytes of the arrays' file replaced, then sealed as an attacker would."""
+    rng, path = random.Random(1), step_folder(run, 1) / "arrays" / "process_00000.safetensors"
+    whole = path.read_bytes()
+    for _ in range(200):
+        content = bytearray(whole)
         for _ in range(rng.choice([1, 4, 16])):
             content[rng.randrange(len(content))] = rng.randrange(256)
         path.write_bytes(content)
         reseal_files(run)
-        check_restored_or_refused(run)
-        shutil.rmtree(run)
+        with suppress(CheckpointError):  # not every byte is needed: what is restored is what was saved
+            restored = Checkpointer(run).restore(TARGET).state
+            assert restored["kernel"].tobytes() == STATE["kernel"].tobytes()
+            assert restored["count"] == 3
