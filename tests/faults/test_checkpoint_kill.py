@@ -1,19 +1,16 @@
 """SIGKILL at random and at chosen moments of a save: what was reported saved is there, bit for bit."""
 
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from tests.faults import checkpoint_writer
-from tests.faults.checkpoint_writer import NUM_FLOATS, state_of
+from tests.faults.checkpoint_writer import NUM_FLOATS, save_and_die, save_without_end, state_of
+from tests.support import forked
 
 TARGET = {"w": np.zeros(NUM_FLOATS, np.float32), "step": np.zeros((), np.int32)}
 STORE, WRITERS = "cyxjax.checkpoint.store", "cyxjax.checkpoint.writers"
@@ -22,59 +19,32 @@ FOLDERS = "cyxjax.checkpoint.folders"
 pytestmark = pytest.mark.multiprocess
 
 
-@pytest.fixture(scope="module")
-def writers():
-    """A process that forks a saving job for each line written to its stdin."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", checkpoint_writer.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    yield process
-    process.stdin.close()
-    process.wait(timeout=30)
-    process.stdout.close()
-
-
-def start(writers, *words):
-    """The pid of a new job, from its first line."""
-    writers.stdin.write((" ".join(map(str, words)) + "\n").encode())
-    writers.stdin.flush()
-    return int(writers.stdout.readline().split()[1])
-
-
-def wait_until_gone(pid):
-    deadline = time.monotonic() + 90
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def kill_while_saving(writers, folder, num_lines, delay_s):
+def kill_while_saving(folder, num_saves, delay_s):
     """The last step the job reported, or None if it was killed before its first was on disk."""
-    pid = start(writers, folder)
-    # A line each time a save begins, so a slow machine kills as many saves half way as a fast one.
-    lines = [writers.stdout.readline() for _ in range(num_lines)]
+    hears, tells = multiprocessing.Pipe(duplex=False)
+    job = forked.server().Process(target=save_without_end, args=(str(folder), tells))
+    job.start()
+    # A word each time a save begins, so a slow machine kills as many saves half way as a fast one.
+    steps = [hears.recv() for _ in range(num_saves)]
     time.sleep(delay_s)
-    os.kill(pid, signal.SIGKILL)
-    wait_until_gone(pid)
-    os.set_blocking(writers.stdout.fileno(), False)
-    lines += (writers.stdout.read() or b"").splitlines()
-    os.set_blocking(writers.stdout.fileno(), True)
-    step = lines[-1].split()[1]
-    return None if step == b"None" else int(step)
+    job.kill()
+    job.join()
+    while hears.poll():
+        steps.append(hears.recv())
+    hears.close()
+    tells.close()
+    return steps[-1]
 
 
 def leftovers(folder):
     return [name for name in os.listdir(folder) if ".tmp-" in name or ".old-" in name]
 
 
-def test_thirty_kills_lose_nothing_that_was_reported(writers, tmp_path):
+def test_thirty_kills_lose_nothing_that_was_reported(tmp_path):
     rng = random.Random(3)
     half_written, last = 0, -1
     for _ in range(30):
-        reported = kill_while_saving(writers, tmp_path, rng.choice([1, 1, 1, 2, 3]), rng.uniform(0, 0.1))
+        reported = kill_while_saving(tmp_path, rng.choice([1, 1, 1, 2, 3]), rng.uniform(0, 0.1))
         half_written += bool(leftovers(tmp_path))
         said: list[str] = []
         restored = Checkpointer(tmp_path, warn=said.append).restore(TARGET)
@@ -102,10 +72,13 @@ def test_thirty_kills_lose_nothing_that_was_reported(writers, tmp_path):
         (f"{FOLDERS}:_publish:after", "new"),
     ],
 )
-def test_a_kill_at_each_point_of_replacing_the_only_step(writers, tmp_path, point, survives):
+def test_a_kill_at_each_point_of_replacing_the_only_step(tmp_path, point, survives):
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state_of(1), {"step": 1})
-    wait_until_gone(start(writers, tmp_path, point))
+    job = forked.server().Process(target=save_and_die, args=(str(tmp_path), point))
+    job.start()
+    job.join()
+    assert job.exitcode == -9
     restored = Checkpointer(tmp_path).restore(TARGET)
     wanted = 1 if survives == "old" else 99
     assert restored.meta == {"step": wanted}
@@ -113,23 +86,14 @@ def test_a_kill_at_each_point_of_replacing_the_only_step(writers, tmp_path, poin
     assert os.listdir(tmp_path) == ["step_00000001"]
 
 
-def test_a_kill_between_the_two_renames_of_a_replacement(tmp_path):
-    """The old step is then beside an empty place; the next start puts it back."""
+def test_a_kill_between_the_two_renames_of_a_replacement_or_while_a_step_is_deleted(tmp_path):
+    """The old step is beside an empty place, which the next start puts back; what is half gone is deleted."""
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state_of(1), {"step": 1})
-    step = tmp_path / "step_00000001"
-    step.rename(tmp_path / "step_00000001.old-0123abcd-77")
+        checkpointer.save(2, state_of(2))
+    (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.old-0123abcd-77")
     (tmp_path / "step_00000001.tmp-0123abcd-77").mkdir()
+    torn = (tmp_path / "step_00000002").rename(tmp_path / "step_00000002.tmp-0123abcd-77")
+    (torn / "MANIFEST.json").unlink()
     assert Checkpointer(tmp_path).restore(TARGET).meta == {"step": 1}
     assert os.listdir(tmp_path) == ["step_00000001"]
-
-
-def test_a_killed_delete_is_finished(tmp_path):
-    """Deleting renames first: what a kill leaves is no torn step but a leftover."""
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, state_of(1))
-        checkpointer.save(2, state_of(2))
-    torn = (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.tmp-0123abcd-77")
-    (torn / "MANIFEST.json").unlink()
-    assert Checkpointer(tmp_path).steps() == [2]
-    assert os.listdir(tmp_path) == ["step_00000002"]
