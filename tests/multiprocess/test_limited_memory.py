@@ -1,17 +1,14 @@
 """A state larger than what a process may hold trains in four of them with fsdp, and cannot with mean."""
 
 import os
-import signal
-import socket
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import find_problems, read_manifest
+from tests.support import forked
+from tests.support.programs import free_port
 
 JOB = Path(__file__).with_name("limited_rank.py")
 RANKS, WIDTH, LAYERS = 4, 1536, 36
@@ -21,28 +18,13 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(60
 
 
 def run(comm, folder):
-    """(exit codes, what the ranks wrote)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    words = [comm, LIMIT_BYTES, WIDTH, LAYERS, folder]
-    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NPROC": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), *map(str, words)],
-            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank), "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
-    try:
-        texts = [rank.communicate(timeout=500)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)
-            rank.wait()
-    return [rank.returncode for rank in ranks], "".join(texts)
+    """(exit codes, what the ranks wrote). No forks, and no launcher's: those hold more from the start."""
+    words = [str(word) for word in (JOB, comm, LIMIT_BYTES, WIDTH, LAYERS, folder)]
+    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    here = os.environ | place | {"NPROC": "1", "JAX_PLATFORMS": "cpu"}
+    ranks = [(words, here | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)]
+    done = forked.run_fresh(ranks, 500, Path.cwd())
+    return [rank.returncode for rank in done], "".join(rank.stdout + rank.stderr for rank in done)
 
 
 def test_what_no_process_may_hold_is_trained_and_saved_by_four(tmp_path):
