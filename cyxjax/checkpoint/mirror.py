@@ -17,7 +17,7 @@ from typing import Any
 from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
-from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import describe, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
@@ -115,7 +115,7 @@ class Mirror:
     def _take(self, manifest: Manifest) -> int:
         """Brings a step and the logs. Raises: DamagedStep, with nothing brought, if it does not verify."""
         checkpoints, step = self._folder.checkpoints, manifest.step
-        with RunLock(self._folder.root):  # nobody writes there
+        with locked(self._folder.root):  # nobody writes there
             folders.prepare(checkpoints)
             with folders.writing(checkpoints, step, f"{secrets.token_hex(4)}-{os.getpid()}") as folder:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:

@@ -16,7 +16,7 @@ from cyxjax.checkpoint.folders import (
     step_folder,
 )
 from cyxjax.checkpoint.manifest import find_problems, read_manifest
-from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
@@ -177,7 +177,7 @@ def _prune(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.store import StepStore
 
     # Not beside a running job: its own retention may be deleting the same folders.
-    with RunLock(_run_of(directory)):
+    with locked(_run_of(directory)):
         store = StepStore(directory, is_writer=True)
         gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, given.best)]
         gone += remove_aside(directory, given.keep_corrupt)

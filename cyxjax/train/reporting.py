@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.mirror import Mirror
-from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.trees import named_leaves
@@ -172,7 +172,7 @@ def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: Ope
     """
     folder, is_master = config.run_folder, trainer.is_master()
     opened: list[Sink] = []
-    with RunLock(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
+    with locked(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
         try:
             with ExitStack() as at_end:
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.cli import audit
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError, CyxjaxError
@@ -61,5 +61,5 @@ def test_random_records_of_a_run_are_refused_without_a_traceback(tmp_path, raw):
 
 
 def test_run_folders_are_private(tmp_path):
-    with RunLock(tmp_path / "runs" / "mine"):
+    with locked(tmp_path / "runs" / "mine"):
         assert (tmp_path / "runs" / "mine").stat().st_mode & 0o077 == 0

@@ -9,17 +9,22 @@ from contextlib import suppress
 import pytest
 
 from cyxjax.checkpoint import run_lock
-from cyxjax.checkpoint.run_lock import LOCK, RunLock
+from cyxjax.checkpoint.run_lock import LOCK, locked
 from cyxjax.errors import CheckpointError
 
 HOLD = """
 import sys
-from cyxjax.checkpoint.run_lock import RunLock
-lock = RunLock(sys.argv[1])
-lock.acquire()
-print("held", flush=True)
-sys.stdin.read()
+from cyxjax.checkpoint.run_lock import locked
+with locked(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
 """
+
+
+def owner_of(folder):
+    """Who has the lock, once it is ours."""
+    with locked(folder):
+        return (folder / LOCK).read_text()
 
 
 def test_a_second_job_is_refused_with_the_name_of_the_first_until_that_is_killed(tmp_path):
@@ -28,45 +33,43 @@ def test_a_second_job_is_refused_with_the_name_of_the_first_until_that_is_killed
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout.readline() == "held\n"
         with pytest.raises(CheckpointError, match=f"{tmp_path.name} .*process {job.pid} .*{LOCK}"):
-            RunLock(tmp_path).acquire()
+            owner_of(tmp_path)
         os.kill(job.pid, 9)
         os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # not reaped: its pid still exists
-        with RunLock(tmp_path):
-            assert f"process {os.getpid()} " in (tmp_path / LOCK).read_text()
+        assert f"process {os.getpid()} " in owner_of(tmp_path)
 
 
 def test_released_on_errors_and_free_again(tmp_path):
-    lock = RunLock(tmp_path / "run")
-    with suppress(ZeroDivisionError), lock:
-        assert lock.path.stat().st_mode & 0o777 == 0o600
-        lock.acquire()
+    run = tmp_path / "run"
+    with suppress(ZeroDivisionError), locked(run):
+        assert (run / LOCK).stat().st_mode & 0o777 == 0o600
         with pytest.raises(CheckpointError):
-            RunLock(tmp_path / "run").acquire()  # of this process too
+            owner_of(run)  # of this process too
         raise ZeroDivisionError
-    with RunLock(tmp_path / "run"):
-        pass
+    assert owner_of(run)
 
 
 def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "target").write_text("mine")
     (tmp_path / LOCK).symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match=LOCK):
-        RunLock(tmp_path).acquire()
+        owner_of(tmp_path)
     assert (tmp_path / "target").read_text() == "mine"
 
 
 FORK = """
 import os, sys
-from cyxjax.checkpoint.run_lock import RunLock
+from contextlib import ExitStack
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.errors import CheckpointError
-lock = RunLock(sys.argv[1])
-lock.acquire()
+held = ExitStack()
+held.enter_context(locked(sys.argv[1]))
 if os.fork() == 0:
-    lock.release()  # its parent's stays
+    held.close()  # its parent's stays
     os._exit(0)
 os.wait()
 try:
-    RunLock(sys.argv[1]).acquire()
+    ExitStack().enter_context(locked(sys.argv[1]))
 except CheckpointError:
     print("held")
 ready, go_on = os.pipe()
@@ -75,8 +78,8 @@ if child == 0:  # has the file open
     os.close(go_on)
     os.read(ready, 1)  # until the parent closes its end
     os._exit(0)
-lock.release()
-with RunLock(sys.argv[1]):
+held.close()
+with locked(sys.argv[1]):
     print("free", flush=True)
 os.close(go_on)
 os.waitpid(child, 0)
@@ -94,5 +97,5 @@ def test_where_there_are_no_locks_nothing_is_locked(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_lock, "flock_now", no_locks)
     monkeypatch.setattr(run_lock, "unflock", no_locks)
-    with RunLock(tmp_path) as one, RunLock(tmp_path) as other:
-        assert one is not other
+    with locked(tmp_path):
+        assert owner_of(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.run_lock import RunLock
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.cli.checkpoint import main
 from cyxjax.errors import CheckpointError, ConfigError
 
@@ -151,6 +151,6 @@ def test_prune_beside_a_running_job_is_refused(run, kept):
     (run / "kept").mkdir()
     (run / "checkpoints").rename(run / kept)
     (run / "config.yaml").write_text(f"checkpoint_dir: {kept}\n")
-    with RunLock(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
+    with locked(run), pytest.raises(CheckpointError, match=f"{run.name} .*process {os.getpid()} "):
         main(["prune", str(run / kept), "--keep-last", "1"])
     assert Checkpointer(run / kept).steps() == [1, 2, 3]
