@@ -62,16 +62,15 @@ class Tracing:
         jax.monitoring.register_event_duration_secs_listener(self._compile)
         self._explained = jax.config.jax_explain_cache_misses  # type: ignore[attr-defined]
         jax.config.update("jax_explain_cache_misses", True)
-        self._kept = _Kept(self._misses)
         for log in map(logging.getLogger, _EXPLAINING):
-            log.addFilter(self._kept)
+            log.addFilter(self._keep)
         self._began = time.monotonic()
 
     def stop(self, steps: int, phases: Mapping[str, float]) -> tuple[list[str], Measured]:
         """Ends the trace; its page, and what that is drawn from. The files are in the folder then."""
         seconds = time.monotonic() - self._began
         for log in map(logging.getLogger, _EXPLAINING):
-            log.removeFilter(self._kept)
+            log.removeFilter(self._keep)
         jax.config.update("jax_explain_cache_misses", self._explained)
         jax.monitoring.unregister_event_duration_listener(self._compile)
         jax.profiler.stop_trace()
@@ -79,23 +78,16 @@ class Tracing:
         found = measured(read(self._folder), steps, seconds, input_s, self._compiled)
         return page(found, self._misses), found
 
+    def _keep(self, record: logging.LogRecord) -> bool:
+        """Keeps what jax explains, and keeps it from the screen."""
+        text = " ".join(record.getMessage().split())
+        if text.startswith(_MISS):
+            self._misses.append(text.removeprefix(_MISS))
+        return False
+
     def _compile(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILED:
             self._compiled.append(duration_secs)
-
-
-class _Kept(logging.Filter):
-    """Keeps what jax explains, and keeps it from the screen."""
-
-    def __init__(self, texts: list[str]) -> None:
-        super().__init__()
-        self._texts = texts
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = " ".join(record.getMessage().split())
-        if text.startswith(_MISS):
-            self._texts.append(text.removeprefix(_MISS))
-        return False
 
 
 def read(folder: Path) -> list[Op]:
