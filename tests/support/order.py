@@ -99,7 +99,6 @@ unit/train/consistency 11 0
 unit/train/earlier_runs 6 0
 unit/train/saves 7 0
 unit/train/foreign_data 5 0
-unit/train/foreign_loaders 4 0
 unit/train/loss_spike 5 0
 unit/train/off_is_off 9 0
 unit/train/peers_habits 5 0

@@ -1,8 +1,6 @@
 """The table of data in the documentation: each row is given to `fit`, and read as the row says."""
 
-import io
 import re
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import is_shared
-from tests.unit.data.test_sources import Items, Table
+from tests.unit.data.test_sources import Items, Table, npy, shard
 from tests.unit.train.test_foreign_data import BATCHES, X, Y
 from tests.unit.train.test_foreign_data import Table as Frame
 
@@ -24,19 +22,9 @@ def mapped(folder):
 
 
 def shards(folder):
-    with tarfile.open(folder / "train-0.tar", "w") as tar:
-        for key in ("a", "b"):
-            for name, data in ((f"{key}.npy", npy(X[0])), (f"{key}.cls", b"1")):
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
+    members = {"a.npy": npy(X[0]), "a.cls": b"1", "b.npy": npy(X[1]), "b.cls": b"0"}
+    shard(folder / "train-0.tar", members)
     return (cx.data.TarShards(str(folder / "train-*.tar"), "npy", "cls"),)
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def packed(folder):

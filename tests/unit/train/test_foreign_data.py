@@ -1,4 +1,4 @@
-"""Data as people hold them, lists, frames, paths, words: read as meant, or refused with the way."""
+"""Data as people hold them, lists, frames, loaders, words: read as meant, or refused with the way."""
 
 import itertools
 
@@ -9,15 +9,36 @@ import optax
 import pytest
 
 import cyxjax as cx
-from cyxjax.config.load import load_config
-from cyxjax.errors import DataError
-from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train import experiment
+from cyxjax.distributed import process_group
+from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train.feeding import fit_data
-from tests.unit.train.test_foreign_loaders import Loader, X, Y, bits, fit
+from cyxjax.train.plan import plan_of_checkpoint
+from cyxjax.train.runs.tables import check_columns, check_names
 
-ce = optax.losses.softmax_cross_entropy_with_integer_labels
+X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+Y = np.arange(24) % 3
 BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 24, 8)]
+NAMES = ("cat", "dog", "emu")
+WORDS = np.array(NAMES)[Y]
+
+
+def untrained(model=None):
+    model = model or cx.SequentialModel([cx.LinearModule(4, 3)])
+    return cx.DistributedTrainer(model, cx.CrossEntropyLoss(), optax.sgd(0.1))
+
+
+def fit(*data, model=None, **config):
+    trainer = untrained(model)
+    options = {"epochs": 1, "batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0, "seed": 1}
+    trainer.fit(*data, cx.distributed.DistributedTrainingConfig(**options | config))
+    return trainer
+
+
+def bits(trainer):
+    return [leaf.tobytes() for leaf in jax.tree.leaves(trainer.params)]
+
+
+# ---- lists and frames -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,39 +60,10 @@ def test_a_list_of_batches_is_not_taken_for_samples(given):
     [(X[0], 1), (X[:2], 1), (X[0], Y[:4]), (X[:4], X[:4]), (np.ones((4, 4, 3)), Y[:16].reshape(4, 4)), X[:4]],
     ids=["class", "rows", "tokens", "again", "mask", "alone"],
 )
-def test_lists_of_samples_are_samples(sample):
-    found, _ = fit_data.parse(([sample] * 3,), None)
-    assert len(found.train) == 3
-
-
-def test_only_a_run_that_keeps_a_ledger_is_to_be_audited(tmp_path):
-    config = load_config(["--run-dir", str(tmp_path)])
-    history = DistributedTrainingHistory()
-    assert "audit" not in experiment._next_commands(config, history)
-    config.run_folder.ledger.touch()
-    assert f"cyxjax audit {tmp_path};" in experiment._next_commands(config, history)
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_batches_may_be_of_any_size_in_any_order(devices):
-    cuts = [0, 3, 16, 17, 24]
-    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise(cuts)]
-    with cx.testing.devices(devices):
-        apply = lambda params, x: x @ params["w"]  # noqa: E731
-        trainer = cx.DistributedTrainer(
-            ({"w": jnp.zeros((4, 3))}, apply), cx.CrossEntropyLoss(), optax.sgd(0.5)
-        )
-        trainer.fit(cx.data.Batches(batches), epochs=2, verbose=False, checkpoint_every_n_epochs=0)
-        loss, _ = trainer.evaluate(cx.data.Batches(batches))
-        assert loss == pytest.approx(trainer.evaluate(X[:24], Y[:24])[0], rel=1e-6)
-        w = jnp.zeros((4, 3))
-        for x, y in batches * 2:
-            w -= 0.5 * jax.grad(lambda w, x=x, y=y: ce(x @ w, y).mean())(w)
-        np.testing.assert_allclose(trainer.params["w"], w, rtol=1e-5, atol=1e-6)
-
-
-def test_batches_are_a_loader():
-    assert bits(fit(cx.data.Batches(BATCHES), epochs=2)) == bits(fit(Loader(), epochs=2))
+def test_lists_of_samples_are_samples_and_two_of_them_training_and_validation_data(sample):
+    assert len(fit_data.parse(([sample] * 3,), None)[0].train) == 3
+    found, _ = fit_data.parse(([sample] * 3, [sample]), None)
+    assert (len(found.train), len(found.val)) == (3, 1)
 
 
 class Table:
@@ -113,12 +105,6 @@ def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
     assert both.val.take(np.arange(24))[1].tolist() == Y.tolist()
 
 
-@pytest.mark.parametrize("first", [[(X[0], 0), (X[1], 1)], [X[0], X[1]]])
-def test_two_lists_of_samples_are_training_and_validation_data(first):
-    found, _ = fit_data.parse((first, first[:1]), None)
-    assert (len(found.train), len(found.val)) == (2, 1)
-
-
 def test_a_frame_alone_gives_its_numbers_as_one_array():
     found = fit_data.parse((Table(a=X[:, 0], b=np.arange(24), label=Y),), None)[0].train
     inputs, targets = found.take(np.arange(24))  # one array a column: the model's IndexError
@@ -136,3 +122,191 @@ def test_a_column_that_holds_no_numbers_is_named(column):
     for given in ((Table(a=column, b=X[:, 0]), Y), (Table(a=column, b=X[:, 0], label=Y),)):
         with pytest.raises(DataError, match="'a'"):
             fit_data.parse(given, None)
+
+
+# ---- labels -----------------------------------------------------------------------------------------------
+
+
+def test_booleans_are_the_labels_0_and_1():
+    yes = Y == 1
+    integers, booleans = (fit(X, y, X[:8], y[:8]).history for y in (yes.astype(np.int64), yes))
+    assert booleans.train_losses == integers.train_losses
+    assert booleans.val_losses == integers.val_losses
+    assert booleans.val_accuracies == integers.val_accuracies
+    items = [(x, bool(y)) for x, y in zip(X, yes, strict=True)]
+    assert fit(items).history.train_losses == pytest.approx(integers.train_losses)
+
+
+def test_rows_of_floats_are_probabilities_and_whole_numbers_and_words_are_refused():
+    rows = np.eye(3)[Y]
+    assert fit(X, rows).history.train_losses == pytest.approx(fit(X, Y).history.train_losses, rel=1e-5)
+    with pytest.raises(DataError, match=r"argmax\(-1\)"):
+        fit(X, rows.astype(int))
+    for words in ((X, WORDS), (Table(a=X[:, 0], b=X[:, 1], label=WORDS.astype(object)),)):
+        with pytest.raises(DataError, match=r"np\.unique\(y, return_inverse=True\)"):
+            fit(*words)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+@pytest.mark.parametrize("place", ["training", "validation"])
+def test_a_label_of_a_loader_that_names_no_class_is_refused_by_its_batch(label, place):
+    odd = Y.copy()
+    odd[17] = label
+    loader = cx.data.Batches([(x, odd[8 * n : 8 * n + 8]) for n, (x, _) in enumerate(BATCHES)])
+    data = (loader,) if place == "training" else (cx.data.Batches(BATCHES), loader)
+    with pytest.raises(DataError, match=f"{place} .*batch 2.*sample 1 .*label {label}"):
+        fit(*data)
+
+
+def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
+    one, other, renamed = fit(X, Y), untrained(), untrained()
+    one.class_names, renamed.class_names = NAMES, ("ant", "dog", "emu")
+    one.save_checkpoint(str(tmp_path / "saved"))
+    other.load_checkpoint(str(tmp_path / "saved"))
+    assert other.class_names == NAMES
+    with pytest.raises(CheckpointError, match=r"cat\W+dog\W+emu.* ant\W+dog\W+emu"):
+        renamed.load_checkpoint(str(tmp_path / "saved"))
+    for found in (NAMES, (), ("0", "1", "2")):  # pandas numbers columns that it knows no names of
+        check_columns("more.parquet", found, NAMES)
+    for found in (NAMES[1:], (*NAMES, "fox"), ("dog", "cat", "emu")):
+        with pytest.raises(ConfigError, match=r"more\.csv"):
+            check_names("more.csv", "classes", found, NAMES)
+
+
+# ---- loaders ----------------------------------------------------------------------------------------------
+
+
+class Loader:
+    """A torch-like loader: it begins anew each time it is iterated, and `read` counts its batches."""
+
+    def __init__(self):
+        self.read = []
+
+    def __iter__(self):
+        for number, batch in enumerate(BATCHES):
+            self.read.append(number)
+            yield batch
+
+
+class Persistent:
+    """As torch's with persistent_workers: one iterator object, which begins anew each time."""
+
+    persistent_workers = True
+
+    def __init__(self):
+        self.kept = Restarting()
+
+    def __iter__(self):
+        self.kept.left = iter(BATCHES)
+        return self.kept
+
+
+class Restarting:
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.left)
+
+
+class Filling:
+    """One pair of arrays, filled again for each batch."""
+
+    def __iter__(self):
+        x, y = np.empty_like(BATCHES[0][0]), np.empty_like(BATCHES[0][1])
+        for x[:], y[:] in BATCHES:
+            yield x, y
+
+
+class FillingItems:
+    kept = np.empty(4, np.float32)
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        self.kept[:] = X[i]
+        return self.kept, Y[i]
+
+
+def test_each_pass_over_a_loader_gives_its_batches_which_are_read_in_time():
+    loader = Loader()
+    wanted = bits(fit(loader, epochs=2))
+    assert loader.read == [0, *[0, 1, 2] * 2]  # shapes from one batch, then the epochs
+    assert bits(fit(Persistent(), epochs=2)) == bits(fit(cx.data.Batches(BATCHES), epochs=2)) == wanted
+    three = {"gradient_accumulation_steps": 3}
+    assert bits(fit(Filling(), **three)) == bits(fit(Loader(), **three))
+    assert bits(fit(FillingItems())) == bits(fit(X, Y))
+
+
+class Dry:
+    """A loader that gives nothing after so many passes."""
+
+    def __init__(self, passes):
+        self.passes = passes
+
+    def __iter__(self):
+        self.passes -= 1
+        return iter(BATCHES if self.passes >= 0 else [])
+
+
+class Once:
+    """An iterator that is made once: later epochs, and what was looked at before, are lost."""
+
+    left = iter(BATCHES)
+
+    def __iter__(self):
+        return self.left
+
+
+@pytest.mark.parametrize(
+    ("loader", "steps", "said"),
+    [
+        (Once(), None, "Once .*steps_per_epoch"),  # trained on what the look at the first batch had left
+        (Dry(4), None, "epoch 1"),
+        (Dry(4), 2, "steps_per_epoch"),
+    ],
+)
+def test_a_loader_that_runs_dry_is_an_error(loader, steps, said):
+    with pytest.raises(DataError, match=said):
+        fit(loader, epochs=9, steps_per_epoch=steps)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_batches_may_be_of_any_size_in_any_order(devices):
+    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 3, 16, 17, 24])]
+    with cx.testing.devices(devices):
+        linear = {"w": jnp.zeros((4, 3))}, lambda params, x: x @ params["w"]
+        trainer = fit(cx.data.Batches(batches), model=linear, epochs=2)
+        loss, _ = trainer.evaluate(cx.data.Batches(batches))
+        assert loss == pytest.approx(trainer.evaluate(X, Y)[0], rel=1e-6)
+    ce = optax.losses.softmax_cross_entropy_with_integer_labels
+    w = jnp.zeros((4, 3))
+    for x, y in batches * 2:
+        w -= 0.1 * jax.grad(lambda w, x=x, y=y: ce(x @ w, y).mean())(w)
+    np.testing.assert_allclose(trainer.params["w"], w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rate_that_follows_the_batch_wants_a_loader_that_tells_it():
+    scaled = {"lr_scaling": "linear", "base_batch_size": 4}
+    with pytest.raises(ConfigError, match="Loader .*batch_size.* global_batch_size"):
+        fit_data.parse((Loader(),), cx.distributed.DistributedTrainingConfig(**scaled), 1, 1)
+    told = cx.distributed.DistributedTrainingConfig(**scaled, global_batch_size=8)
+    assert fit_data.parse((Loader(),), told, 1, 1)[1].global_batch_size == 8
+
+
+def test_the_batch_of_a_loader_that_does_not_tell_it_is_not_made_up(capsys):
+    trainer = fit(Loader(), verbose=True, batch_size=64)  # "64 samples ... = 64 per step"
+    (plan,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
+    assert "first step of this process 8 samples" in plan
+    assert "64" not in plan
+    assert trainer.history.effective_batch_size == 8
+
+
+@pytest.mark.parametrize(("stored", "size"), [(32, 2), (40, 3)])  # 16 parts: 40 samples are 3 each
+def test_a_stored_batch_that_the_replicas_cannot_share_does_not_keep_a_model_from_being_loaded(stored, size):
+    config = {"gradient_accumulation_steps": 2, "global_batch_size": stored}
+    meta = {"config": config, "inputs": {"": [[4], "float32"]}}
+    plan = plan_of_checkpoint(untrained().recipe, process_group.ensure(), meta, remat="none")
+    assert plan.inputs.shape == (1, 4)
+    assert plan.settings.step.batch == (size, 8, 2)
