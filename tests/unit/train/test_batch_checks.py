@@ -6,11 +6,8 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.data.sources import as_batches
 from cyxjax.errors import CheckpointError, ConfigError, DataError
-from tests.support.trainers import CLASSES, VAL, X, Y, batches, config, mlp, trainer, use_devices
-
-BATCHES = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 32, 8)]
+from tests.support.trainers import VAL, X, Y, batches, config, mlp, trainer, use_devices
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +19,6 @@ def one_device(own_group):
 def test_validation_data_of_another_width_is_refused_before_a_step(val):
     with pytest.raises(TypeError, match="3"):
         trainer().prepare((X, Y) if isinstance(val, tuple) else batches(X, Y, 8), val, config=config())
-
-
-@pytest.mark.parametrize(("odd", "said"), [(None, "None"), ((X[:0], Y[:0]), "has 0")])
-def test_a_batch_of_nothing_is_named(odd, said):
-    with pytest.raises(DataError, match=f"batch 2 .*{said}"):
-        list(as_batches([*BATCHES[:2], odd]))
 
 
 @pytest.mark.parametrize(
@@ -49,31 +40,17 @@ def test_no_loss_of_ours_spreads(loss):
             loss(jnp.zeros(output), jnp.zeros(target))
 
 
-class Places(linen.Module):
-    """Takes rows of any length."""
-
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(CLASSES)(x[:, :, None]).mean(1)
-
-
-def test_another_length_is_fine_where_the_model_takes_it():
-    train = trainer(Places())
-    train.fit(X, Y, config(epochs=1))
-    assert train.predict(X[:, :4]).shape == (len(X), CLASSES)
-
-
-def test_a_mean_of_nothing_is_refused():
+def test_ignored_samples_count_nowhere_and_a_mean_of_nothing_is_refused():
     ignored = np.full(len(Y), -100, np.int32)
-    ignoring = cx.CrossEntropyLoss(ignore_index=-100)
+    train = trainer(loss=cx.CrossEntropyLoss(ignore_index=-100))
     with pytest.raises(DataError, match="training .*ignore_index"):
-        trainer(loss=ignoring).fit(X, ignored, config(epochs=1))
-    train = trainer(loss=ignoring)
+        train.fit(X, ignored, config(epochs=1))
     with pytest.raises(DataError, match="evaluated .*ignore_index"):
         train.fit(X, Y, X, ignored, config(epochs=1))
     half = np.where(np.arange(len(Y)) < 40, ignored, Y)  # steps in which nothing counts are no harm
     history = train.fit(X, half, config(epochs=1, shuffle=False))
     assert np.isfinite(history.train_losses[0])
+    assert train.evaluate(X[30:], half[30:]) == pytest.approx(train.evaluate(X[40:], Y[40:]), rel=1e-5)
 
 
 def test_a_run_that_must_go_on_makes_no_folder(tmp_path):
@@ -95,7 +72,7 @@ def test_fit_refuses_a_run_folder_that_is_a_file_or_holds_other_things(tmp_path)
 
 @pytest.mark.parametrize("label", [-1, 3])
 def test_evaluation_refuses_a_label_that_names_no_class(label):
-    train = cx.distributed.DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    train = trainer()
     train.fit(X, Y, config(epochs=1))
     odd = Y[:24].copy()
     odd[17] = label
@@ -106,15 +83,6 @@ def test_evaluation_refuses_a_label_that_names_no_class(label):
     assert train.evaluate(batches(X[:24], Y, 8)) == pytest.approx(train.evaluate(X[:24], Y[:24]), rel=1e-5)
 
 
-def test_a_label_that_is_ignored_is_evaluated():
-    train = cx.distributed.DistributedTrainer(
-        mlp(), cx.CrossEntropyLoss(ignore_index=-100), cx.SGDOptimizer(0.1)
-    )
-    some = np.where(np.arange(24) < 12, Y[:24], -100)
-    train.fit(X, Y, config(epochs=1))
-    assert train.evaluate(X[:24], some) == pytest.approx(train.evaluate(X[:12], Y[:12]), rel=1e-5)
-
-
 class TimeFirst(linen.Module):
     """A recurrent model that returns (time, samples, classes)."""
 
@@ -123,27 +91,61 @@ class TimeFirst(linen.Module):
         return linen.RNN(linen.SimpleCell(3))(x[:, :, None]).swapaxes(0, 1)
 
 
-class Ensemble(linen.Module):
-    """Three members, stacked in dimension 0."""
-
-    @linen.compact
-    def __call__(self, x):
-        members = linen.vmap(
-            linen.Dense,
-            in_axes=None,
-            out_axes=0,
-            axis_size=3,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-        )
-        return members(3)(x)
-
-
-@pytest.mark.parametrize("model", [TimeFirst(), Ensemble()], ids=["time_first", "ensemble"])
-def test_an_output_whose_samples_are_not_in_dimension_0_is_refused(model):
-    trainer = cx.DistributedTrainer(model, cx.MSELoss(), cx.SGDOptimizer(0.1))
+def test_an_output_whose_samples_are_not_in_dimension_0_is_refused():
     with pytest.raises(DataError, match="dimension 0 "):
-        trainer.fit(X, X, config(epochs=1))
-    wrapped = cx.distributed.DistributedDataParallel(model)
+        trainer(TimeFirst(), cx.MSELoss()).fit(X, X, config(epochs=1))
+    wrapped = cx.distributed.DistributedDataParallel(TimeFirst())
     with pytest.raises(DataError, match="dimension 0 "):
         cx.MSELoss()(wrapped(X), X)
+
+
+class InGroups(linen.Module):
+    """Takes two samples at a time, as ghost batch norm does."""
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        pairs = x.reshape(-1, 2, *x.shape[1:]) if len(x) > 1 else x[None]
+        return linen.BatchNorm(use_running_average=not train, axis=-1)(pairs).reshape(x.shape)
+
+
+def test_a_norm_that_cannot_tell_padding_takes_full_batches(tmp_path, capfd):
+    ghost = cx.DistributedTrainer(InGroups(), "mse", cx.SGDOptimizer(0.1))
+    for rows, options in ((8, {}), (9, {"drop_last": True})):
+        ghost.fit(X[:rows], X[:rows], config(epochs=1, **options))
+    assert capfd.readouterr().err == ""
+    saving = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every_n_epochs": 1}
+    with pytest.raises(ConfigError, match="drop_last"):
+        ghost.fit(X[:9], X[:9], config(**saving))
+    assert not (tmp_path / "kept").exists()
+    ghost.fit(batches(X[:8], X[:8], 4), config(epochs=1))  # how its batches end is not known
+    assert "drop_last" in capfd.readouterr().err
+
+
+class OwnLoss(linen.Module):
+    """Its samples are coupled by a batch norm, as those of any model may be."""
+
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        z = linen.BatchNorm(use_running_average=not train)(linen.Dense(x.shape[-1])(x))
+        return {"loss": (linen.Dropout(0.3, deterministic=not train)(z) - x) ** 2}
+
+
+def test_a_model_s_own_loss_of_several_values_a_sample_trains_on_two_devices():
+    use_devices(2)
+    history = cx.DistributedTrainer(OwnLoss(), None, cx.SGDOptimizer(0.1)).fit(X, Y, config())
+    assert np.isfinite(history.train_losses).all()
+
+
+def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples():
+    use_devices(2)
+    mine = {
+        "mean": lambda o, t: (o.argmax(-1) == t).mean(),
+        "hit": lambda o, t: (o.argmax(-1) == t).astype(jnp.float32),
+        "ones": lambda o, t: (o[:, 0], (t == 1).astype(jnp.float32)),
+    }
+    train = trainer(metrics=cx.Metrics(mine))
+    found = train.fit(X[:21], Y[:21], X[:21], Y[:21], config(epochs=1)).metrics
+    outputs = train.predict(X[:21])
+    assert found["val_mean"] == pytest.approx(found["val_hit"], rel=1e-6)
+    assert found["val_hit"] == pytest.approx([(outputs.argmax(-1) == Y[:21]).mean()], rel=1e-6)
+    assert found["val_ones"] == pytest.approx([outputs[Y[:21] == 1, 0].mean()], rel=1e-5)
