@@ -47,14 +47,6 @@ def test_replicas_differ_by_at_most_one_real_sample_per_micro_batch(plan):
     assert (per_micro.max(axis=0) - per_micro.min(axis=0)).max() <= 1
 
 
-def test_places_by_hand():
-    # B=2, R=3, k=2: G=12, micro-batch 1 starts at 6, slot 1 three places on, replica the last digit.
-    plan = BatchPlan(num_samples=20, batch_size=2, num_replicas=3, accumulation=2)
-    assert plan.places(0, range(3)).tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
-    assert plan.places(1, range(1, 2)).tolist() == [[[13, 16], [19, 22]]]
-    assert [plan.span(0), plan.span(1), plan.num_steps] == [(0, 12), (12, 20), 2]
-
-
 def test_padding_repeats_a_real_sample_with_weight_zero():
     # 5 samples, B=4, R=2: places 5, 6, 7 are padding and read samples 0, 1, 2 of the order.
     plan = BatchPlan(5, 4, 2)
@@ -119,19 +111,19 @@ def test_batches_do_not_depend_on_how_many_are_made_at_once(monkeypatch, limit):
         assert one.targets is one.inputs  # read once, sent once
 
 
-def test_few_rows_are_gathered_together_and_large_ones_alone():
-    calls = []
+@pytest.mark.parametrize(
+    ("width", "calls"), [(2, [96]), (1024, [32, 32, 32])], ids=["24 bytes a row", "32 rows fill 256 KiB"]
+)
+def test_few_rows_are_gathered_together_and_large_ones_alone(width, calls):
+    seen = []
 
     class Counting(ArrayDataset):
         def take(self, indices):
-            calls.append(len(indices))
+            seen.append(len(indices))
             return super().take(indices)
 
-    list(iterate(Counting(np.zeros((96, 2)), np.zeros(96)), Order(96), BatchPlan(96, 32), range(1)))
-    assert calls == [96]  # 24 bytes a row
-    calls.clear()
-    list(iterate(Counting(np.zeros((96, 1024)), np.zeros(96)), Order(96), BatchPlan(96, 32), range(1)))
-    assert calls == [32, 32, 32]  # 32 rows fill 256 KiB
+    list(iterate(Counting(np.zeros((96, width)), np.zeros(96)), Order(96), BatchPlan(96, 32), range(1)))
+    assert seen == calls
 
 
 def test_drop_last_takes_whole_global_batches():

@@ -88,13 +88,6 @@ def test_what_a_checkpoint_of_0_2_0_holds_is_compared_by_its_samples_alone():
     assert find_difference(then, content_of(ArrayDataset(X + 1, Y)))[0] == "sample 0"
 
 
-def test_what_differs_is_named_with_both_values():
-    other = Y.copy()
-    other[0] = 77
-    what, mine, its = difference(ArrayDataset(Y, Y), ArrayDataset(Y, other))
-    assert (what, mine, its) == ("sample 0", f"int64[1] {Y[0]}", "int64[1] 77")
-
-
 @pytest.mark.parametrize(
     "other",
     [X * 1.01, X[:, ::-1], X[::-1], X.astype(np.float64), X + 1e-3, np.where(X > 2, 0, X), X[:150]],

@@ -8,7 +8,6 @@ from cyxjax.core.mesh import build_mesh, put_rows
 from cyxjax.data.labels import WatchedDataset, check_labels, watched
 from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
 from cyxjax.errors import DataError, WrappingError
-from cyxjax.train.feeding import fit_data
 from tests.support.trainers import config, trainer
 
 X = np.zeros((40, 6), np.float32)
@@ -17,21 +16,14 @@ OUTPUT = jax.ShapeDtypeStruct((1, 3), np.float32)
 TARGET = jax.ShapeDtypeStruct((1,), np.int64)
 
 
-def labels(wrong, at=17):
+def labels(wrong):
     found = np.arange(40) % 3
-    found[at] = wrong
+    found[17] = wrong
     return found
 
 
-class Items:
-    def __init__(self, wrong):
-        self.labels = labels(wrong)
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, i):
-        return X[i], self.labels[i]
+def samples(wrong):
+    return list(zip(X, labels(wrong), strict=True))
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
@@ -43,7 +35,7 @@ def test_a_label_is_refused_in_arrays_in_a_part_of_them_and_item_by_item(wrong):
     assert watched(part) is part
     with pytest.raises(DataError, match=f"sample 7 .*label {wrong}"):
         check_labels(part, OUTPUT, TARGET, "data")
-    items = watched(as_dataset(Items(wrong)))
+    items = watched(as_dataset(samples(wrong)))
     assert isinstance(items, WatchedDataset)
     check_labels(items, OUTPUT, TARGET, "data")
     items.take(np.array([0, 39, 16]))
@@ -61,24 +53,18 @@ def test_what_is_no_label_is_left_alone():
 @pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
 @pytest.mark.parametrize("kind", ["arrays", "held out", "items"])
 def test_a_fit_refuses_it(kind, wrong):
-    data = (Items(wrong), Items(0)) if kind == "items" else (X, labels(wrong))
+    data = (samples(wrong), samples(0)) if kind == "items" else (X, labels(wrong))
     split = 0.25 if kind == "held out" else 0.0
     with pytest.raises(DataError, match=rf"sample \d+ .*label {wrong}.* 3 outputs"):
         trainer().fit(*data, config(validation_split=split))
 
 
-def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device():
-    mesh = build_mesh(jax.devices()[:2])
-    for dtype, value in ((np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32)):
-        rows = np.zeros((4, 3), dtype)
-        rows[2, 1] = value
-        with pytest.raises(WrappingError, match=f"row 2: {value} .*int32"):
-            put_rows(mesh, {"tokens": rows})
-    largest = np.full(4, 2**31 - 1)
-    assert np.asarray(put_rows(mesh, largest)).tolist() == largest.tolist()
-
-
-def test_a_dataset_is_watched_once():
-    items = as_dataset(Items(0))
-    assert watched(watched(items)).dataset is items
-    assert fit_data.parse((items, items), config())[0].train.dataset is items
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(np.int64, 2**31), (np.int64, -(2**31) - 1), (np.uint64, 2**32)], ids=str
+)
+def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device(dtype, value):
+    mesh, rows = build_mesh(jax.devices()[:2]), np.full((4, 3), 2**31 - 1, dtype)
+    assert np.array_equal(put_rows(mesh, rows), rows)
+    rows[2, 1] = value
+    with pytest.raises(WrappingError, match=f"row 2: {value} .*int32"):
+        put_rows(mesh, {"tokens": rows})

@@ -17,24 +17,18 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
+from tests.support.waiting import until
 
 
 def reading_threads():
     return [t for t in threading.enumerate() if t.name == "cyxjax-prefetch"]
 
 
-def eventually(condition):
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
     yield
     gc.collect()
-    assert eventually(lambda: not reading_threads())
+    assert until(lambda: not reading_threads(), 20)
 
 
 def test_it_reads_ahead_up_to_depth_and_no_further():
@@ -42,7 +36,7 @@ def test_it_reads_ahead_up_to_depth_and_no_further():
     with closing(prefetch((read.append(i) or i for i in range(100)), 3)) as items:
         assert next(items) == 0
         # three wait in the queue and a fourth is in the thread's hand
-        assert eventually(lambda: len(read) == 5)
+        assert until(lambda: len(read) == 5, 20)
         time.sleep(0.05)
         assert len(read) == 5
         assert list(items) == list(range(1, 100))
