@@ -1,11 +1,10 @@
-"""Makes what version 0.2.0 wrote of a SequentialModel, which later versions must load: sequential_v1.
+"""What version 0.2.0 wrote of a SequentialModel into sequential_v1, asked for anew of this version.
 
-Run once, with that version: a model file, a checkpoint after one epoch, and the numbers that belong to them.
-Compiled as tests compile: `python -c "import tests.conftest, tests.data.make_sequential as m; m.write()"`.
+There are a model file, a checkpoint after one epoch, and the numbers that belong to them, of programs that
+were compiled as tests compile.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import numpy as np
 
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
-from tests.support.trainers import use_devices
 
 FOLDER = Path(__file__).with_name("sequential_v1")
 INPUTS = {  # of each network of the registry: options and one sample
@@ -78,15 +76,3 @@ def trained_numbers() -> dict[str, object]:
         ddp.loss(cx.CrossEntropyLoss(), ddp(X[rows]), Y[rows]).backward()
         ddp.update_parameters(optimizer)
     return {"losses": losses, "loop": digest(ddp.state_dict()["params"])}
-
-
-def write() -> None:
-    use_devices(1)
-    model = every_layer()
-    one = trainer(model)
-    one.fit(X, Y, config(1))
-    one.save_checkpoint(str(FOLDER / "checkpoint"))
-    model.save(FOLDER / "model.cyxmodel")
-    outputs = np.asarray(model.eval()(X[:2])).tolist()
-    numbers = {"first_values": first_values(), "trained": trained_numbers(), "outputs": outputs}
-    (FOLDER / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")

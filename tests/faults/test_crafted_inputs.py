@@ -1,7 +1,6 @@
 """Files that are none, or were made to do harm: one clear line within seconds, and nothing hangs."""
 
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DataError
 from cyxjax.models.registry import Config
 from cyxjax.models.saved import load_model
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks import goodput
 
 pytestmark = pytest.mark.timeout(60)  # a reader that waits for the other end waits for ever
 
@@ -59,10 +57,6 @@ def test_the_command_ends_in_one_line(special):
     assert "expected a plain file" in done.stderr
 
 
-def test_what_an_earlier_process_wrote_is_unknown_where_it_is_no_file(special):
-    assert goodput.read(special) == {}
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -92,20 +86,6 @@ def test_a_gzip_bomb_is_not_unpacked(tmp_path):
         read_bytes(tmp_path / "bomb.gz")
     (tmp_path / "plain.gz").write_bytes(gzip.compress(bytes(1 << 20)))
     assert len(read_bytes(tmp_path / "plain.gz")) == 1 << 20
-
-
-def manifest(created):
-    from cyxjax.checkpoint import manifest as home
-
-    body = json.loads(home.Manifest(1, (), (), {}, None, {}, 0.0).encode())["manifest"]
-    return home._sealed(body | {"created_unix_s": created})
-
-
-@pytest.mark.parametrize("created", [float("nan"), float("inf"), -1, 1e300, "now", None, True])
-def test_a_manifest_of_no_time_is_refused(created):
-    assert decode(manifest(1.5)).created_unix_s == 1.5
-    with pytest.raises(CheckpointError, match=r"MANIFEST\.json .*created_unix_s"):
-        decode(manifest(created))
 
 
 def test_a_manifest_of_deep_json_is_refused():

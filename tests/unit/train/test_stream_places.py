@@ -100,6 +100,18 @@ def kept(folder):
     return {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(folder), "resume": "auto"}
 
 
+def goes_on(folder, make, cut, **options):
+    """(a trainer of a whole run, the loader of one that went on after `cut` steps and came to the same)."""
+    whole, first, second, loader = trainer(), trainer(), trainer(), make()
+    expected = whole.fit(make(), (X, Y), config(**options))
+    first.fit(make(), (X, Y), config(max_steps=cut, **options, **kept(folder)))
+    history = second.fit(loader, (X, Y), config(**options, **kept(folder)))
+    assert bits(second) == bits(whole)
+    assert history.train_losses == expected.train_losses
+    assert history.num_steps == expected.num_steps
+    return whole, loader
+
+
 @pytest.mark.parametrize(
     ("make", "steps", "cut", "read"),
     [
@@ -115,23 +127,13 @@ def kept(folder):
 )
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
-    whole, first, second = trainer(), trainer(), trainer()
-    whole.fit(make(), config(**more))
-    first.fit(make(), (X, Y), config(max_steps=cut, **more, **kept(tmp_path)))  # validated by number
-    loader = make()
-    second.fit(loader, (X, Y), config(**more, **kept(tmp_path)))
-    assert bits(whole) == bits(second)
-    assert loader.read == read
+    assert goes_on(tmp_path, make, cut, **more)[1].read == read
 
 
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
-    arrays, rows, cut, again = trainer(), trainer(), trainer(), trainer()
+    arrays = trainer()
     arrays.fit(X, Y, config(shuffle=False))
-    rows.fit(Rows(Samples()), config())
-    assert bits(arrays) == bits(rows)
-    cut.fit(Rows(Samples()), config(max_steps=17, **kept(tmp_path)))
-    again.fit(Rows(Samples()), config(batch_size=4, **kept(tmp_path)))
-    assert bits(again) == bits(arrays)
+    assert bits(goes_on(tmp_path, lambda: Rows(Samples()), 17)[0]) == bits(arrays)
 
 
 def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
@@ -209,26 +211,20 @@ def hugging_face_shuffled():
     return hugging_face().shuffle(seed=3, buffer_size=20)
 
 
-def torch_rows():
-    torch_data = sys.modules.get("torch.utils.data") or pytest.importorskip(
-        "torch.utils.data", reason="pip install torch"
-    )
+class TorchStream:
+    """As torch's IterableDataset: it has an index, which raises."""
 
-    class Stream(torch_data.IterableDataset):
-        def __iter__(self):
-            return zip(X, Y, strict=True)
+    def __getitem__(self, index):
+        raise NotImplementedError
 
-    return Stream()
+    def __iter__(self):
+        return zip(X, Y, strict=True)
 
 
 def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
-    class IterableDataset:  # as torch's: it has an index, which raises
-        def __getitem__(self, index):
-            raise NotImplementedError
-
-    monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(IterableDataset=IterableDataset))
+    monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(IterableDataset=TorchStream))
     stream, arrays = trainer(), trainer()
-    stream.fit(torch_rows(), torch_rows(), config())
+    stream.fit(TorchStream(), TorchStream(), config())
     arrays.fit(X, Y, X, Y, config(shuffle=False))
     assert bits(stream) == bits(arrays)
     assert stream.history.val_losses == pytest.approx(arrays.history.val_losses)
@@ -238,18 +234,11 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     ("make", "steps"),
     [
         *((grain_batches, 4), (grain_loader, None), (hugging_face, 4), (hugging_face_shuffled, None)),
-        *((torch_rows, 4), pytest.param(grain_workers, None, marks=pytest.mark.slow)),
+        pytest.param(grain_workers, None, marks=pytest.mark.slow),
     ],
 )
 def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, steps):
-    more = {"steps_per_epoch": steps, "epochs": 3, "batch_size": 12}
-    whole, first, second = trainer(), trainer(), trainer()
-    expected = whole.fit(make(), config(**more))
-    first.fit(make(), config(max_steps=7, **more, **kept(tmp_path)))
-    history = second.fit(make(), config(**more, **kept(tmp_path)))
-    assert bits(whole) == bits(second)
-    assert history.train_losses == expected.train_losses
-    assert history.num_steps == (12 if steps else 15)
+    goes_on(tmp_path, make, 7, steps_per_epoch=steps, epochs=3, batch_size=12)
 
 
 def test_an_epoch_that_a_rollback_finds_at_its_end_has_no_more_steps():
