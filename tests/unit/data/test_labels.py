@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from cyxjax.core.mesh import build_mesh, put_rows
-from cyxjax.data.labels import WatchedDataset, check_labels, watched
-from cyxjax.data.sources import ArrayDataset, Subset, as_dataset
+from cyxjax.data.labels import check_labels
+from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError, WrappingError
-from tests.support.trainers import config, trainer
+from tests.support.trainers import batches, config, trainer
 
 X = np.zeros((40, 6), np.float32)
 WRAPS = 2**32 + 1  # its low 32 bits are 1: a class there is
@@ -22,41 +22,38 @@ def labels(wrong):
     return found
 
 
-def samples(wrong):
-    return list(zip(X, labels(wrong), strict=True))
-
-
-@pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
-def test_a_label_is_refused_in_arrays_in_a_part_of_them_and_item_by_item(wrong):
-    said = f"data: sample 17 .*label {wrong}.* 3 outputs"
-    with pytest.raises(DataError, match=said):
-        check_labels(ArrayDataset(X, labels(wrong)), OUTPUT, TARGET, "data")
-    part = Subset(ArrayDataset(X, labels(wrong)), np.arange(10, 40))
-    assert watched(part) is part
-    with pytest.raises(DataError, match=f"sample 7 .*label {wrong}"):
-        check_labels(part, OUTPUT, TARGET, "data")
-    items = watched(as_dataset(samples(wrong)))
-    assert isinstance(items, WatchedDataset)
-    check_labels(items, OUTPUT, TARGET, "data")
-    items.take(np.array([0, 39, 16]))
-    with pytest.raises(DataError, match=said):
-        items.take(np.array([0, 17]))
-
-
 def test_what_is_no_label_is_left_alone():
     quantities = ArrayDataset(X, np.full(40, 7.5, np.float32))
     check_labels(quantities, OUTPUT, jax.ShapeDtypeStruct((1,), np.float32))
     check_labels(ArrayDataset(X, labels(77)), jax.ShapeDtypeStruct((1,), np.float32), TARGET)
 
 
+def samples(y):
+    return list(zip(X, y, strict=True))
+
+
+GOOD = np.arange(40) % 3
+READ = {  # by whom -> (the call, what is named)
+    "arrays": (lambda t, y: t.fit(X, y, config()), "training data: sample 17"),
+    "held out": (lambda t, y: t.fit(X, y, config(validation_split=0.25)), r"data: sample \d+"),
+    "items": (lambda t, y: t.fit(samples(y), samples(GOOD), config()), "training data: sample 17"),
+    "loader": (lambda t, y: t.fit(batches(X, y, 8), config()), "training .*batch 2: sample 1"),
+    "validation": (
+        lambda t, y: t.fit(batches(X, GOOD, 8), batches(X, y, 8), config()),
+        "validation .*batch 2: sample 1",
+    ),
+    "evaluated": (lambda t, y: t.evaluate(X, y), "data: sample 17"),
+    "evaluated loader": (lambda t, y: t.evaluate(batches(X, y, 8)), "data: batch 2: sample 1"),
+}
+
+
 @pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
-@pytest.mark.parametrize("kind", ["arrays", "held out", "items"])
-def test_a_fit_refuses_it(kind, wrong):
-    data = (samples(wrong), samples(0)) if kind == "items" else (X, labels(wrong))
-    split = 0.25 if kind == "held out" else 0.0
-    with pytest.raises(DataError, match=rf"sample \d+ .*label {wrong}.* 3 outputs"):
-        trainer().fit(*data, config(validation_split=split))
+@pytest.mark.parametrize("read", READ)
+def test_a_fit_and_an_evaluation_refuse_it_wherever_it_is_read(read, wrong):
+    call, said = READ[read]
+    with pytest.raises(DataError, match=f"{said} .*label {wrong}.* 3 outputs"):
+        call(trainer(), labels(wrong))
 
 
 @pytest.mark.parametrize(

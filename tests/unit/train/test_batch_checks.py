@@ -70,19 +70,6 @@ def test_fit_refuses_a_run_folder_that_is_a_file_or_holds_other_things(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("label", [-1, 3])
-def test_evaluation_refuses_a_label_that_names_no_class(label):
-    train = trainer()
-    train.fit(X, Y, config(epochs=1))
-    odd = Y[:24].copy()
-    odd[17] = label
-    with pytest.raises(DataError, match=f"data: sample 17 .*label {label}"):
-        train.evaluate(X[:24], odd)
-    with pytest.raises(DataError, match=f"data: batch 2: sample 1 .*label {label}"):
-        train.evaluate(batches(X[:24], odd, 8))
-    assert train.evaluate(batches(X[:24], Y, 8)) == pytest.approx(train.evaluate(X[:24], Y[:24]), rel=1e-5)
-
-
 class TimeFirst(linen.Module):
     """A recurrent model that returns (time, samples, classes)."""
 

@@ -147,17 +147,6 @@ def test_rows_of_floats_are_probabilities_and_whole_numbers_and_words_are_refuse
             fit(*words)
 
 
-@pytest.mark.parametrize("label", [-1, 3])
-@pytest.mark.parametrize("place", ["training", "validation"])
-def test_a_label_of_a_loader_that_names_no_class_is_refused_by_its_batch(label, place):
-    odd = Y.copy()
-    odd[17] = label
-    loader = cx.data.Batches([(x, odd[8 * n : 8 * n + 8]) for n, (x, _) in enumerate(BATCHES)])
-    data = (loader,) if place == "training" else (cx.data.Batches(BATCHES), loader)
-    with pytest.raises(DataError, match=f"{place} .*batch 2.*sample 1 .*label {label}"):
-        fit(*data)
-
-
 def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
     one, other, renamed = fit(X, Y), untrained(), untrained()
     one.class_names, renamed.class_names = NAMES, ("ant", "dog", "emu")
