@@ -4,7 +4,8 @@ Arrays are checked before training, data read item by item as they are read. Oth
 numbers without an error.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,26 +14,16 @@ from cyxjax.data.sources import ArrayDataset, Dataset, Subset, as_batches
 from cyxjax.errors import DataError
 
 
-class Watch:
-    """What is looked at in samples as they are read: labels, after `check_labels`."""
-
-    def __init__(self) -> None:
-        self.num_classes: int | None = None
-        self.what = ""
-        self.ignore_index: int | None = None
-
-    def _looked(self, targets: Any, where: str, ids: np.ndarray | None = None) -> None:
-        """Raises: DataError for a label that names no output."""
-        if self.num_classes is not None:
-            _refuse(np.asarray(targets), self.num_classes, f"{self.what}{where}", self.ignore_index, ids)
+def _ignore(targets: Any, where: str = "", ids: np.ndarray | None = None) -> None:
+    """What samples are looked at with until `check_labels` says which labels there are."""
 
 
-class WatchedDataset(Watch):
+class WatchedDataset:
     """A dataset whose samples are looked at as they are read."""
 
     def __init__(self, dataset: Dataset):
-        super().__init__()
         self.dataset = dataset
+        self.look: Callable[..., None] = _ignore
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -40,19 +31,19 @@ class WatchedDataset(Watch):
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """As of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
-        self._looked(targets, "", indices)
+        self.look(targets, ids=indices)
         return inputs, targets
 
 
-class WatchedLoader(Watch):
+class WatchedLoader:
     """A loader whose batches are looked at as they come.
 
     Its other attributes (`set_epoch`, `sampler`, `batch_size`) are the loader's own.
     """
 
     def __init__(self, loader: Any):
-        super().__init__()
         self.loader = loader
+        self.look: Callable[..., None] = _ignore
 
     def __getattr__(self, name: str) -> Any:
         if name in ("loader", "take"):  # tf.data has a `take` which is no Dataset's
@@ -65,7 +56,7 @@ class WatchedLoader(Watch):
     def watch(self, batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each batch. Raises: DataError for a label that names no output."""
         for number, (inputs, targets) in enumerate(as_batches(batches)):
-            self._looked(targets, f": batch {number}")
+            self.look(targets, f": batch {number}")
             yield inputs, targets
 
 
@@ -91,12 +82,11 @@ def check_labels(
         return
     if np.dtype(target.dtype).kind not in "iu" or len(target.shape) != len(output.shape) - 1:
         return
+    look = partial(_refuse, num_classes=output.shape[-1], what=what, ignore_index=ignore_index)
     if isinstance(dataset, WatchedDataset | WatchedLoader):
-        dataset.num_classes, dataset.what, dataset.ignore_index = output.shape[-1], what, ignore_index
-        return
-    labels = _targets(dataset)
-    if isinstance(labels, np.ndarray):
-        _refuse(labels, output.shape[-1], what, ignore_index)
+        dataset.look = look
+    elif isinstance(labels := _targets(dataset), np.ndarray):
+        look(labels)
 
 
 def _targets(dataset: Any) -> Any:
@@ -108,19 +98,27 @@ def _targets(dataset: Any) -> Any:
 
 
 def _refuse(
-    labels: np.ndarray, num_classes: int, what: str, ignore_index: int | None, ids: np.ndarray | None = None
+    targets: Any,
+    where: str = "",
+    ids: np.ndarray | None = None,
+    *,
+    num_classes: int,
+    what: str,
+    ignore_index: int | None,
 ) -> None:
+    """Raises: DataError for a label that names no output."""
+    labels = np.asarray(targets)
     if not labels.size or (labels.min() >= 0 and labels.max() < num_classes):
         return
     odd = ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
     if not odd.any():
         return
-    where = np.argwhere(odd)[0]
-    sample, label = where[0] if ids is None else ids[where[0]], labels[tuple(where)]
+    place = np.argwhere(odd)[0]
+    sample, label = place[0] if ids is None else ids[place[0]], labels[tuple(place)]
     hint = "give the model one output per class, counted from 0"
     if label < 0:
         hint = f"if it stands for no class, CrossEntropyLoss(ignore_index={label}) leaves it out"
     raise DataError(
-        f"{what}: sample {sample} has label {label}, but the model has {num_classes} outputs "
+        f"{what}{where}: sample {sample} has label {label}, but the model has {num_classes} outputs "
         f"(labels 0 to {num_classes - 1}). HINT: {hint}."
     )
