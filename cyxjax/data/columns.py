@@ -107,15 +107,13 @@ def refuse_words(array: np.ndarray) -> None:
 
 def own_arrays(item: Any) -> Any:
     """`item` with copies of its arrays: a source may read the next sample into the same buffer."""
-    if isinstance(item, np.ndarray):
-        return item.copy()
-    if isinstance(item, dict):
-        return {name: own_arrays(part) for name, part in item.items()}
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*map(own_arrays, item))
-    if type(item) is tuple or (type(item) is list and not all(isinstance(one, int | float) for one in item)):
-        return type(item)(map(own_arrays, item))
-    return item
+
+    def own(leaf: Any) -> Any:
+        if type(leaf) is list and not all(isinstance(one, int | float) for one in leaf):
+            return [own_arrays(one) for one in leaf]
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return map_leaves(own, item)
 
 
 def stack_rows(rows: Sequence[Any], columns: Columns) -> tuple[Any, Any]:

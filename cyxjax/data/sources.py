@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -248,13 +246,10 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
     if has_length and isinstance(data, Dataset):
         return data
     if not has_length or not hasattr(data, "__getitem__"):
-        hint = "pass (inputs, targets) as numpy arrays, or batches through cx.data.Batches"
-        if isinstance(data, str | PathLike):
-            kind = Path(data).suffix[1:] or "image_folder"
-            hint = f"data = cx.load_dataset({kind!r}, {str(data)!r}), then fit(data.train, data.val)"
         raise DataError(
             f"{type(data).__name__} is not a dataset; expected arrays, a tuple or dict of arrays, or an "
-            f"object with __len__ and __getitem__. HINT: {hint}."
+            "object with __len__ and __getitem__. HINT: pass (inputs, targets) as numpy arrays, batches "
+            "through cx.data.Batches, files through cx.load_dataset."
         )
     if isinstance(data, list):
         refuse_batches(data, columns)

@@ -221,9 +221,8 @@ class _RowPass:
     """One pass. A stream that knows no place is counted in samples, and passed over by who goes on."""
 
     def __init__(self, of: RowBatches):
-        self._of, self._given = of, 0
-        self._reader = Reader(of.rows.source)
-        self._source = iter(self._reader)
+        self._of = of
+        self.set_state({"given": 0, "place": None})
 
     def __iter__(self) -> "_RowPass":
         return self

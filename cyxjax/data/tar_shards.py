@@ -71,20 +71,18 @@ class TarShards:
         self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self._alone, self._targets = isinstance(inputs, str), targets
         self._decode = _DECODERS | dict(decode or {})
-        samples: dict[str, dict[str, _Place]] = {}
+        samples: dict[tuple[int, str], dict[str, _Place]] = {}
         for number, path in enumerate(self._paths):
             for key, member, place in _members(number, path):
-                samples.setdefault(f"{number}/{key}", {})[member] = place
-        self._samples = [self._checked(key, sample) for key, sample in samples.items()]
+                samples.setdefault((number, key), {})[member] = place
+        self._samples = [self._checked(*key, sample) for key, sample in samples.items()]
 
-    def _checked(self, key: str, sample: dict[str, _Place]) -> dict[str, _Place]:
+    def _checked(self, number: int, key: str, sample: dict[str, _Place]) -> dict[str, _Place]:
         wanted = (*self._inputs, *([self._targets] if self._targets else []))
         for name in wanted:
             if name not in sample:
-                number, _, rest = key.partition("/")
                 raise DataError(
-                    f"{self._paths[int(number)]}: sample {rest!r} has no {name!r}. "
-                    f"HINT: {nearest(name, sample)}"
+                    f"{self._paths[number]}: sample {key!r} has no {name!r}. HINT: {nearest(name, sample)}"
                 )
         return {name: sample[name] for name in wanted}
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain, readable
 from cyxjax.plugins import extra
 
@@ -33,9 +33,11 @@ def load_text(
     """
     text = python_help() if root is None else _read(root)
     vocabulary = "" if tokenizer else "".join(sorted(set(text)))
-    tokens, width = (
-        _by_file(text, Path(tokenizer)) if tokenizer else (encode(text, vocabulary), len(vocabulary))
-    )
+    if tokenizer:
+        tokens, width = _by_file(text, Path(tokenizer))
+    else:
+        tokens = np.searchsorted(_code_points(vocabulary), _code_points(text)).astype(np.int32)
+        width = len(vocabulary)
     edges = np.rint(np.cumsum([1 - val_fraction - test_fraction, val_fraction]) * len(tokens)).astype(int)
     train, val, test = [next_token_windows(part, sequence_length) for part in np.split(tokens, edges)]
     info = DatasetInfo("text", "language", width, (sequence_length,), vocabulary)
@@ -56,21 +58,8 @@ def python_help() -> str:
     return "\n".join(topics[name] for name in sorted(topics))
 
 
-def encode(text: str, vocabulary: str) -> npt.NDArray[np.int32]:
-    """Token of each character: its position in the sorted `vocabulary`. Raises: DataError for another one."""
-    points, known = _code_points(text), _code_points(vocabulary)
-    tokens = np.searchsorted(known, points).clip(max=len(known) - 1)
-    unknown = np.flatnonzero(known[tokens] != points)
-    if unknown.size:
-        raise DataError(
-            f"character {text[unknown[0]]!r} at {unknown[0]} is not in the vocabulary of {len(vocabulary)}. "
-            "HINT: use the vocabulary of the text the model was trained on."
-        )
-    return tokens.astype(np.int32)
-
-
 def decode(tokens: npt.NDArray[np.integer], vocabulary: str) -> str:
-    """The text of `tokens`; the inverse of `encode`."""
+    """The text of `tokens`, each the place of a character in the sorted `vocabulary`."""
     return "".join(vocabulary[token] for token in np.asarray(tokens).reshape(-1).tolist())
 
 
