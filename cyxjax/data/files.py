@@ -17,7 +17,6 @@ from cyxjax.data.splits import (
     describe,
     split_arrays,
     split_dataset,
-    split_rows,
     stratified_rows,
 )
 from cyxjax.errors import DataError
@@ -158,7 +157,7 @@ _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm"}
 class ImageFiles:
     """Images of one size as float32 (size, size, 3 or 1) in [0, 1], with int32 labels, read by index."""
 
-    paths: tuple[Path, ...]
+    paths: list[Path]
     labels: np.ndarray
     size: int
     grey: bool
@@ -183,18 +182,13 @@ def load_image_folder(
     """
     _pillow()
     given = all((root / part).is_dir() for part in _PARTS)
-    classes = sorted(path.name for path in (root / "train" if given else root).iterdir() if path.is_dir())
-    if given:
-        found = [_scan(root / part, classes) for part in _PARTS]
-    else:
-        paths, labels = _scan(root, classes)
-        rows = split_rows(labels, "classification", **split)
-        found = [([paths[i] for i in part], labels[part]) for part in rows]
-    images = [ImageFiles(tuple(paths), labels, image_size, grey) for paths, labels in found]
-    train, val, test = [ItemDataset(one, num_workers) for one in images]
+    folders = [root / part for part in _PARTS] if given else [root]
+    classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir())
     shape = (image_size, image_size, 1 if grey else 3)
     info = DatasetInfo("image_folder", "classification", len(classes), shape, class_names=tuple(classes))
-    return Splits(train, val, test, info)
+    found = [ImageFiles(*_scan(folder, classes), image_size, grey) for folder in folders]
+    parts = [ItemDataset(one, num_workers) for one in found]
+    return Splits(*parts, info) if given else split_dataset(parts[0], info, found[0].labels, **split)
 
 
 def _pillow() -> Any:
