@@ -1,8 +1,6 @@
 """Checks by shapes that samples, model, loss and metrics fit together, and that a step has what a loss over
 the global batch and a batch norm need; nothing is compiled."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,22 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.mesh import REPLICATED
-from cyxjax.core.metrics import Metrics
+from cyxjax.core.mesh import REPLICATED, num_replicas
 from cyxjax.core.model.batch_stats import needs_full_batches
-from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.objective.global_loss import of_one_device, sees_whole_batch
 from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.objective.task import takes_labels
 from cyxjax.core.objective.terms import shares_of
 from cyxjax.core.rows import whole_batch
+from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import batch_shapes, kind_of
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
 from cyxjax.train.feeding.fit_data import FitData, is_loader, unsplit
-from cyxjax.train.settings import BatchShape, Settings
+from cyxjax.train.plan import Plan
+from cyxjax.train.program import Program, Recipe
+from cyxjax.train.settings import BatchShape
+from cyxjax.train.start.dispatch import has_whole_batch
 
 PyTree = Any
 Sample = tuple[PyTree, PyTree]
@@ -33,55 +33,43 @@ _LONGEST = 160  # of what another library says
 _WAY = "HINT: put the batch first in what it takes, or drop_last=True."
 
 
-@dataclass(frozen=True)
-class BatchChecks:
-    """Model, loss and metrics, to be called with shapes of samples.
+def shapes_of(plan: Plan, program: Program, state: TrainState, inputs: PyTree, targets: PyTree) -> Sample:
+    """(outputs, targets) as shapes of a batch of the plan, of samples; nothing is computed.
 
-    run: shapes of inputs -> shapes of the model's outputs, for one sample a replica. batch_size: what the
-    loss is called with. is_whole: whether a step has the whole batch at once, on one replica.
+    Raises: DataError for samples that the loss does not take; ConfigError for a loss or a metric that cannot
+        be called on one sample where a step has a part of the batch; else what the model raises.
     """
-
-    run: Callable[[PyTree], PyTree]
-    loss: Callable[[PyTree, PyTree], Any]
-    metrics: Metrics
-    replicas: int
-    batch_size: int
-    is_whole: bool
-
-    def shapes_of(self, inputs: PyTree, targets: PyTree) -> Sample:
-        """(outputs, targets) as shapes of a batch, of samples; nothing is computed.
-
-        Raises: DataError for samples that the loss does not take; ConfigError for a loss or a metric that
-            cannot be called on one sample where a step has a part of the batch; else what the model raises.
-        """
-        with translated():
-            output = self.run(batch_shapes(inputs, self.replicas))
-        check_samples_first(output, 1, self.replicas)
-        output, target = batch_shapes(output, self.batch_size), batch_shapes(targets, self.batch_size)
-        weight = jax.ShapeDtypeStruct((self.batch_size,), jnp.float32)
-        try:
-            with whole_batch(self.is_whole):
-                jax.eval_shape(partial(shares_of, of_one_device(self.loss)), output, target, weight)
-        except (TypeError, ValueError) as err:
-            if isinstance(err, CyxjaxError):
-                raise
-            given = [", ".join(kind_of(leaf) for leaf in jax.tree.leaves(tree)) for tree in (output, target)]
-            text = " ".join(str(err).split())[:_LONGEST]
-            raise DataError(
-                f"the loss does not take the model's output, {given[0]}, with the target, {given[1]}: "
-                f"{type(err).__name__}: {text} HINT: it is called as loss(output, target) on arrays of these "
-                "shapes; labels (N, 1) are y[:, 0]."
-            ) from err
-        self.metrics.check_merges()
-        with whole_batch(self.is_whole):
-            jax.eval_shape(partial(self.metrics.sums, []), output, target, weight)
-        check = split_check(self.loss, self.metrics)
-        if check.measures and not self.is_whole:
-            jax.eval_shape(check.rows, output, target)
-        return output, target
+    loss, metrics, step, mesh = plan.recipe.loss, plan.recipe.metrics, plan.settings.step, plan.group.mesh
+    replicas, rows, is_whole = num_replicas(mesh), step.batch.batch_size, has_whole_batch(step, mesh)
+    with translated(), whole_batch(is_whole):
+        whole = jax.eval_shape(program.consensus, state)
+        output = jax.eval_shape(program.predict_step, whole, batch_shapes(inputs, replicas))
+    check_samples_first(output, 1, replicas)
+    output, target = batch_shapes(output, rows), batch_shapes(targets, rows)
+    weight = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    try:
+        with whole_batch(is_whole):
+            jax.eval_shape(partial(shares_of, of_one_device(loss)), output, target, weight)
+    except (TypeError, ValueError) as err:
+        if isinstance(err, CyxjaxError):
+            raise
+        given = [", ".join(kind_of(leaf) for leaf in jax.tree.leaves(tree)) for tree in (output, target)]
+        text = " ".join(str(err).split())[:_LONGEST]
+        raise DataError(
+            f"the loss does not take the model's output, {given[0]}, with the target, {given[1]}: "
+            f"{type(err).__name__}: {text} HINT: it is called as loss(output, target) on arrays of these "
+            "shapes; labels (N, 1) are y[:, 0]."
+        ) from err
+    metrics.check_merges()
+    with whole_batch(is_whole):
+        jax.eval_shape(partial(metrics.sums, []), output, target, weight)
+    check = split_check(loss, metrics)
+    if check.measures and not is_whole:
+        jax.eval_shape(check.rows, output, target)
+    return output, target
 
 
-def check_batches(data: FitData, checks: BatchChecks) -> None:
+def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState) -> None:
     """The loss, and shapes and labels of the data, before anything is compiled or written.
 
     Raises: DataError naming a label of no class; else as `shapes_of`.
@@ -92,17 +80,17 @@ def check_batches(data: FitData, checks: BatchChecks) -> None:
     for what, part in parts.items():
         if part is not None:
             before, form = form, batch_shapes(_first(part), 1)
-            looked = looked if form == before else checks.shapes_of(*_first(part))
-            _watch(part.train, looked, checks, what)
+            looked = looked if form == before else shapes_of(plan, program, state, *_first(part))
+            _watch(part.train, looked, plan.recipe, what)
 
 
-def watched_samples(data: FitData, checks: BatchChecks) -> Any:
+def watched_samples(data: FitData, plan: Plan, program: Program, state: TrainState) -> Any:
     """The samples of `data`, to be evaluated, whose labels all name a class where the loss takes labels.
 
     Raises: DataError naming the sample; of a loader as its batches are read.
     """
     found = watched(data.train)
-    _watch(found, checks.shapes_of(*_first(data)), checks, "data")
+    _watch(found, shapes_of(plan, program, state, *_first(data)), plan.recipe, "data")
     return found
 
 
@@ -110,28 +98,28 @@ def _first(data: FitData) -> Sample:
     return data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
 
 
-def _watch(data: Any, looked: Sample, checks: BatchChecks, what: str) -> None:
+def _watch(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
     """Integer targets are class labels for a classification loss of ours alone.
 
     Raises: DataError naming a label of no class; of samples that are read one by one as they are read.
     """
-    if takes_labels(checks.loss):
-        check_labels(data, *checks.metrics.labels(*looked), what, checks.metrics.ignore_index)
+    if takes_labels(recipe.loss):
+        check_labels(data, *recipe.metrics.labels(*looked), what, recipe.metrics.ignore_index)
 
 
 # ---- what a step must have at once ------------------------------------------------------------------------
 
 
-def check_whole_batch(loss: Any, settings: Settings, data: FitData, sync: Sync) -> None:
+def check_whole_batch(data: FitData, plan: Plan, sync: Sync) -> None:
     """Returns where a step has the whole batch at once, which a loss over the global batch needs.
 
     Raises: ConfigError saying what cuts the batch, or which data end in a short one.
     """
-    plan, epoch = settings.step, settings.reading.epoch
+    loss, step, epoch = plan.recipe.loss, plan.settings.step, plan.settings.reading.epoch
     cuts = {
-        "reproducibility='exact'": plan.is_exact,
-        f"gradient_accumulation_steps={plan.batch.accumulation}": plan.batch.accumulation > 1,
-        f"comm={plan.comm!r}": sync.params_spec != REPLICATED and not sync.keeps_parts,
+        "reproducibility='exact'": step.is_exact,
+        f"gradient_accumulation_steps={step.batch.accumulation}": step.batch.accumulation > 1,
+        f"comm={step.comm!r}": sync.params_spec != REPLICATED and not sync.keeps_parts,
     }
     for what, is_cut in cuts.items():
         if is_cut:
@@ -140,9 +128,9 @@ def check_whole_batch(loss: Any, settings: Settings, data: FitData, sync: Sync) 
                 "HINT: leave it out; remat='full' saves memory."
             )
     if not (epoch and epoch.drop_last):
-        check_full_batches(loss, data.train, plan.batch, "training data")
+        check_full_batches(loss, data.train, step.batch, "training data")
     if data.val is not None:
-        check_full_batches(loss, data.val, plan.batch, "validation data")
+        check_full_batches(loss, data.val, step.batch, "validation data")
 
 
 def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:
@@ -162,13 +150,13 @@ def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> No
     )
 
 
-def check_norms(fns: ModelFns, settings: Settings, inputs: Any) -> list[str]:
+def check_norms(plan: Plan) -> list[str]:
     """Warnings for batch norms that cannot exclude padding, where batches may be padded.
 
-    inputs: one sample's, (1, ...).
     Raises: ConfigError with the shape of what a norm takes.
     """
-    epoch, rows = settings.reading.epoch, settings.step.batch.batch_size
+    fns, inputs = plan.recipe.fns, plan.inputs
+    epoch, rows = plan.settings.reading.epoch, plan.settings.step.batch.batch_size
     if epoch is not None and (epoch.drop_last or epoch.num_samples % epoch.global_batch_size == 0):
         return []
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)

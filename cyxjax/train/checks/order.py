@@ -8,17 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.exact.step import PartsStep
-from cyxjax.core.mesh import num_replicas, on_host
+from cyxjax.core.mesh import on_host
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks.batch_checks import (
-    BatchChecks,
     check_batches,
     check_full_batches,
     check_norms,
@@ -34,8 +32,6 @@ from cyxjax.train.program import Program
 from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import RatesAsFactor, Schedule
 from cyxjax.train.start.dispatch import has_whole_batch, steps_at_once
-
-PyTree = Any
 
 
 def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]], *, loaded: bool) -> Plan:
@@ -57,7 +53,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     if settings.saving.resume == "must" and not loaded:
         resume.refuse_without_steps(settings.saving.folder, group)
     if sees_whole_batch(recipe.loss):
-        check_whole_batch(recipe.loss, settings, data, program.sync)
+        check_whole_batch(data, plan, program.sync)
 
     # Metrics, learning rate, model
     watchable = watchable_in(recipe.metrics, feed, settings.course)
@@ -67,10 +63,10 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     if own is not None:
         _check_schedule(own, getattr(recipe.optimizer, "lr", None), _num_steps(plan))
     unpadded = is_own(recipe.loss, recipe.metrics) and has_whole_batch(settings.step, mesh)
-    for line in [] if unpadded else check_norms(recipe.fns, settings, plan.inputs):
+    for line in [] if unpadded else check_norms(plan):
         if group.topology.is_master:
             warn_on_stderr(line)
-    check_batches(data, _batch_checks(plan, program, state))
+    check_batches(data, plan, program, state)
 
     # What the run depends on, on all ranks
     facts = plan.facts._replace(data=content or fingerprints.data_of(data))
@@ -91,23 +87,10 @@ def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: 
 
     Raises: DataError naming the sample; ConfigError for a loss that `samples` cannot be given to.
     """
-    dataset = watched_samples(samples, _batch_checks(plan, program, state))
+    dataset = watched_samples(samples, plan, program, state)
     shape = plan.settings.step.batch._replace(batch_size=size)
     check_full_batches(plan.recipe.loss, dataset, shape, "data")
     return dataset
-
-
-def _batch_checks(plan: Plan, program: Program, state: TrainState) -> BatchChecks:
-    """Model, loss and metrics of a plan, to be checked with samples."""
-    step, mesh = plan.settings.step, plan.group.mesh
-    is_whole = has_whole_batch(step, mesh)
-
-    def output_shapes(inputs: PyTree) -> PyTree:
-        with whole_batch(is_whole):
-            return jax.eval_shape(program.predict_step, jax.eval_shape(program.consensus, state), inputs)
-
-    here = output_shapes, plan.recipe.loss, plan.recipe.metrics, num_replicas(mesh)
-    return BatchChecks(*here, step.batch.batch_size, is_whole)
 
 
 def _num_steps(plan: Plan) -> int | None:
