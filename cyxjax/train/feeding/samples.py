@@ -67,16 +67,12 @@ def _are_pictures(inputs: np.ndarray) -> bool:
     return inputs.ndim == 4 and inputs.shape[-1] in (1, 3) and min(inputs.shape[1:3]) >= 4
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    grown = np.exp(scores - scores.max(-1, keepdims=True))
-    return grown / grown.sum(-1, keepdims=True)
-
-
 def _classified(info: DatasetInfo, inputs: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> Event:
     """Wrong predictions, the most confident first, then right ones."""
     chosen = scores.argmax(-1)
     wrong = np.flatnonzero(chosen != labels)
-    wrong = wrong[np.argsort(-_softmax(scores[wrong]).max(-1), kind="stable")]
+    doubt = np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)  # 1 / the largest probability
+    wrong = wrong[np.argsort(doubt[wrong], kind="stable")]
     order = np.concatenate([wrong[: _SHOWN // 2], np.flatnonzero(chosen == labels)])[:_SHOWN]
     names = info.class_names or tuple(map(str, range(info.num_classes)))
     drawn = pictures(inputs[order])

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +101,7 @@ def _inspect_part(
         return
     run = lambda p: fns.apply(p, before.model_state, inputs, draws, True)  # noqa: E731
     found = first_nonfinite(model, lambda: run(before.params))
-    for one in found:
-        yield f"First not finite ({name}, forward): {one}."
+    yield from (f"First not finite ({name}, forward): {one}." for one in found)
     if found:
         return
     output, pullback, _ = phases.forward(fns, before.params, before.model_state, inputs, weight, draws)
@@ -144,20 +142,9 @@ def first_few(names: list[Any]) -> str:
 # ---- the layer -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Found:
-    """The first operation whose result was not finite: where in the model, what, and where in the code."""
-
-    layer: str
-    what: str
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.layer}: {self.what}{f', at {self.line}' if self.line else ''}"
-
-
-def first_nonfinite(model: Any, run: Callable[[], Any]) -> list[Found]:
-    """The first operations of `run` (eager) that give a NaN and that give an infinity; [] if all is finite.
+def first_nonfinite(model: Any, run: Callable[[], Any]) -> list[str]:
+    """The first operations of `run` (eager) that give a NaN and that give an infinity: where in the model,
+    what, and where in the code; [] if all is finite.
 
     Both: an infinity is often what the NaN was made of, but masks of attention are infinite on purpose.
     """
@@ -165,12 +152,13 @@ def first_nonfinite(model: Any, run: Callable[[], Any]) -> list[Found]:
     return [one for one in found if one is not None]
 
 
-def _first(model: Any, run: Callable[[], Any], checked: Callable[[bool], Any]) -> Found | None:
+def _first(model: Any, run: Callable[[], Any], checked: Callable[[bool], Any]) -> str | None:
     try:
         with checked(True):
             jax.block_until_ready(run())
     except FloatingPointError as error:
-        return Found(_layer_of(model, error), _first_line(error), _line_of(error))
+        what = str(error).strip().splitlines()[0].rstrip(".")
+        return f"{_layer_of(model, error)}: {what}{_line_of(error)}"
     return None
 
 
@@ -181,21 +169,16 @@ def _layer_of(model: Any, error: BaseException) -> str:
     if not layers:
         return "the model" if isinstance(model, tuple) else type(model).__name__
     root, layer = layers[0], layers[-1]
-    paths = [layer.path] if isinstance(layer, linen.Module) else _paths(root, layer)
-    name = "/".join(map(str, paths[0]))
+    if isinstance(layer, linen.Module):
+        path: Any = layer.path
+    else:
+        path = next((path for path, part in nnx.iter_modules(root) if part is layer), ())
+    name = "/".join(map(str, path))
     return f"layer {name} ({type(layer).__name__})" if name else f"{type(layer).__name__} itself"
 
 
-def _paths(root: nnx.Module, layer: nnx.Module) -> list[Any]:
-    return [path for path, part in nnx.iter_modules(root) if part is layer] or [()]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
-
-
 def _line_of(error: BaseException) -> str:
-    """The innermost line of model code."""
+    """`, at` the innermost line of model code; "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     user = [f for f in frames if not f.filename.startswith(_NOT_THEIRS)]
-    return f"{user[-1].filename}:{user[-1].lineno} ({user[-1].name})" if user else ""
+    return f", at {user[-1].filename}:{user[-1].lineno} ({user[-1].name})" if user else ""

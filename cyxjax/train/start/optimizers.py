@@ -30,7 +30,7 @@ class Optimizer(optax.GradientTransformation):
     """An optax transformation with `lr`, its peak learning rate. Any optax transformation does as well."""
 
     made_with: Mapping[str, Any] = MappingProxyType({})  # the name of what made it, and what that was given
-    remade: Callable[..., Any] | None = None  # (lr=, weight_decay=) -> the same with other numbers
+    remade: Any = None  # (lr=, weight_decay=) -> the same with other numbers; None of one with groups
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
     ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
     made_lr: Any = None  # what it was made with: a number, a schedule, or None where it is not known
@@ -43,9 +43,8 @@ class Optimizer(optax.GradientTransformation):
     def lr(self) -> Any:
         """The learning rate: a number, a schedule, or None where it is not known.
 
-        Set to another number it holds from the next `step()` on (0: nothing moves), for a loop written by
-        hand; all ranks set it alike. Raises: ConfigError for the optimizer of a trainer; TypeError where it
-        was made with a schedule.
+        Set to another number it holds from the next `step()` on, in a loop written by hand; all ranks set it
+        alike. Raises: ConfigError for the optimizer of a trainer; TypeError for one made with a schedule.
         """
         return self._lr
 
@@ -61,18 +60,15 @@ class Optimizer(optax.GradientTransformation):
 
     def step(self) -> None:
         """`ddp.update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
-        self._bound("update_parameters(optimizer)").update_parameters(self)
+        self._bound().update_parameters(self)
 
     def zero_grad(self) -> None:
         """`ddp.zero_grad()`, likewise."""
-        self._bound("zero_grad()").zero_grad()
+        self._bound().zero_grad()
 
-    def _bound(self, call: str) -> Any:
+    def _bound(self) -> Any:
         if self.ddp is None:
-            raise ConfigError(
-                f"this optimizer has no model to update. HINT: ddp.{call}, or make it with "
-                "them: cx.AdamOptimizer(ddp, lr=0.001)."
-            )
+            raise ConfigError("this optimizer has no model. HINT: cx.AdamOptimizer(ddp, lr=0.001) has one.")
         return self.ddp
 
 
@@ -88,11 +84,6 @@ def for_trainer(optimizer: Any) -> Any:
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if not optimizer.is_compiled and optimizer.rate_factor != 1.0:
-        if optimizer.remade is None:
-            raise ConfigError(
-                "the learning rate of this optimizer was set, and it cannot be made again with another one. "
-                "HINT: make it with the rate that it should have."
-            )
         optimizer.at_rate = optimizer.remade(lr=optimizer.lr)
     optimizer.is_compiled = True
     return optimizer.at_rate or optimizer
@@ -270,16 +261,15 @@ def _moments(section: OptimizerConfig) -> dict[str, Any]:
 def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
     """`optimizer` with other settings for the parameters whose name matches a group's pattern.
 
-    with_groups(cx.AdamWOptimizer(1e-3), [{"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias",
-    "weight_decay": 0.0}, {"match": "embed/*", "frozen": True}]). The first match counts; names are those of
-    checkpoints (`Dense_0/kernel`). A schedule or a factor moves all rates alike. Only an optimizer of cyxjax
-    can have other rates and decays.
+    Groups are such as {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
+    {"match": "embed/*", "frozen": True}. The first match counts; names are those of checkpoints
+    (`Dense_0/kernel`). A schedule or a factor moves all rates alike. Only an optimizer of cyxjax can have
+    other rates and decays.
     Raises: ValueError for a key that is none; ConfigError, before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
-    rules: dict[Any, Any] = {"": optimizer} | {
-        str(n): _rule_of(optimizer, group) for n, group in enumerate(made)
-    }
+    own = {str(n): _rule_of(optimizer, group) for n, group in enumerate(made)}
+    rules: dict[Any, Any] = {"": optimizer} | own
 
     def group_of(name: str) -> str:
         return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")

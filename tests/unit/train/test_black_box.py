@@ -157,12 +157,12 @@ def test_nnx_layers_pairs_and_healthy_models_are_told_apart():
     model, x = NnxFragile(nnx.Rngs(0)), jnp.ones((2, 3))
     before = nnx.Linear.__call__
     (found,) = first_nonfinite(model, lambda: model(x))
-    assert found.layer == "NnxFragile itself"
-    assert "test_black_box.py" in found.line
+    assert found.startswith("NnxFragile itself: ")
+    assert "test_black_box.py:" in found
     model.first.kernel[...] = jnp.full((3, 3), jnp.nan)
-    assert first_nonfinite(model, lambda: model(x))[0].layer == "layer first (Linear)"
+    assert first_nonfinite(model, lambda: model(x))[0].startswith("layer first (Linear): ")
     assert nnx.Linear.__call__ is before
-    assert first_nonfinite((None, None), lambda: jnp.log(x - 2))[0].layer == "the model"
-    assert first_nonfinite((None, None), lambda: x / (x - 1))[0].what.startswith("invalid value (inf)")
+    assert first_nonfinite((None, None), lambda: jnp.log(x - 2))[0].startswith("the model: ")
+    assert first_nonfinite((None, None), lambda: x / (x - 1))[0].startswith("the model: invalid value (inf)")
     assert first_nonfinite((None, None), lambda: x + 1) == []
     assert jnp.isnan(jax.jit(jnp.log)(-1.0))  # the checks are off again
