@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, struct
 
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
@@ -129,17 +129,9 @@ def test_variables_of_linen_keep_their_model_state(give):
 
 
 def test_what_has_array_leaves_is_the_parameters_also_if_it_can_be_called():
-    @jax.tree_util.register_pytree_node_class
+    @struct.dataclass
     class Linear:  # a partitioned module of Equinox
-        def __init__(self, weight):
-            self.weight = weight
-
-        def tree_flatten(self):
-            return (self.weight,), None
-
-        @classmethod
-        def tree_unflatten(cls, _, leaves):
-            return cls(*leaves)
+        weight: jax.Array
 
         def __call__(self, x):
             return self.weight @ x
