@@ -188,7 +188,10 @@ def load_image_folder(
     info = DatasetInfo("image_folder", "classification", len(classes), shape, class_names=tuple(classes))
     found = [ImageFiles(*_scan(folder, classes), image_size, grey) for folder in folders]
     parts = [ItemDataset(one, num_workers) for one in found]
-    return Splits(*parts, info) if given else split_dataset(parts[0], info, found[0].labels, **split)
+    if not given:
+        return split_dataset(parts[0], info, found[0].labels, **split)
+    train, val, test = parts
+    return Splits(train, val, test, info)
 
 
 def _pillow() -> Any:

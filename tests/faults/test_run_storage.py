@@ -105,7 +105,7 @@ def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(jobs, 
     spoiled.write_bytes(spoiled.read_bytes()[:50])
     ended = jobs.run(config, world=2)
     assert sorted(ended.codes) == [EXIT_USER_ERROR, EXIT_SECONDARY], ended.text
-    what = f"item 22 of ImageFiles: {spoiled}: cannot be read"  # the 22nd of those that are not held out
+    what = f"item 30 of ImageFiles: {spoiled}: cannot be read"  # in the folder, whatever part it is in
     assert f"DataError: {what}" in ended.text
     assert f"lost rank {ended.codes.index(EXIT_USER_ERROR)}" in ended.text
     assert "its process ended" not in ended.text
@@ -119,5 +119,5 @@ def test_r36_a_file_that_is_gone_is_the_launcher_s_first_error(tmp_path):
     assert run.code == EXIT_USER_ERROR, run.err
     assert run.first["type"] == "DataError"
     assert f"{spoiled}: cannot be read" in run.first["message"]
-    assert f"DataError: item 22 of ImageFiles: {spoiled}" in run.err.splitlines()[-1]
+    assert f"DataError: item 30 of ImageFiles: {spoiled}" in run.err.splitlines()[-1]
     assert run.no_survivors_within(30)
