@@ -4,6 +4,7 @@ import jax
 import pytest
 
 from cyxjax.data.streams import Rows
+from tests.support.resuming import bits
 from tests.support.trainers import X, Y, config, trainer, use_devices
 
 
@@ -16,10 +17,6 @@ def fitted(devices, *data, **options):
     one = trainer(augment=shake)
     one.fit(*data or (X, Y), config(batch_size=None, global_batch_size=12, **options))
     return one
-
-
-def bits(one):
-    return [leaf.tobytes() for leaf in jax.tree.leaves(one.params)]
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,14 @@ def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples()
     assert found["val_mean"] == pytest.approx(found["val_hit"], rel=1e-6)
     assert found["val_hit"] == pytest.approx([(outputs.argmax(-1) == Y[:21]).mean()], rel=1e-6)
     assert found["val_ones"] == pytest.approx([outputs[Y[:21] == 1, 0].mean()], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [lambda o, t: (o[:, 0].sum(), jnp.float32(8)), lambda o, t: o.T],
+    ids=["a pair of numbers", "a value per class"],
+)
+def test_a_metric_that_is_no_mean_over_samples_is_refused(metric):
+    use_devices(2)
+    with pytest.raises((ConfigError, DataError), match="mine"):
+        trainer(metrics=cx.Metrics({"mine": metric})).fit(X, Y, config())

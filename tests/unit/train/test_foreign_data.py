@@ -14,6 +14,7 @@ from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.plan import plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names
+from tests.support.resuming import bits
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 Y = np.arange(24) % 3
@@ -32,10 +33,6 @@ def fit(*data, model=None, **config):
     options = {"epochs": 1, "batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0, "seed": 1}
     trainer.fit(*data, cx.distributed.DistributedTrainingConfig(**options | config))
     return trainer
-
-
-def bits(trainer):
-    return [leaf.tobytes() for leaf in jax.tree.leaves(trainer.params)]
 
 
 # ---- lists and frames -------------------------------------------------------------------------------------

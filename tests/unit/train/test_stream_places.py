@@ -7,22 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cyxjax.core.trees import named_leaves
 from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding.loader_feed import LoaderReader
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
+from tests.support.resuming import bits, check_goes_on, kept
 from tests.support.trainers import X, Y, config, trainer, use_devices
 
 
 @pytest.fixture(autouse=True)
 def one_device(own_group):
     use_devices(1)
-
-
-def bits(one):
-    return [leaf.tobytes() for _, leaf in named_leaves(one.params)]
 
 
 class Batches:
@@ -96,22 +92,6 @@ class Samples:
             yield buffer, y
 
 
-def kept(folder):
-    return {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(folder), "resume": "auto"}
-
-
-def goes_on(folder, make, cut, **options):
-    """(a trainer of a whole run, the loader of one that went on after `cut` steps and came to the same)."""
-    whole, first, second, loader = trainer(), trainer(), trainer(), make()
-    expected = whole.fit(make(), (X, Y), config(**options))
-    first.fit(make(), (X, Y), config(max_steps=cut, **options, **kept(folder)))
-    history = second.fit(loader, (X, Y), config(**options, **kept(folder)))
-    assert bits(second) == bits(whole)
-    assert history.train_losses == expected.train_losses
-    assert history.num_steps == expected.num_steps
-    return whole, loader
-
-
 @pytest.mark.parametrize(
     ("make", "steps", "cut", "read"),
     [
@@ -127,13 +107,13 @@ def goes_on(folder, make, cut, **options):
 )
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
-    assert goes_on(tmp_path, make, cut, **more)[1].read == read
+    assert check_goes_on(tmp_path, make, cut, **more)[1].read == read
 
 
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
     arrays = trainer()
     arrays.fit(X, Y, config(shuffle=False))
-    assert bits(goes_on(tmp_path, lambda: Rows(Samples()), 17)[0]) == bits(arrays)
+    assert bits(check_goes_on(tmp_path, lambda: Rows(Samples()), 17)[0]) == bits(arrays)
 
 
 def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
@@ -238,7 +218,7 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     ],
 )
 def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, steps):
-    goes_on(tmp_path, make, 7, steps_per_epoch=steps, epochs=3, batch_size=12)
+    check_goes_on(tmp_path, make, 7, steps_per_epoch=steps, epochs=3, batch_size=12)
 
 
 def test_an_epoch_that_a_rollback_finds_at_its_end_has_no_more_steps():
