@@ -60,20 +60,17 @@ _TAG = "__of__"
 
 
 class Reader:
-    """One pass over `loader`, from `place` on; raw batches, or with `pairs` (inputs, targets) arrays."""
+    """One pass over `loader`, from `place` on: `raw` batches, or with `pairs` (inputs, targets) arrays."""
 
     def __init__(self, loader: Any, place: Any = None):
         self._loader = loader
         inner = loader.loader if isinstance(loader, WatchedLoader) else loader
-        self._iterator, self._state = _opened(inner, place)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterator
+        self.raw, self._state = _opened(inner, place)
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
         """Batches as arrays, their labels looked at where the loader is watched."""
         watched = isinstance(self._loader, WatchedLoader)
-        return self._loader.watch(self._iterator) if watched else as_batches(self._iterator)
+        return self._loader.watch(self.raw) if watched else as_batches(self.raw)
 
     def place(self) -> Any:
         """Where the next batch will be read, as JSON; None where the loader does not say it."""
@@ -249,6 +246,6 @@ class _RowPass:
         """Continues at the position of `get_state`, at any number of ranks that share the stream."""
         self._given, place = state["given"], state["place"]
         self._reader = Reader(self._of.rows.source, place)
-        self._source = iter(self._reader)
+        self._source = self._reader.raw
         if place is None:
             deque(islice(self._source, self._given), maxlen=0)
