@@ -60,15 +60,17 @@ class Optimizer(optax.GradientTransformation):
 
     def step(self) -> None:
         """`ddp.update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
-        self._bound().update_parameters(self)
+        self._bound("update_parameters(optimizer)").update_parameters(self)
 
     def zero_grad(self) -> None:
         """`ddp.zero_grad()`, likewise."""
-        self._bound().zero_grad()
+        self._bound("zero_grad()").zero_grad()
 
-    def _bound(self) -> Any:
+    def _bound(self, call: str) -> Any:
         if self.ddp is None:
-            raise ConfigError("this optimizer has no model. HINT: cx.AdamOptimizer(ddp, lr=0.001) has one.")
+            raise ConfigError(
+                f"this optimizer has no model. HINT: ddp.{call}, or cx.AdamOptimizer(ddp, lr=0.001)."
+            )
         return self.ddp
 
 
@@ -263,8 +265,7 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
 
     Groups are such as {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
     {"match": "embed/*", "frozen": True}. The first match counts; names are those of checkpoints
-    (`Dense_0/kernel`). A schedule or a factor moves all rates alike. Only an optimizer of cyxjax can have
-    other rates and decays.
+    (`Dense_0/kernel`). A schedule or a factor moves all rates alike. Other rates need a rule of cyxjax.
     Raises: ValueError for a key that is none; ConfigError, before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
