@@ -9,12 +9,12 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, assert_near, by_hand, config, trainer, use_devices
+from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, fitted
 from tests.support.trainers import own_group as own_group
 
 ce = optax.softmax_cross_entropy_with_integer_labels
 LINEAR = linen.Dense(CLASSES)
-RATE, SAMPLES = 0.1, 44  # the last batch of 8 has 4 samples
+SAMPLES = 44  # the last batch of 8 has 4 samples
 rng = np.random.default_rng(0)
 X = rng.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
 LABELS = rng.integers(0, CLASSES, SAMPLES).astype(np.int32)
@@ -72,25 +72,15 @@ COUPLED = {
 }
 
 
-def fitted(model, loss, x, y, *, replicas=1, size=8, loader=False, metrics=None, **options):
-    use_devices(replicas)
-    one = trainer(model, loss, RATE, metrics=metrics)
-    accumulation = options.get("gradient_accumulation_steps", 1)
-    sizes = {"global_batch_size": size} if not loader else {}
-    cfg = config(batch_size=None, shuffle=False, **sizes, **options)
-    history = one.fit(Batches(x, y, size // accumulation), cfg) if loader else one.fit(x, y, cfg)
-    return one, history
-
-
-class Batches:
-    """A loader: no index, and a short batch at the end."""
-
-    def __init__(self, x, y, size):
-        self.x, self.y, self.size = x, y, size
-
-    def __iter__(self):
-        for i in range(0, len(self.x), self.size):
-            yield jax.tree.map(lambda a, i=i: a[i : i + self.size], (self.x, self.y))
+def assert_as_by_hand(model, loss, x, y, *, written=None, size=8, **options):
+    """Trains two epochs, and as the loop by hand does; returns the trainer. written: the loss there."""
+    loader = {"global_batch_size": None} if options.pop("loader", False) else {}
+    given = (batches(x, y, size),) if loader else (x, y)
+    one = fitted(model, loss, *given, size=size, epochs=2, **loader, **options)
+    params, losses = by_hand(model, written or loss, x, y, size=size, epochs=2)
+    assert_near(one.params, params)
+    np.testing.assert_allclose(one.history.train_losses, losses, rtol=1e-5)
+    return one
 
 
 @pytest.mark.parametrize(
@@ -100,14 +90,11 @@ class Batches:
 )
 def test_on_one_device_any_loss_is_the_loop_by_hand(name, loader):
     model, loss, y = COUPLED[name]
-    params, losses = by_hand(model, loss, X, y, epochs=2)
-    one, history = fitted(model, loss, X, y, loader=loader)
-    assert_near(one.params, params)
-    np.testing.assert_allclose(history.train_losses, losses, rtol=1e-5)
+    assert_as_by_hand(model, loss, X, y, replicas=1, loader=loader)
 
 
 def test_evaluation_on_one_device_uses_the_number_of_each_batch():
-    one, history = fitted(LINEAR, rmse, X, REAL, metrics=cx.Metrics({"pearson": pearson}))
+    one = fitted(LINEAR, rmse, X, REAL, replicas=1, metrics=cx.Metrics({"pearson": pearson}))
     measured = one.evaluate_metrics(X, REAL, batch_size=8)
     output = one.predict(X)
     for name, fn in {"loss": rmse, "pearson": pearson}.items():
@@ -133,28 +120,29 @@ def test_evaluation_on_one_device_uses_the_number_of_each_batch():
 )
 def test_a_mean_is_the_loop_by_hand_on_any_number_of_devices(name, replicas, options):
     loss, y = MEANS[name]
-    one, history = fitted(LINEAR, loss, X, y, replicas=replicas, **options)
-    params, losses = by_hand(LINEAR, loss, X, y, epochs=2)
-    assert_near(one.params, params)
-    np.testing.assert_allclose(history.train_losses, losses, rtol=1e-5)
+    assert_as_by_hand(LINEAR, loss, X, y, replicas=replicas, **options)
 
 
+# Five samples are fewer than a batch: each step is padded, which hides nothing.
 @pytest.mark.parametrize(
-    ("name", "replicas", "options"),
+    ("name", "samples", "replicas", "options"),
     [
-        ("rmse", 2, {}),
-        ("class weights", 2, {}),
-        ("dice", 1, {"gradient_accumulation_steps": 2}),
-        ("pearson", 2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
-        ("class weights", 2, {"comm": "fsdp"}),
+        ("rmse", SAMPLES, 2, {}),
+        ("rmse", 5, 2, {}),
+        ("class weights", SAMPLES, 2, {}),
+        ("dice", SAMPLES, 1, {"gradient_accumulation_steps": 2}),
+        ("pearson", SAMPLES, 2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
+        ("class weights", SAMPLES, 2, {"comm": "fsdp"}),
     ],
 )
-def test_where_the_batch_is_split_a_coupled_loss_ends_the_run_unsaved(name, replicas, options, tmp_path):
+def test_where_the_batch_is_split_a_coupled_loss_ends_the_run_unsaved(
+    name, samples, replicas, options, tmp_path
+):
     model, loss, y = COUPLED[name]
     folder = tmp_path / "checkpoints"
     saving = {"checkpoint_dir": str(folder), "checkpoint_every_n_steps": 1, "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError) as err:
-        fitted(model, loss, X, y, replicas=replicas, **options, **saving)
+        fitted(model, loss, X[:samples], y[:samples], replicas=replicas, **options, **saving)
     assert err.value.key == "loss"
     assert not list(folder.glob("step_*"))
 
@@ -176,23 +164,13 @@ def rarely_weighted():
 
 def test_a_division_by_the_batchs_own_weights_that_shows_late(tmp_path):
     x, y = rarely_weighted()
-    params, losses = by_hand(LINEAR, masked, x, y, size=16)
-    one, history = fitted(LINEAR, masked, x, y, size=16, epochs=1)
-    assert_near(one.params, params)
-    np.testing.assert_allclose(history.train_losses, losses, rtol=1e-5)
-
+    assert_as_by_hand(LINEAR, masked, x, y, size=16, replicas=1)
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints"), "checkpoint_every_n_steps": 1}
     with pytest.raises(ConfigError) as err:
-        fitted(LINEAR, masked, x, y, replicas=2, size=16, epochs=1, **saving)
+        fitted(LINEAR, masked, x, y, size=16, **saving)
     assert err.value.key == "loss"
     # Steps before the first that differs are the loop by hand, and are saved.
     assert max(int(p.name.split("_")[1]) for p in (tmp_path / "checkpoints").glob("step_*")) == 200 // 16
-
-
-def test_padding_hides_no_coupling():
-    """Fewer samples than a batch: each step is padded."""
-    with pytest.raises(ConfigError):
-        fitted(LINEAR, rmse, X[:5], REAL[:5], replicas=2)
 
 
 def test_a_loss_that_takes_no_single_sample_is_refused_before_the_first_step(tmp_path):
@@ -200,10 +178,9 @@ def test_a_loss_that_takes_no_single_sample_is_refused_before_the_first_step(tmp
         a, b = jnp.split(output, 2)
         return jnp.square(a - b).mean()
 
-    params, _ = by_hand(LINEAR, pairs, X, REAL, epochs=2)
-    assert_near(fitted(LINEAR, pairs, X, REAL)[0].params, params)
+    assert_as_by_hand(LINEAR, pairs, X, REAL, replicas=1)
     with pytest.raises(ConfigError, match="cx.GlobalLoss"):
-        fitted(LINEAR, pairs, X, REAL, replicas=2, checkpoint_dir=str(tmp_path / "c"))
+        fitted(LINEAR, pairs, X, REAL, checkpoint_dir=str(tmp_path / "c"))
     assert not list(tmp_path.iterdir())
 
 
@@ -212,16 +189,14 @@ def test_terms_and_metrics_of_one_number_follow_the_same_rule(replicas):
     def task(second):
         return cx.Task({"fit": mse, "small": (second, 0.1)}, metrics={"mse": mse})
 
-    square = lambda o, t: jnp.square(o).mean()  # noqa: E731
-    one, history = fitted(LINEAR, task(square), X, REAL, replicas=replicas)
-    params, losses = by_hand(LINEAR, lambda o, t: mse(o, t) + 0.1 * square(o, t), X, REAL, epochs=2)
-    assert_near(one.params, params)
-    np.testing.assert_allclose(history.train_losses, losses, rtol=1e-5)
+    def trains(second):
+        written = lambda o, t: mse(o, t) + 0.1 * second(o, t)  # noqa: E731
+        assert_as_by_hand(LINEAR, task(second), X, REAL, written=written, replicas=replicas)
 
+    trains(lambda o, t: jnp.square(o).mean())
     norm = lambda o, t: jnp.linalg.norm(o)  # noqa: E731
     if replicas == 1:
-        params, _ = by_hand(LINEAR, lambda o, t: mse(o, t) + 0.1 * norm(o, t), X, REAL, epochs=2)
-        assert_near(fitted(LINEAR, task(norm), X, REAL)[0].params, params)
+        trains(norm)
         return
     with pytest.raises(ConfigError, match="small"):
         fitted(LINEAR, task(norm), X, REAL, replicas=replicas)
@@ -232,8 +207,8 @@ def test_terms_and_metrics_of_one_number_follow_the_same_rule(replicas):
 
 def test_half_precision_is_no_difference():
     half = lambda o, t: jnp.square(o.astype(jnp.bfloat16) - t.astype(jnp.bfloat16)).mean()  # noqa: E731
-    one, _ = fitted(LINEAR, half, X, REAL, replicas=2)
-    params, _ = by_hand(LINEAR, lambda o, t: half(o, t).astype(jnp.float32), X, REAL, epochs=2)
+    one = fitted(LINEAR, half, X, REAL)
+    params, _ = by_hand(LINEAR, lambda o, t: half(o, t).astype(jnp.float32), X, REAL)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.05, atol=0.01), one.params, params)
 
 
@@ -258,4 +233,4 @@ class TimeMajor(linen.Module):
 
 def test_samples_that_are_not_in_dimension_0_are_named():
     with pytest.raises(DataError, match=r"output .*\(5, 1, 3\) .*\(1, \.\.\.\)"):
-        fitted(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS, replicas=2)
+        fitted(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS)

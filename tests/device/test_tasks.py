@@ -9,8 +9,10 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trainer, use_devices
-from tests.support.trainers import own_group as own_group
+from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, fitted, trainer
+from tests.support.trainers import two_devices as two_devices
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 ce = optax.softmax_cross_entropy_with_integer_labels
 LINEAR = linen.Dense(CLASSES)
@@ -107,26 +109,17 @@ TASKS = {
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
-    use_devices(2)
     make, x, y, task, loss = TASKS[name]
-    model = make()
-    params, _ = by_hand(model, loss, x, y)
-    train = trainer(model, task)
-    history = train.fit(x, y, config(epochs=1, batch_size=4, shuffle=False))
+    params, _ = by_hand(make(), loss, x, y)
+    train = fitted(make(), task, x, y)
     assert_near(train.params, params, 1e-4, 1e-5)
-    assert np.isfinite(history.train_losses[0])
+    assert np.isfinite(train.history.train_losses[0])
 
 
 def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
-    use_devices(2)
-    train = trainer(Text(), MASKS)
-    plan = {"epochs": 1, "batch_size": 2, "gradient_accumulation_steps": 2, "shuffle": False}
-    seen = []
-    for more in ({}, {"gradient_accumulation_steps": 1, "batch_size": 4}):
-        train = trainer(Text(), MASKS)
-        seen.append((train.fit(TEXT, TEXT, config(**plan | more)).train_losses[0], train.params))
-    assert seen[0][0] == pytest.approx(seen[1][0], rel=1e-5)
-    assert_near(seen[0][1], seen[1][1])
+    cut, train = (fitted(Text(), MASKS, TEXT, TEXT, gradient_accumulation_steps=k) for k in (2, 1))
+    assert cut.history.train_losses[0] == pytest.approx(train.history.train_losses[0], rel=1e-5)
+    assert_near(cut.params, train.params)
     by_size = [train.evaluate_metrics(TEXT, TEXT, batch_size=size) for size in (2, 5)]
     whole = float(masks_by_hand(jnp.asarray(train.predict(TEXT)), TEXT))
     assert [told["loss"] for told in by_size] == pytest.approx([whole, whole], rel=1e-5)
@@ -140,7 +133,6 @@ def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
 
 
 def test_terms_and_metrics_are_measured_by_name():
-    use_devices(2)
     make, x, y, task, _ = TASKS["two terms"]
     train = trainer(make(), task)
     history = train.fit(x, y, x, y, config(epochs=1, batch_size=4, monitor="val_near"))
@@ -161,11 +153,11 @@ def test_terms_and_metrics_are_measured_by_name():
 
 
 def test_what_does_not_fit_is_one_line():
-    use_devices(2)
     labels = Y[:SAMPLES].copy()
-    labels[4] = 9
-    with pytest.raises(DataError, match="sample 4 .*label 9.* 3 outputs"):
-        trainer(Heads(), cx.Task.classification(output="logits")).fit(X[:SAMPLES], labels, config())
+    for label, said in ((9, "3 outputs"), (-100, "ignore_index=-100")):
+        labels[4] = label
+        with pytest.raises(DataError, match=f"sample 4 .*label {label}.*{said}"):
+            trainer(Heads(), cx.Task.classification(output="logits")).fit(X[:SAMPLES], labels, config())
     with pytest.raises(KeyError, match="logit"):
         trainer(Heads(), cx.Task.classification(output="logit")).fit(X[:SAMPLES], Y[:SAMPLES], config())
     whole = cx.Task({"a": cx.ContrastiveLoss(), "b": cx.MSELoss()})
@@ -174,6 +166,3 @@ def test_what_does_not_fit_is_one_line():
     coupled = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
     with pytest.raises(ConfigError, match=r"'b' .*\(values, weights\).*cx\.GlobalLoss"):
         trainer(LINEAR, coupled).fit(X, Y, config())
-
-
-# A distillation is a weighted sum of means, as the VAE's loss.

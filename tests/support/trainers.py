@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from flax import linen
 
@@ -129,13 +130,15 @@ def batches(x: Any, y: Any, size: int) -> Any:
 
 
 def by_hand(
-    model: Any, loss: Any, x: Any, y: Any, *, size: int = 8, epochs: int = 1, rate: float = 0.1
+    model: Any, loss: Any, x: Any, y: Any, *, size: int = 8, epochs: int = 1, rule: Any = None
 ) -> tuple[Any, list[float]]:
-    """(parameters, mean loss of each epoch) of SGD on each whole batch, as anyone would write it.
+    """(parameters, mean loss of each epoch) of steps on each whole batch, as anyone would write them.
 
-    loss: (output, target) -> a number.
+    loss: (output, target) -> a number. rule: of optax; None: SGD.
     """
     params, losses = adapt(model).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], x))[0], []
+    rule = optax.with_extra_args_support(rule or optax.sgd(0.1))
+    state = rule.init(params)
     run = jax.jit(jax.value_and_grad(lambda p, x, y: loss(model.apply({"params": p}, x), y)))
     count = len(jax.tree.leaves(x)[0])
     for _ in range(epochs):
@@ -143,10 +146,22 @@ def by_hand(
         for i in range(0, count, size):
             part = jax.tree.map(lambda a, i=i: a[i : i + size], (x, y))
             value, grads = run(params, *part)
-            params = jax.tree.map(lambda p, g: p - rate * g, params, grads)
+            updates, state = rule.update(grads, state, params, value=value)
+            params = optax.apply_updates(params, updates)
             total += float(value) * min(size, count - i)
         losses.append(total / count)
     return params, losses
+
+
+def fitted(
+    model: Any, loss: Any, *data: Any, replicas: int = 2, size: int = 8, metrics: Any = None, **options: Any
+) -> Any:
+    """A trainer after an epoch over `data` in its order, `size` samples a step."""
+    use_devices(replicas)
+    one = trainer(model, loss, metrics=metrics)
+    plan = {"epochs": 1, "batch_size": None, "global_batch_size": size, "shuffle": False}
+    one.fit(*data, config(**plan | options))
+    return one
 
 
 def assert_near(found: Any, wanted: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
