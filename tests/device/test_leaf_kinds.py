@@ -12,12 +12,11 @@ from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import FEATURES, Line, X, config, use_devices
+from tests.support.trainers import FEATURES, X, config, use_devices
 from tests.support.trainers import own_group as own_group
 
 SAMPLES = 19
 TARGET = np.abs(X[:SAMPLES].sum(1))
-NOISY = optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(3)), optax.sgd(0.05))
 
 
 class Complex(linen.Module):
@@ -66,21 +65,6 @@ def test_complex_statistics_are_those_of_the_global_batch():
     last = X[8:16]
     found = train.state.model_state["statistics"]["mean"]
     np.testing.assert_allclose(found, last.mean() - 1j * last[:, 0].mean(), rtol=1e-5)
-
-
-def test_an_optimizer_s_random_key_is_saved_and_goes_on(tmp_path):
-    use_devices(2)
-
-    def after(folder, *epochs):
-        for last in epochs:
-            train = DistributedTrainer(Line(), cx.MSELoss(), NOISY)
-            kept = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
-            train.fit(X[:SAMPLES], TARGET, config(epochs=last, **kept))
-        return train.params
-
-    with jax.numpy_dtype_promotion("standard"):  # optax's own noise is drawn so
-        whole, cut = after("whole", 2), after("cut", 1, 2)
-    jax.tree.map(np.testing.assert_array_equal, whole, cut)
 
 
 @pytest.mark.parametrize("to_map", [model_map, sync_map])

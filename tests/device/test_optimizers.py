@@ -11,13 +11,10 @@ import optax
 import pytest
 
 import cyxjax as cx
-from cyxjax.core.mesh import PER_REPLICA, build_mesh
 from cyxjax.core.optimizer import adapted
-from cyxjax.core.replica import by_spec, from_replica, sync_map, to_replica
-from cyxjax.core.step import init_state, state_spec
 from cyxjax.errors import ConfigError
-from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.support.strategies import Alone, mean_of, params, random_grads
+from cyxjax.sync.registry import STRATEGIES
+from tests.support.strategies import USUAL, Alone, built, mean_of, params, random_grads
 
 # optax warns of names it will drop; here they are still there.
 IGNORED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -69,6 +66,11 @@ WRAPPED = {
     "apply_if_finite": lambda: optax.apply_if_finite(adam(), 3),
     "chain": lambda: optax.chain(optax.clip(1.0), adam()),
     "chain with a clip by norm": lambda: optax.chain(optax.clip_by_global_norm(1.0), adam()),
+    "clip by norm behind a repair": lambda: optax.chain(
+        optax.stateless(lambda grads, _: jax.tree.map(jnp.nan_to_num, grads)),
+        optax.clip_by_global_norm(1.0),
+        optax.sgd(RATE),
+    ),
     "conditionally_mask": lambda: optax.conditionally_mask(adam(), lambda *a, **k: True),
     "conditionally_transform": lambda: optax.conditionally_transform(adam(), lambda *a, **k: True),
     "add_noise": lambda: optax.add_noise(0.1, 0.5, 0),
@@ -125,6 +127,8 @@ WHOLE = {
     "drawn",
     "noisy_sgd",
     "rate in a vector",
+    "chain with a clip by norm",
+    "clip by norm behind a repair",
 }
 NEVER = {"lbfgs", "polyak_sgd", "momo", "lookahead", "labels of another tree", "scale_by_zoom_linesearch"}
 
@@ -150,41 +154,19 @@ def _is_rule(f, args):
 
 
 TABLE = public()
-SHAPES = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), params())
 
 
-def sync_of(comm, make):
+def alone_with(comm, make):
     """The strategy around a rule, whose update is traced as in a step. Raises: ConfigError."""
-    sync, mesh = (
-        build_sync(comm, adapted(make()), STRATEGIES[comm].usual, params=lambda: SHAPES),
-        build_mesh(jax.devices()[:2]),
-    )
-    state = init_state(sync, mesh, params(0.1), {}, 0)
-    trace_update(sync, mesh, state)
-    return sync
-
-
-def trace_update(sync, mesh, state):
-    spec = state_spec(sync)
-
-    def update(state, rows):
-        state, grads = to_replica(state, spec), to_replica(rows, PER_REPLICA)
-        after, inner = sync.update(grads, state.sync, state.params)[:2]
-        return from_replica(state._replace(params=after, sync=inner), spec)
-
-    def row(leaf, one):
-        shape = leaf.shape if one == PER_REPLICA else (mesh.size, *leaf.shape)
-        return jax.ShapeDtypeStruct(shape, leaf.dtype)
-
-    mapped = sync_map(update, mesh, (spec, PER_REPLICA), spec)
-    rows = by_spec(row, state.params, sync.params_spec)
-    jax.eval_shape(lambda state, rows: mapped(sync.fetch(state), rows), state, rows)
+    alone = Alone(built(comm, adapted(make()), USUAL[comm]), 2, params(0.1))
+    jax.eval_shape(alone.update, alone.state, random_grads(2, 0))
+    return alone
 
 
 def refused(comm, make):
     said = ""
     try:
-        sync_of(comm, make)
+        alone_with(comm, make)
     except ConfigError as err:
         said = str(err)
     assert not said or ("HINT: " in said and "\n" not in said)
@@ -202,7 +184,7 @@ def on_one_device(make, grads):
 
 def check_steps(comm, name):
     grads = [random_grads(2, t) for t in range(3)]
-    got = Alone(sync_of(comm, TABLE[name]), 2, params(0.1)).step(*grads).copies()
+    got = alone_with(comm, TABLE[name]).step(*grads).copies()
     wanted = on_one_device(TABLE[name], grads)
     # Rounding of sums as large as the leaf's largest number; scale_by_stddev divides by the root of a
     # difference of nearly equal squares, where one rounding of the mean gradient shows 2e-4.
@@ -212,22 +194,17 @@ def check_steps(comm, name):
             np.testing.assert_allclose(a, b, rtol=relative, atol=relative * max(1, np.abs(b).max()))
 
 
-def test_the_table_holds_all_that_optax_has():
-    for room in (optax, optax.contrib):
-        for name in dir(room):
-            said = getattr(getattr(room, name), "__annotations__", {}).get("return", "")
-            if "GradientTransformation" in str(said) and not name.startswith("_"):
-                assert name in TABLE, name
-    assert len(TABLE) > 120
-
-
 @pytest.mark.parametrize("name", ["adamw", "multi_transform", "masked by dimensions", "decay of matrices"])
 def test_a_rule_on_parts_makes_the_steps_it_makes_on_whole_leaves(name):
     check_steps("zero1", name)
 
 
 # With `mean` (the row of a typed key, below) and refused by a fit (the last test): lamb, muon, noisy_sgd.
-SOME = {"multi_steps"}, {"masked by shape", "noisy_sgd", "rate in a vector"}, {"masked by shape"}
+SOME = (
+    {"multi_steps"},
+    {"masked by shape", "noisy_sgd", "rate in a vector", "clip by norm behind a repair"},
+    {"masked by shape"},
+)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +270,7 @@ def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step(tmp_path):
         ("mean", optax.multi_transform({"a": adam()}, {"x": "a"}), "optimizer"),
         ("zero1", optax.lamb(RATE), "comm"),
         ("zero1", optax.contrib.muon(RATE), "comm"),
+        ("fsdp", optax.chain(optax.scale_by_trust_ratio(), optax.scale(-0.1)), "comm"),
     ]
     for comm, rule, key in cases:
         model = cx.SequentialModel([cx.LinearModule(3, 2)])

@@ -7,10 +7,9 @@ import pytest
 
 from cyxjax.core.portable import Share, placed, stored_shapes, to_portable
 from cyxjax.core.precision import with_loss_scale
-from cyxjax.core.trees import leaf_names
+from cyxjax.core.trees import named_leaves
 from cyxjax.sync.registry import build_sync
-from tests.device.test_sync_contract import LR, USUAL, adaptive
-from tests.support.strategies import Alone, random_grads, whole_grads
+from tests.support.strategies import LR, USUAL, Alone, adaptive, random_grads, whole_grads
 
 
 def moved(alone, sync, replicas):
@@ -18,11 +17,9 @@ def moved(alone, sync, replicas):
     other = Alone(sync, replicas)
     stored = jax.tree.map(whole, to_portable(alone.state, alone.sync, alone.mesh))
     target, fit_rows = stored_shapes(other.state, sync, other.mesh)
-    names = leaf_names(target)
-    assert names == leaf_names(stored)
+    pairs = zip(named_leaves(stored), named_leaves(target), strict=True)
     leaves = [
-        placed(want, own(name, found, want, fit_rows), other.mesh)
-        for name, (_, found), (_, want) in zip(names, flat(stored), flat(target), strict=True)
+        placed(want, own(name, found, want, fit_rows), other.mesh) for (name, found), (_, want) in pairs
     ]
     other.state = jax.tree.unflatten(jax.tree.structure(target), leaves)
     return other
@@ -36,10 +33,6 @@ def own(name, found, want, fit_rows):
     """What this process takes of a stored leaf: one process takes all."""
     found = found if found.shape == want.shape else fit_rows(name, found, want)
     return found.reshape(-1) if isinstance(want, Share) else found
-
-
-def flat(tree):
-    return jax.tree_util.tree_flatten_with_path(tree)[0]
 
 
 @pytest.mark.parametrize(("name", "replicas"), [("zero1", 2), ("zero1", 8), ("mean", 2), ("mean", 4)])

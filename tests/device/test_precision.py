@@ -15,10 +15,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES
 from cyxjax.train.trainer import DistributedTrainer
-from tests.device.test_sync_contract import EXACT, USUAL
-from tests.support.strategies import Alone, built, mean_of, params, random_grads, whole_grads
-
-LR = 2.0**-7
+from tests.support.strategies import EXACT, LR, USUAL, Alone, built, random_grads, whole_grads
 
 
 def with_nan(grads, replica=1):
@@ -70,25 +67,10 @@ def test_the_scale_backs_off_grows_and_stays_in_bounds():
     assert min(after(bad)[0] for _ in range(20)) == 2.0**-14
 
 
-def test_mean_of_the_rest_is_not_taken():
-    # A replica that overflows does not leave the others to step alone: that would be another batch.
-    alone = Alone(skip_nonfinite(built("mean", optax.sgd(1.0))), 2).step(with_nan(random_grads(2, 0), 0))
-    jax.tree.map(np.testing.assert_array_equal, alone.copies()[1], params())
-    grads = whole_grads(2, 0)
-    wanted = jax.tree.map(np.subtract, params(), mean_of(grads))
-    jax.tree.map(np.testing.assert_array_equal, alone.step(grads).copies()[1], wanted)
-    assert jnp.isfinite(alone.state.params["gain"])
-
-
 def test_a_policy_in_parts():
     mixed = parse_policy("params=float32,compute=float16,output=float32")
     assert mixed == parse_policy("float16")
     assert (mixed.needs_loss_scale, parse_policy("bfloat16").needs_loss_scale) == (True, False)
-
-
-def flax():
-    """Flax's norms widen half precision on their own, which tests refuse elsewhere."""
-    return jax.numpy_dtype_promotion("standard")
 
 
 class OwnAttention(linen.Module):
@@ -100,25 +82,26 @@ class OwnAttention(linen.Module):
         return jax.nn.dot_product_attention(y, y, y)[:, :, 0]
 
 
+@pytest.mark.usefixtures("as_users_promote")  # Flax's norms widen half precision on their own
 @pytest.mark.parametrize("form", ["arrays", "loader"])
 def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tmp_path, form):
     x = np.ones((16, 3, 4), np.float32)
     data = (x, x) if form == "arrays" else ({"batch": (x, x)}.values(),)  # iterable, without an index
     config = DistributedTrainingConfig(batch_size=2, precision="float16", checkpoint_dir=str(tmp_path / "c"))
     trainer = DistributedTrainer(OwnAttention(), MSELoss(), optax.sgd(0.1))
-    with pytest.raises(ConfigError, match="float16.*CPU.*bfloat16"), flax():
+    with pytest.raises(ConfigError, match="float16.*CPU.*bfloat16"):
         trainer.fit(*data, config)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("as_users_promote")
 def test_gpt_trains_in_float16(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 16, (32, 8)).astype(np.int32)
     gpt = GPT(vocab_size=16, context_length=8, num_layers=1, num_heads=2, width=16)
     config = DistributedTrainingConfig(
         epochs=3, batch_size=2, precision="float16", checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=0
     )
-    with flax():
-        history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.adam(0.01)).fit(tokens, tokens, config)
+    history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.adam(0.01)).fit(tokens, tokens, config)
     assert history.train_losses[2] < 0.9 * history.train_losses[0]
     assert history.skipped_steps == 0
 

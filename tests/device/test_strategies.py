@@ -5,10 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.device.test_sync_contract import USUAL
-from tests.support.strategies import Alone, mean_of, params, random_grads
+from tests.support.strategies import USUAL, Alone, mean_of, params, random_grads
 
 LR = 0.05
 
@@ -96,8 +94,6 @@ def test_power_sgd_leaves_small_leaves_alone():
     options = {"rank": 1, "min_compression": 2.0, "start_iter": 0}
     state = Alone(build_sync("power_sgd", optax.sgd(LR), options), 2).state.sync[0]
     assert set(state.q) == {"dense.kernel"}  # 24 > 2 * 1 * (6 + 4); biases are vectors
-    with pytest.raises(ConfigError, match="power_sgd .*rank=1 .*min_compression"):
-        Alone(build_sync("power_sgd", optax.sgd(LR), options | {"min_compression": 2.4}), 2)
 
 
 # ---- what is lost in one step is not lost for good ---------------------------------------------
@@ -137,18 +133,14 @@ def owed_of(state):
 def test_a_step_rounds_by_no_more_than_its_format(name, within):
     # two roundings of half a unit in the last place each; int8: of the block's largest value / 254 each
     options = {"block": 29} if name == "int8" else {}
-    alone = Alone(build_sync(name, optax.sgd(1.0), {"error_feedback": False} | options), 4)
+    alone = Alone(build_sync(name, optax.sgd(1.0), {"error_feedback": False} | options), 4, params(0))
     grads = random_grads(4, 0)
-    got = jax.tree.map(lambda p, new: p - new, params(0), zeroed(alone).step(grads).copies()[0])
+    got = jax.tree.map(np.negative, alone.step(grads).copies()[0])
     largest = max(np.abs(g).max() for g in jax.tree.leaves(grads))
     jax.tree.map(
         lambda a, b: np.testing.assert_array_less(np.abs(a - b), within * largest), got, mean_of(grads)
     )
     assert not np.any(alone.state.sync[0].unsent)
-
-
-def zeroed(alone):
-    return Alone(alone.sync, alone.mesh.size, params(0))
 
 
 def test_sums_are_taken_in_float32():

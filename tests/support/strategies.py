@@ -13,9 +13,21 @@ from cyxjax.core.portable import place_state
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, init_state, state_spec
 from cyxjax.core.strategy import Stepped, Sync, norm_row
-from cyxjax.sync.registry import build_sync
+from cyxjax.sync.registry import STRATEGIES, build_sync
 
 PyTree = Any
+# Options under which a strategy loses nothing of `whole_grads` and reduces in every step; options as used.
+EXACT = {name: dict(one.lossless) for name, one in STRATEGIES.items() if one.lossless is not None}
+USUAL = {
+    name: dict((one.lossless or {}) if one.usual is None else one.usual) for name, one in STRATEGIES.items()
+}
+LR = 2.0**-7  # a power of two, so that steps on whole numbers are exact
+
+
+def adaptive() -> optax.GradientTransformation:
+    """Two moments and a counter, as Adam has. (optax's Adam breaks the strict dtype rule of these tests.)"""
+    rate = optax.scale_by_schedule(lambda n: -LR / (1 + n.astype(np.float32)))
+    return optax.chain(optax.scale_by_rms(), optax.trace(0.5), rate)
 
 
 def params(scale: float = 1.0) -> PyTree:
