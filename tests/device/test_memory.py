@@ -10,17 +10,11 @@ import optax
 import pytest
 from flax import linen
 
-from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.memory import REMAT, with_remat
-from cyxjax.core.mesh import build_mesh
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import build_train_step, init_state
-from cyxjax.data.batches import BatchPlan, read_batch
-from cyxjax.data.order import Order
 from cyxjax.observe.compiled_plan import memory_bytes
-from cyxjax.sync.registry import build_sync
-from tests.device.test_sync_contract import adaptive
-from tests.support.models import Net, data, largest_gap, put
+from tests.support.models import Net, batches_of, data, largest_gap, stepping
+from tests.support.strategies import adaptive
 
 ROWS = 256  # a replica's micro-batch: activations of Deep are ROWS * 64 * 4 = 64 kB a layer, weights 16 kB
 
@@ -35,22 +29,16 @@ class Deep(linen.Module):
         return linen.Dense(3)(x)
 
 
-def lowered(model, *, remat="none", name="mean", accumulation=1, rows=ROWS, replicas=2, rule=None, clip=None):
-    mesh, fns = build_mesh(jax.devices()[:replicas]), with_remat(adapt(model), remat)
-    dataset, plan = (
-        data(rows * replicas),
-        BatchPlan(rows * replicas, rows // accumulation, replicas, accumulation),
-    )
-    params, model_state = fns.init(jax.random.key(0), dataset.inputs[:1])
-    sync = build_sync(name, rule or adaptive(), max_grad_norm=clip, params=lambda: params)
-    state = init_state(sync, mesh, params, model_state, 0)
-    batch = put(mesh, read_batch(dataset, Order(len(dataset)), plan, range(replicas), 0))
-    step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=accumulation)
-    return step, state, batch
+def step_of(model, *, accumulation=1, rows=ROWS, replicas=2, **options):
+    """(the step, the state before it, a batch)."""
+    samples, options = data(rows * replicas), {"rule": adaptive()} | options
+    one = stepping(model, samples, replicas=replicas, accumulation=accumulation, **options)
+    batch = next(batches_of(samples, one.mesh, rows // accumulation, accumulation=accumulation))
+    return one.step, one.state, batch
 
 
 def temporaries(*args, **options):
-    step, state, batch = lowered(*args, **options)
+    step, state, batch = step_of(*args, **options)
     return memory_bytes(step.lower(state, batch).compile())["temporaries"]
 
 
@@ -120,12 +108,12 @@ def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told
 
 @pytest.mark.slow
 def test_recomputation_saves_memory_under_fsdp_too():
-    plain = temporaries(Blocks(), name="fsdp")
-    assert temporaries(Blocks(remat=True), name="fsdp") < 0.6 * plain  # measured 0.43; before, 1.00
+    plain = temporaries(Blocks(), comm="fsdp")
+    assert temporaries(Blocks(remat=True), comm="fsdp") < 0.6 * plain  # measured 0.43; before, 1.00
 
 
 def test_state_is_donated():
-    step, state, batch = lowered(Net())
+    step, state, batch = step_of(Net())
     compiled = step.lower(state, batch).compile()
     found = compiled.memory_analysis()
     # all but the measures (5 floats and more) take the place of what they replace
@@ -137,7 +125,7 @@ def test_state_is_donated():
 
 def test_a_step_copies_no_parameters_to_write_over_them():
     # Backward reads eleven inner kernels; were an update free to come first, XLA would copy each of them.
-    step, state, batch = lowered(Deep(), rows=4, replicas=1)
+    step, state, batch = step_of(Deep(), rows=4, replicas=1)
     compiled = step.lower(state, batch).compile().as_text()
     assert "f32[64,64]" in compiled
     assert not re.findall(r"= f32\[64,64\]\S* copy\(", compiled)

@@ -9,15 +9,12 @@ import optax
 
 from cyxjax import distributed as dist
 from cyxjax.core import exchange, replica
-from cyxjax.core.losses import CrossEntropyLoss, as_per_example
+from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import local_value
-from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import build_train_step, init_state
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.distributed.process_group import current
-from cyxjax.sync.registry import build_sync
-from tests.support.models import Net, data, largest_gap, put
+from tests.support.models import Net, batches_of, data, largest_gap, stepping
 
 STEPS, BATCH, SEED = 5, 4, 42
 CRITERION = CrossEntropyLoss()
@@ -27,14 +24,9 @@ OPTIMIZERS = {"momentum": lambda: optax.sgd(0.1, momentum=0.9), "adam": lambda: 
 
 def compiled_steps(name: str, optimizer: Any) -> tuple[Any, str]:
     """(trained parameters, the compiled step's text) of the fused step under strategy `name`."""
-    mesh, fns, sync = current().mesh, adapt(Net()), build_sync(name, optimizer)
-    dataset, mine = _dataset(mesh), range(jax.process_index(), jax.process_index() + 1)
-    plan = BatchPlan(len(dataset), BATCH, mesh.size)
-    state = init_state(sync, mesh, *fns.init(jax.random.key(SEED), dataset.inputs[:1]), SEED)
-    step = build_train_step(fns, as_per_example(CRITERION), sync, mesh)
-    text = ""
-    for t in range(STEPS):
-        batch = put(mesh, read_batch(dataset, Order(len(dataset), 0, 0), plan, mine, t))
+    samples, text = _dataset(current().mesh), ""
+    step, state, _, _, mesh = stepping(Net(), samples, comm=name, rule=optimizer, seed=SEED)
+    for batch in batches_of(samples, mesh, BATCH):
         text = text or step.lower(state, batch).compile().as_text()
         state, _ = step(state, batch)
     return jax.tree.map(local_value, state.params), text

@@ -1,20 +1,26 @@
 """Small models and batches that the device tests share."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from flax import linen, nnx
+from jax.sharding import Mesh
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
+from cyxjax.core.memory import with_remat
+from cyxjax.core.mesh import build_mesh, local_replicas, put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState, build_train_step, init_state
+from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, HostBatch, read_batch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.sync.mean import mean
+from cyxjax.sync.registry import build_sync
 
 FEATURES, CLASSES = 5, 3
 
@@ -56,6 +62,57 @@ def put(mesh: Any, host: HostBatch) -> Batch:
     return Batch(*rows, put_replicated(mesh, np.float32(host.total)), signal)
 
 
+class Stepping(NamedTuple):
+    """A step that is not compiled yet, and what it begins with."""
+
+    step: Any
+    state: TrainState
+    fns: ModelFns
+    sync: Sync
+    mesh: Mesh
+
+
+def stepping(
+    model: Any,
+    samples: ArrayDataset,
+    *,
+    replicas: int | None = None,
+    comm: str | Sync = "mean",
+    rule: Any = None,
+    options: Any = None,
+    clip: float | None = None,
+    wrap: Any = lambda sync: sync,
+    loss: Any = None,
+    precision: str = "float32",
+    remat: str = "none",
+    seed: int = 0,
+    **more: Any,
+) -> Stepping:
+    """The step of `model` for `samples` on so many devices of this process; None: on all of all processes.
+
+    comm: a strategy, or its name, which then has `options`. more: as of `build_train_step`.
+    """
+    mesh = build_mesh(jax.devices()[:replicas])
+    fns = with_remat(with_policy(adapt(model), parse_policy(precision)), remat)
+    params, model_state = fns.init(jax.random.key(seed), samples.inputs[:1])
+    if isinstance(comm, str):
+        rule = rule or optax.sgd(0.1)
+        comm = build_sync(comm, rule, options, max_grad_norm=clip, params=lambda: params)
+    sync = wrap(comm)
+    step = build_train_step(fns, as_per_example(loss or CrossEntropyLoss()), sync, mesh, **more)
+    return Stepping(step, init_state(sync, mesh, params, model_state, seed), fns, sync, mesh)
+
+
+def batches_of(
+    samples: ArrayDataset, mesh: Mesh, batch_size: int, *, accumulation: int = 1, epochs: int = 1
+) -> Iterator[Batch]:
+    """Those of each epoch, shuffled, on the devices of `mesh`. batch_size: of a replica's micro-batch."""
+    plan, mine = BatchPlan(len(samples), batch_size, mesh.size, accumulation), local_replicas(mesh)
+    for epoch in range(epochs):
+        for t in range(plan.num_steps):
+            yield put(mesh, read_batch(samples, Order(len(samples), 0, epoch), plan, mine, t))
+
+
 def train(
     model: Any,
     dataset: ArrayDataset,
@@ -64,23 +121,16 @@ def train(
     batch_size: int,
     accumulation: int = 1,
     epochs: int = 2,
-    optimizer: Any = None,
     **options: Any,
 ) -> tuple[TrainState, list[np.ndarray]]:
     """(host state, metric sums of each step) after `epochs` over `dataset` on `replicas` devices."""
-    mesh, fns = build_mesh(jax.devices()[:replicas]), adapt(model)
-    sync = mean(optimizer or optax.sgd(0.1))
-    state = init_state(sync, mesh, *fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
-    step = build_train_step(
-        fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=accumulation, **options
+    step, state, _, _, mesh = stepping(
+        model, dataset, replicas=replicas, accumulation=accumulation, **options
     )
-    plan = BatchPlan(len(dataset), batch_size, replicas, accumulation)
     sums = []
-    for epoch in range(epochs):
-        order = Order(len(dataset), 0, epoch)
-        for t in range(plan.num_steps):
-            state, measured = step(state, put(mesh, read_batch(dataset, order, plan, range(replicas), t)))
-            sums.append(np.asarray(measured))
+    for batch in batches_of(dataset, mesh, batch_size, accumulation=accumulation, epochs=epochs):
+        state, measured = step(state, batch)
+        sums.append(np.asarray(measured))
     return jax.device_get(state), sums
 
 
