@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.model.lora import LoraPlan, merged, with_lora
+from cyxjax.core.model.lora import LoraPlan, with_lora
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES
@@ -103,8 +103,6 @@ def test_adapters_change_nothing_at_the_start(model):
     params, state = with_lora(fns, plan).init(jax.random.key(0), DATA.inputs[:1])
     assert sum(name.endswith("kernel_lora_a") for name, _ in named_leaves(params)) == 2
     base, _ = fns.init(jax.random.key(0), DATA.inputs[:1])
-    for (name, leaf), (_, other) in zip(named_leaves(merged(params, plan)), named_leaves(base), strict=True):
-        assert (leaf == other).all(), name
     run = lambda f, p: f.apply(p, state, DATA.inputs, jax.random.key(1), False)[0]  # noqa: E731
     np.testing.assert_array_equal(run(with_lora(fns, plan), params), run(fns, base))
 

@@ -1,5 +1,7 @@
 """Several optimizers over named parameters in one step: a GAN by hand on one device, and on two replicas."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, config, trainer, use_devices
+from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, fitted, use_devices
 from tests.support.trainers import own_group as own_group
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
@@ -65,7 +67,7 @@ def gan(judge=tells, turns=(2, 1)):
     )
 
 
-def by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
+def gan_by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
     """Two losses, two gradients, two optimizers; each one's gradients are clipped by their own norm."""
     net, (every, offset) = Gan(), turns
     params = adapt(net).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], DATA[0]))[0]
@@ -100,9 +102,8 @@ def trained(task, **options):
     return train, train.fit(*DATA, config(**given))
 
 
-def assert_same(a, b, rtol=1e-3, atol=2e-5):
-    # Adam's step is a quotient of small numbers: rounding of sums in another order.
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+# Adam's step is a quotient of small numbers: rounding of sums in another order.
+assert_same = partial(assert_near, rtol=1e-3, atol=2e-5)
 
 
 STEPS = {
@@ -130,7 +131,7 @@ QUICK = ("fsdp, in turns of two micro-batches",)
 def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
     use_devices(2)
     train, history = trained(gan(weighs), **STEPS[name])
-    assert_same(train.params, by_hand(weighs))
+    assert_same(train.params, gan_by_hand(weighs))
     told = history.metrics
     assert history.train_losses[0] == pytest.approx(
         0.5 * told["train_fools"][0] + told["train_tells"][0], rel=0.05
@@ -149,7 +150,7 @@ def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
 def test_what_rounds_trains_all_groups(options):
     use_devices(2)
     train, _ = trained(gan(turns=(1, 0)), **options)
-    assert_same(train.params, by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
+    assert_same(train.params, gan_by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
 
 
 def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path):
@@ -162,7 +163,7 @@ def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, train.params, whole)
     use_devices(1)
     other = trained(gan(), **kept | {"comm": "zero1", "batch_size": 8, "epochs": 3})[0]
-    assert_same(other.params, by_hand(epochs=3), atol=1e-4)
+    assert_same(other.params, gan_by_hand(epochs=3), atol=1e-4)
 
 
 class Agent(linen.Module):
@@ -185,47 +186,48 @@ def values(o, t):
 
 
 def test_a_trunk_that_two_terms_train_gets_both_gradients_and_heads_their_own():
-    use_devices(2)
-    y = {"action": Y[:SAMPLES], "return": X[:SAMPLES].sum(1)}
+    x, y = X[:SAMPLES], {"action": Y[:SAMPLES], "return": X[:SAMPLES].sum(1)}
     task = cx.Task(
         {
             "acts": cx.Term(acts, trains=("actor/*", "trunk/*")),
             "values": cx.Term(values, 0.5, trains=("critic/*", "trunk/*")),
         }
     )
-    train = trainer(Agent(), task)
-    train.fit(X[:SAMPLES], y, config(epochs=1, batch_size=4, shuffle=False))
-    net = Agent()
-    params = adapt(net).init(jax.random.key(42), X[:1])[0]
-    grad = jax.jit(
-        jax.grad(lambda p, x, t: (acts(o := net.apply({"params": p}, x), t) + 0.5 * values(o, t)).mean())
-    )
-    for i in range(0, SAMPLES, 8):
-        part = jax.tree.map(lambda a, i=i: a[i : i + 8], (X[:SAMPLES], y))
-        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grad(params, *part))
-    assert_same(train.params, params, rtol=1e-4)
+    params, _ = by_hand(Agent(), lambda o, t: (acts(o, t) + 0.5 * values(o, t)).mean(), x, y)
+    assert_same(fitted(Agent(), task, x, y).params, params, rtol=1e-4)
 
 
-def test_a_task_of_groups_that_means_nothing_is_refused_before_training():
+SGD, OTHER = optax.sgd(0.1), optax.sgd(1.0)
+ODD = {"a": cx.Term(fools, trains="generater/*", optimizer=SGD), "b": tells}
+
+
+@pytest.mark.parametrize(
+    ("terms", "optimizer", "said"),
+    [
+        ({"a": cx.Term(fools, trains="generator/*", optimizer=SGD)}, None, "'discriminator/Dense_0/bias'"),
+        (
+            {
+                "a": cx.Term(fools, trains="*", optimizer=SGD),
+                "b": cx.Term(tells, trains="disc*", optimizer=OTHER),
+            },
+            None,
+            "'discriminator/Dense_0/bias' .*'a' .*'b'",
+        ),
+        (ODD, SGD, r"'a' .*'generater/\*'.* 'generator/"),
+        (ODD, None, r"optimizer .*'b'.*Term\("),
+    ],
+)
+def test_a_task_of_groups_that_means_nothing_is_refused_before_training(terms, optimizer, said):
     use_devices(2)
-    sgd = optax.sgd(0.1)
-    term, two = cx.Term, cx.distributed.DistributedTrainer
-    with pytest.raises(ConfigError, match="'discriminator/Dense_0/bias'"):
-        two(Gan(), cx.Task({"fools": term(fools, trains="generator/*", optimizer=sgd)})).fit(*DATA, config())
-    both = {
-        "a": term(fools, trains="*", optimizer=sgd),
-        "b": term(tells, trains="disc*", optimizer=optax.sgd(1.0)),
-    }
-    with pytest.raises(ConfigError, match="'discriminator/Dense_0/bias' .*'a' .*'b'"):
-        two(Gan(), cx.Task(both)).fit(*DATA, config())
-    odd = {"a": term(fools, trains="generater/*", optimizer=sgd), "b": tells}
-    with pytest.raises(ConfigError, match=r"'a' .*'generater/\*'.* 'generator/"):
-        two(Gan(), cx.Task(odd), sgd).fit(*DATA, config())
-    with pytest.raises(ConfigError, match=r"optimizer .*'b'.*Term\("):
-        two(Gan(), cx.Task(odd))
-    for turn in ({"trains": "a", "every": 2, "offset": 2}, {"optimizer": sgd}):
+    with pytest.raises(ConfigError, match=said):
+        cx.distributed.DistributedTrainer(Gan(), cx.Task(terms), optimizer).fit(*DATA, config())
+
+
+def test_a_term_without_parameters_of_its_own_and_a_loop_by_hand_are_refused():
+    for turn in ({"trains": "a", "every": 2, "offset": 2}, {"optimizer": SGD}):
         with pytest.raises(ConfigError, match="offset.*`trains`.*HINT"):
-            term(fools, **turn)
+            cx.Term(fools, **turn)
+    use_devices(2)
     ddp = cx.distributed.DistributedDataParallel(Gan())
     with pytest.raises(DataError, match="Task .*DistributedTrainer"):
         ddp.loss(gan(), ddp(DATA[0]), DATA[1])
@@ -249,16 +251,6 @@ def test_a_rule_that_asks_for_the_loss_is_told_that_of_the_global_batch(make, co
     x, y, model = X[:SAMPLES], Y[:SAMPLES], linen.Dense(CLASSES)
     train = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), make())
     train.fit(x, y, config(epochs=2, batch_size=4, shuffle=False, comm=comm))
-    params = adapt(model).init(jax.random.key(42), x[:1])[0]
-    rule = make()
-    state = rule.init(params)
-
-    def loss(p, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply({"params": p}, x), y).mean()
-
-    run = jax.jit(jax.value_and_grad(loss))
-    for i in [0, 8, 16] * 2:
-        value, grads = run(params, x[i : i + 8], y[i : i + 8])
-        updates, state = rule.update(grads, state, params, value=value)
-        params = optax.apply_updates(params, updates)
+    mean = lambda o, t: optax.softmax_cross_entropy_with_integer_labels(o, t).mean()  # noqa: E731
+    params, _ = by_hand(model, mean, x, y, epochs=2, rule=make())
     assert_same(train.params, params, rtol=1e-4)

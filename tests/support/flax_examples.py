@@ -1,6 +1,5 @@
 """Models as Flax's own examples have them, in our words and small: what is called how is theirs."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,36 +24,6 @@ class MnistNnx(nnx.Module):
         x = nnx.relu(self.norm(self.conv(x)))
         x = nnx.avg_pool(x, window_shape=(2, 2), strides=(2, 2))
         return self.out(self.dropout(x.reshape(x.shape[0], -1), rngs=rngs))
-
-
-class Block(nn.Module):
-    """imagenet's block: layers come as fields, already bound to a mode."""
-
-    filters: int
-    conv: Any
-    norm: Any
-    act: Any
-
-    @nn.compact
-    def __call__(self, x):
-        y = self.act(self.norm()(self.conv(self.filters, (3, 3))(x)))
-        y = self.norm(scale_init=nn.initializers.ones_init())(self.conv(self.filters, (3, 3))(y))
-        return self.act((self.conv(self.filters, (1, 1), name="conv_proj")(x)) + y)
-
-
-class ResNet(nn.Module):
-    """imagenet: `train` with the call, batch norm bound by `partial`, a mean over places at the end."""
-
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x, train: bool = True):
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        norm = partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, dtype=self.dtype)
-        x = nn.relu(norm(name="bn_init")(conv(4, (3, 3), name="conv_init")(x)))
-        x = nn.max_pool(x, (2, 2), strides=(2, 2))
-        x = Block(4, conv=conv, norm=norm, act=nn.relu)(x)
-        return jnp.asarray(nn.Dense(CLASSES, dtype=self.dtype)(jnp.mean(x, axis=(1, 2))), self.dtype)
 
 
 class Vae(nn.Module):
