@@ -1,6 +1,7 @@
-"""Every strategy and precision learns the digits, within a stated margin of the plain mean in float32."""
+"""Every strategy and precision learns digits and a text, within a margin of the plain mean in float32."""
 
 from functools import cache
+from itertools import islice
 
 import jax
 import numpy as np
@@ -8,27 +9,48 @@ import optax
 import pytest
 from flax import linen
 
-from cyxjax.core.evaluation import build_consensus, build_predict_step
+from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-from cyxjax.core.mesh import build_mesh, put_rows
-from cyxjax.core.model.adapter import adapt
-from cyxjax.core.precision import parse_policy, skip_nonfinite, with_loss_scale, with_policy
-from cyxjax.core.step import build_train_step, init_state
-from cyxjax.data.batches import BatchPlan, read_batch
+from cyxjax.core.mesh import local_value
+from cyxjax.core.precision import skip_nonfinite, with_loss_scale
 from cyxjax.data.catalog import load_digits
-from cyxjax.data.order import Order
-from cyxjax.sync.registry import STRATEGIES, build_sync
-from tests.support.models import put
+from cyxjax.data.text import load_text
+from cyxjax.models.gpt import GPT
+from cyxjax.sync.registry import STRATEGIES
+from tests.support.models import batches_of, stepping
 
 pytestmark = pytest.mark.slow  # whole trainings
 
-REPLICAS, BATCH, EPOCHS = 4, 16, 12
-
-# Test accuracy below that of `mean`, at most: 3 of 356 samples. Measured with seed 0: mean, bucketed, the
-# casts, zero1 and the local schemes 0.9747, int8 and power_sgd 0.9775.
-MARGIN = 0.01
 # The others have the parameters of `mean` (test_sync_contract.py, test_fsdp.py).
 OPTIONS = {name: dict(one.learns) for name, one in STRATEGIES.items() if one.learns is not None}
+
+
+def learned(model, train, test, batches, *, num_test=None, spoiled=None, comm="mean", options=None, **more):
+    """(mean loss, accuracy, steps left out) on `num_test` batches of `test`, after training on `batches`.
+
+    batches: (samples a replica, epochs, steps at most). spoiled: number of the batch that has a NaN.
+    """
+    size, epochs, steps = batches
+    step, state, fns, sync, mesh = stepping(
+        model, train, comm=comm, options=options or OPTIONS.get(comm), **more
+    )
+    for number, batch in enumerate(islice(batches_of(train, mesh, size, epochs=epochs), steps)):
+        if number == spoiled:  # one sample of one replica
+            batch = batch._replace(inputs=batch.inputs.at[5].set(np.nan))
+        state, sums = step(state, batch)
+        assert np.isfinite(np.asarray(sums)).all()  # waits: the devices share two cores
+    evaluate = build_eval_step(fns, as_per_example(CrossEntropyLoss()), mesh)
+    state = build_consensus(sync, mesh)(state)
+    tested = islice(batches_of(test, mesh, 64), num_test)
+    loss, hits = sum(np.asarray(local_value(evaluate(state, batch))) for batch in tested)[:2]
+    return loss[0] / loss[1], hits[0] / hits[1], int(sync.skipped(state.sync))
+
+
+# ---- digits ---------------------------------------------------------------------------------
+
+# Test accuracy below that of `mean`, at most: 3 of 360 samples. Measured with seed 0: mean, bucketed, the
+# casts, zero1 and the local schemes 0.9747, int8 and power_sgd 0.9775.
+MARGIN = 0.01
 
 
 class Mlp(linen.Module):
@@ -37,36 +59,15 @@ class Mlp(linen.Module):
         return linen.Dense(10)(linen.relu(linen.Dense(128)(x.reshape(x.shape[0], -1))))
 
 
-@cache
-def digits():
-    return load_digits()
-
-
-def accuracy(name="mean", precision="float32", wrap=lambda sync: sync, spoil=None):
-    """(test accuracy, steps left out) of a small network after EPOCHS on REPLICAS devices."""
-    splits, mesh = digits(), build_mesh(jax.devices()[:REPLICAS])
-    fns = with_policy(adapt(Mlp()), parse_policy(precision))
-    params, model_state = fns.init(jax.random.key(0), splits.train.inputs[:1])
-    optimizer = optax.sgd(0.2, momentum=0.9)
-    sync = wrap(build_sync(name, optimizer, OPTIONS.get(name), params=lambda: params))
-    state = init_state(sync, mesh, params, model_state, 0)
-    step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
-    plan = BatchPlan(len(splits.train), BATCH, REPLICAS)
-    for epoch in range(EPOCHS):
-        order = Order(len(splits.train), 0, epoch)
-        for t in range(plan.num_steps):
-            host = read_batch(splits.train, order, plan, range(REPLICAS), t)
-            state, sums = step(state, put(mesh, spoil(host, epoch, t) if spoil else host))
-            assert np.isfinite(np.asarray(sums)).all()
-    count = len(splits.test) // REPLICAS * REPLICAS
-    x, y = splits.test.take(np.arange(count))
-    logits = build_predict_step(fns, mesh)(build_consensus(sync, mesh)(state), put_rows(mesh, x))
-    return float((np.asarray(logits).argmax(-1) == y).mean()), int(sync.skipped(state.sync))
+def digits(**given):
+    """(test accuracy, steps left out) of a small network on four replicas."""
+    splits, rule = load_digits(), optax.sgd(0.2, momentum=0.9)
+    return learned(Mlp(), splits.train, splits.test, (16, 12, None), replicas=4, rule=rule, **given)[1:]
 
 
 @cache
-def plain():
-    found, skipped = accuracy()
+def plain_digits():
+    found, skipped = digits()
     assert found > 0.94
     assert skipped == 0
     return found
@@ -74,28 +75,62 @@ def plain():
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_strategies_learn_the_digits_as_well_as_mean(name):
-    assert accuracy(name)[0] > plain() - MARGIN
+    assert digits(comm=name)[0] > plain_digits() - MARGIN
 
 
-def test_bfloat16_reaches_the_accuracy_of_float32():
-    assert accuracy(precision="bfloat16")[0] > plain() - MARGIN
+# 2^22 times the loss overflows float16 (65504) at once: the first steps are left out, the rest learn.
+@pytest.mark.parametrize(
+    ("given", "least", "most"),
+    [
+        ({"precision": "bfloat16"}, 0, 0),
+        ({"precision": "float16", "wrap": lambda sync: with_loss_scale(sync, 2.0**22)}, 1, 12),
+        ({"wrap": skip_nonfinite, "spoiled": 26}, 1, 1),
+    ],
+    ids=["bfloat16", "float16", "a batch of NaNs"],
+)
+def test_halves_reach_the_accuracy_of_float32_and_what_is_not_finite_is_left_out(given, least, most):
+    found, skipped = digits(**given)
+    assert least <= skipped <= most
+    assert found > plain_digits() - MARGIN
 
 
-def test_float16_recovers_from_overflow():
-    # 2^22 times the loss overflows float16 (65504) at once: the first steps are left out, the rest learn.
-    found, skipped = accuracy(precision="float16", wrap=lambda sync: with_loss_scale(sync, 2.0**22))
-    assert 1 <= skipped <= 12
-    assert found > plain() - MARGIN
+# ---- a text ---------------------------------------------------------------------------------
+
+# Nats per character of unseen text above those of `mean`, at most. Measured: mean 2.984, bf16 and fp16 the
+# same, int8 and bfloat16 below it, power_sgd 0.017 above, local_sgd 0.025, diloco (10 rounds) 0.050.
+TEXT_MARGIN, MARGIN_OF = 0.035, {"diloco": 0.08}
+TEXT_OPTIONS = {"power_sgd": {"rank": 4, "start_iter": 10}}
+# The casts round what is sent and carry it on (test_strategies.py), and learn the digits, as local steps do,
+# which are DiLoCo's too.
+HELD = ("bf16", "fp16", "local_sgd")
 
 
-def test_a_batch_of_nans_is_left_out():
-    def spoil(host, epoch, t):
-        if (epoch, t) != (1, 3):
-            return host
-        inputs = host.inputs.copy()
-        inputs[5] = np.nan  # one sample of one replica
-        return host._replace(inputs=inputs)
+def text(comm="mean", **given):
+    """Nats per character of unseen text of a small GPT, after 80 steps on two replicas."""
+    splits = load_text(sequence_length=32)
+    model = GPT(vocab_size=splits.info.num_classes, context_length=32, num_layers=1, num_heads=2, width=32)
+    given |= {"replicas": 2, "rule": optax.sgd(0.5, momentum=0.9), "clip": 1.0, "comm": comm}
+    options = TEXT_OPTIONS.get(comm)
+    return learned(model, splits.train, splits.val, (16, 1, 80), num_test=1, options=options, **given)[0]
 
-    found, skipped = accuracy(wrap=skip_nonfinite, spoil=spoil)
-    assert skipped == 1
-    assert found > plain() - MARGIN
+
+@cache
+def plain_text():
+    found = text()
+    assert found < 3.3  # learns: log(103 characters) is 4.63
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.wide if name in HELD else []) for name in OPTIONS]
+)
+def test_schemes_learn_text_as_well_as_mean(name):
+    assert text(name) < plain_text() + MARGIN_OF.get(name, TEXT_MARGIN)
+
+
+@pytest.mark.wide  # the digits: above
+def test_bfloat16_learns_text_as_well_as_float32():
+    # Not float16: on CPU XLA (jax 0.10.2) has no product of float16 with a float32 sum, which attention asks
+    # for. The digits train in float16.
+    with jax.numpy_dtype_promotion("standard"):  # flax's LayerNorm (0.12) widens bfloat16 by itself
+        assert text(precision="bfloat16") < plain_text() + TEXT_MARGIN

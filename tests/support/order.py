@@ -12,11 +12,9 @@ SHORT_S = 2  # a file that is not in the table, about
 SECONDS = """
 device/augment 1 15
 device/communication 10 0
-device/convergence 0 26
-device/convergence_text 0 24
+device/convergence 0 50
 device/ddp 10 0
-device/exact 14 69
-device/exact_trainer 14 0
+device/exact 28 69
 device/exchange 5 0
 device/flax_examples 9 38
 device/frozen 8 0
