@@ -1,6 +1,7 @@
 """`reproducibility: exact`: one set of bits for any number of devices that share the work.
 
-Of halves too, and of others' kinds: a loss that weighs its tokens, over an LSTM; optimizers in turns.
+Of halves too, of a loss that weighs its samples and of optimizers in turns. What
+changes a run's course (a step left out, a rollback, an early stop) does so alike.
 """
 
 from collections.abc import Iterator
@@ -17,9 +18,8 @@ from cyxjax.errors import ConfigError
 from cyxjax.train.settings import resolve
 from cyxjax.train.start.dispatch import placer_for
 from scripts.examples import gan
-from tests.device.test_flax_examples import of_sequences
-from tests.support import flax_examples as ex
-from tests.support.exact import bits, config, problem, train
+from tests.support import shared_programs
+from tests.support.exact import GLOBAL_BATCH, Problem, bits, config, fit, problem, trained
 from tests.support.trainers import use_devices
 
 
@@ -38,17 +38,26 @@ def numbers_are_promoted() -> Iterator[None]:
 
 
 @pytest.fixture
-def as_users_compile() -> Iterator[None]:
+def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With LLVM's passes, which contract and reorder: they show the faults that are not of the order."""
+    monkeypatch.setattr(shared_programs, "_BUILT", {})
     with _set("jax_disable_most_optimizations", False):
         yield
 
 
+def alike(one: Problem, *, devices=(1, 2), **options):
+    """The trainer on the last of `devices`, whose bits are those of each."""
+    first, *others = (trained(one, count, **options) for count in devices)
+    for other in others:
+        assert bits(other) == bits(first)
+    return other
+
+
 # 3 and 5 do not divide 8 parts: devices hold two or three, or one or two. Adam, clipping, dropout, a ragged
-# last batch and evaluation everywhere; BatchNorm and max pooling in the CNN.
+# last batch and evaluation everywhere; BatchNorm and max pooling in the CNN; class weights here.
 def test_three_devices_give_the_bits_of_one():
-    one = problem("mlp")
-    assert train(one, 3).bits == train(one, 1).bits
+    weighing = cx.CrossEntropyLoss(weight=np.linspace(0.5, 2, 10))
+    alike(problem("mlp"), devices=(1, 3), loss=weighing)
 
 
 @pytest.mark.parametrize(
@@ -68,16 +77,13 @@ def test_three_devices_give_the_bits_of_one():
     ],
 )
 def test_any_number_of_devices_gives_the_same_bits(name, devices, as_users_compile):
-    one = problem(name)
-    alone = train(one, 1)
-    for count in devices:
-        assert train(one, count).bits == alone.bits, count
+    alike(problem(name), devices=(1, *devices))
 
 
 def test_the_plain_mean_gives_other_bits():
     # the control: a sum over two devices has another order, and the comparison sees it
     one, plain = problem("mlp"), {"reproducibility": "none"}
-    assert train(one, 1, **plain).params != train(one, 2, **plain).params
+    assert bits(trained(one, 1, **plain))["values"] != bits(trained(one, 2, **plain))["values"]
 
 
 def test_more_devices_than_parts_are_refused():
@@ -102,52 +108,112 @@ WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compile
 )
 def test_halves_give_the_same_bits(precision, name, devices, as_users_compile):
     one = problem(name)
-    alone = train(one, 1, precision=precision)
-    assert train(one, devices, precision=precision).bits == alone.bits
-    assert alone.params != train(one, 1).params  # the option did something
+    halves = alike(one, devices=(1, devices), precision=precision)
+    assert bits(halves)["values"] != bits(trained(one, 1))["values"]  # the option did something
 
 
 def test_a_loss_scale_that_comes_down_comes_down_alike():
     # Large inputs overflow float16 at the first scales: steps are left out until one fits.
     one = problem("mlp")
     one = one._replace(data=ArrayDataset(one.data.inputs * 100, one.data.targets))
-    alone = train(one, 1, precision="float16", epochs=4)
-    assert train(one, 2, precision="float16", epochs=4).bits == alone.bits
-    state = jax.tree.leaves(alone.end.state.sync)
+    state = jax.tree.leaves(alike(one, precision="float16", epochs=4).state.sync)
     assert all(np.isfinite(leaf).all() for leaf in state)
 
 
-SAMPLES = 45  # steps of 24 and 21: of 8 parts three samples, or two; 3 devices hold two parts or three
-
-
-def seq2seq():
-    rng = np.random.default_rng(5)
-    tokens = rng.integers(1, ex.VOCAB, (SAMPLES, ex.LENGTH)).astype(np.int32)
-    lengths = rng.integers(1, ex.LENGTH, SAMPLES).astype(np.int32)
-    inputs = ex.one_hot(tokens), ex.one_hot(tokens[:, ::-1])
-    targets = {"tokens": tokens[:, ::-1], "length": lengths}
-    return ex.Seq2seq(), (of_sequences, cx.AdamOptimizer(0.01)), inputs, targets
-
-
-def gan_of_terms():
-    pixels = np.random.default_rng(5).uniform(size=(SAMPLES, 64)).astype(np.float32)
-    return gan.Gan(), (gan.task(pixels.mean(0)),), pixels, pixels
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("made", [seq2seq, gan_of_terms])
-def test_other_devices_leave_the_bits_of_one(made):
-    found = {}
-    with jax.numpy_rank_promotion("allow"):
-        for devices, mode in ((1, "exact"), (3, "exact"), *([(3, "none")] if made is gan_of_terms else [])):
-            use_devices(devices)
-            model, given, inputs, targets = made()
-            trainer = cx.distributed.DistributedTrainer(model, *given)
-            clip = {"max_grad_norm": 1.0 if made is seq2seq else None}
-            plan = {"global_batch_size": 24, "verbose": False, "checkpoint_every_n_epochs": 0, "epochs": 2}
-            trainer.fit(inputs, targets, config(reproducibility=mode, **plan, **clip))
-            found[devices, mode] = bits(trainer)
-            assert np.isfinite(trainer.history.train_losses).all()
-    assert found[1, "exact"] == found[3, "exact"]
-    if made is gan_of_terms:
-        assert found[3, "none"]["values"] != found[3, "exact"]["values"]  # the comparison sees another order
+@jax.numpy_rank_promotion("allow")
+def test_optimizers_in_turns_leave_the_same_bits():
+    pixels = np.random.default_rng(5).uniform(size=(45, 64)).astype(np.float32)  # steps of 24 and 21
+
+    def after(devices, mode):
+        use_devices(devices)
+        trainer = cx.distributed.DistributedTrainer(gan.Gan(), gan.task(pixels.mean(0)))
+        options = {"global_batch_size": 24, "max_grad_norm": None, "epochs": 2, "reproducibility": mode}
+        trainer.fit(pixels, pixels, config(**options))
+        assert np.isfinite(trainer.history.train_losses).all()
+        return bits(trainer)
+
+    assert after(1, "exact") == after(3, "exact")
+    assert after(3, "none")["values"] != after(3, "exact")["values"]  # the comparison sees another order
+
+
+# ---- what changes a run's course -------------------------------------------------------------------------
+
+POISONED = GLOBAL_BATCH + 5  # a sample; which step meets it the order says
+
+
+def poisoned() -> Problem:
+    """One sample whose first sums overflow: the gradients of its part are not finite."""
+    one = problem("mlp")
+    inputs = one.data.inputs.copy()
+    inputs[POISONED] = 3e38
+    return one._replace(data=ArrayDataset(inputs, one.data.targets))
+
+
+def test_a_step_that_is_left_out_is_left_out_alike(capsys):
+    left_out = alike(poisoned(), on_nonfinite="skip", epochs=2, verbose=True)
+    assert left_out.history.skipped_steps == 2  # once an epoch
+    plans = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
+    for devices, plan in enumerate(plans, start=1):  # virtual replicas make the batch
+        assert "4 samples x 8 replicas x 1 accumulation = 32 per step" in plan
+        assert plan.endswith(f"; devices {devices}")
+    assert len(plans) == 2
+
+
+def test_a_rollback_goes_back_and_on_alike(tmp_path):
+    one, runs = poisoned(), []
+    for count in (1, 2):
+        saves = {"checkpoint_dir": str(tmp_path / str(count)), "checkpoint_every_n_steps": 1}
+        runs.append(trained(one, count, on_nonfinite="rollback", **saves))
+    assert [run.history.rollback_steps for run in runs] == [[1], [1]]
+    assert bits(runs[0]) == bits(runs[1])
+
+
+def test_an_average_of_parameters_and_an_early_stop_are_alike():
+    options = {"epochs": 8, "early_stopping_patience": 1}
+    averaged = alike(problem("mlp"), hooks=[cx.EMA(0.9)], **options)
+    assert averaged.history.stopped_by == "early_stopping"
+    assert bits(averaged)["values"] != bits(trained(problem("mlp"), 1, **options))["values"]
+
+
+def test_several_fits_evaluations_and_their_metrics_are_alike():
+    one, found = problem("mlp"), []
+    margin = lambda output, target: output.max(-1) - output.mean(-1)  # noqa: E731
+    for count in (1, 2):
+        trainer = trained(one, count, metrics=cx.Metrics({"margin": margin}))
+        first = bits(trainer)
+        fit(trainer, one)
+        assert bits(trainer) != first
+        measured = trainer.evaluate_metrics(one.data.inputs, one.data.targets, batch_size=5)
+        found.append((first, bits(trainer), repr(measured)))
+    assert found[0] == found[1]
+    assert "margin" in found[0][2]
+
+
+class Noisy:
+    """Items with noise drawn anew at each reading: by a generator named by the sample, or by none."""
+
+    def __init__(self, one: Problem, keyed: bool):
+        self._data, self._keyed = one.data, keyed
+        self._shared = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int):
+        draws = np.random.default_rng(index) if self._keyed else self._shared
+        row = self._data.inputs[index]
+        return row + draws.normal(size=row.shape).astype(np.float32), self._data.targets[index]
+
+
+def test_augmentation_keyed_by_the_sample_is_alike():
+    one = problem("mlp")
+    noisy = alike(one, data=Noisy(one, keyed=True))
+    assert bits(noisy) != bits(trained(one, 1))  # the noise did something
+
+
+def test_augmentation_keyed_by_nothing_is_refused_by_name():
+    one = problem("mlp")
+    with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'"):
+        trained(one, 1, data=Noisy(one, keyed=False))
+    trained(one, 1, data=Noisy(one, keyed=False), reproducibility="none", max_steps=1)  # free otherwise

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.cli.hash import compare, first_other_state, read_bits, steps_of
+from cyxjax.cli.hash import compare, first_other_state, steps_of
 from tests.multiprocess.test_train import CONFIG, environment
 from tests.support import forked
 
@@ -16,22 +16,20 @@ WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
 ROOT = Path(__file__).parents[2]
 
 
-def command(run_dir: Path, *options: str, devices: int = 1, mode: str = "exact") -> list[str]:
+def command(run_dir: Path, *options: str, devices: int = 1) -> list[str]:
     """Two epochs of a few steps, the last one ragged; a CNN with dropout, Adam, clipping, evaluation."""
     return [
         *("-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), "--epochs", "2"),
-        *("--reproducibility", mode, "--global-batch-size", "256", "--cpu-devices", str(devices)),
+        *("--reproducibility", "exact", "--global-batch-size", "256", "--cpu-devices", str(devices)),
         *("--checkpoint-every-n-steps", "2", "--keep-last", "99", "--max-grad-norm", "1.0"),
         *("--model.options.dropout", "0.2", "--exact-digest-every-n-steps", "1"),
         *options,
     ]
 
 
-def train(
-    run_dir: Path, processes: int, *options: str, devices: int = 1, mode: str = "exact", **variables: str
-) -> None:
+def train(run_dir: Path, processes: int, *options: str, devices: int = 1, **variables: str) -> None:
     launcher = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes)] if processes > 1 else []
-    done = finish(launcher + command(run_dir, *options, devices=devices, mode=mode), **variables)
+    done = finish(launcher + command(run_dir, *options, devices=devices), **variables)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -75,24 +73,11 @@ def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, proces
 # Killed in two processes and finished by one, of any number: tests/faults/test_exact.py.
 @pytest.mark.slow
 @pytest.mark.wide
-def test_a_run_cut_in_mid_epoch_goes_on_at_another_world_size(tmp_path):
-    train(tmp_path / "alone", 1)
-    cut_in_two_processes_and_finished_by_one(tmp_path / "run", tmp_path / "alone", devices=1)
-
-
-@pytest.mark.slow
-@pytest.mark.wide
-@pytest.mark.parametrize("devices", [1, 3])
-def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp_path, devices):
-    cut_in_two_processes_and_finished_by_one(tmp_path / "run", alone, devices, **AS_USERS)
-
-
-def cut_in_two_processes_and_finished_by_one(run_dir: Path, alone: Path, devices: int, **variables) -> None:
-    # its digests of each step are compared in the end
-    train(run_dir, 2, "--max-steps", "4", devices=2, **variables)
-    assert steps_of(run_dir)[-1] == 4 < steps_of(alone)[-1] / 2  # in the first epoch
-    train(run_dir, 1, devices=devices, **variables)
-    same(alone, run_dir)
+def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp_path):
+    train(tmp_path / "run", 2, "--max-steps", "4", devices=2, **AS_USERS)
+    assert steps_of(tmp_path / "run")[-1] == 4 < steps_of(alone)[-1] / 2  # in the first epoch
+    train(tmp_path / "run", 1, devices=3, **AS_USERS)
+    same(alone, tmp_path / "run")
 
 
 def test_other_threads_are_refused_by_name(tmp_path):
@@ -100,17 +85,6 @@ def test_other_threads_are_refused_by_name(tmp_path):
     assert refused.returncode == 2
     assert "NPROC=1 (from the environment), but this exact run computes with 8 CPU threads" in refused.stderr
     assert not (tmp_path / "refused").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.wide  # by default on two devices: tests/device/test_exact.py
-def test_a_plain_run_of_two_processes_gives_other_bits(alone, tmp_path):
-    # the control: the comparison sees an order of additions, and names the first leaf
-    train(tmp_path / "run", 2, "--max-steps", "2", devices=2, mode="none", **AS_USERS)
-    lines, equal = compare(alone, tmp_path / "run")
-    assert not equal
-    assert "leaves differ, the first is" in lines[0]
-    assert read_bits(alone, 2).leaves.keys() == read_bits(tmp_path / "run", 2).leaves.keys()
 
 
 @pytest.mark.slow

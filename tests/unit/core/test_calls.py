@@ -15,7 +15,7 @@ from tests.support.flax_examples import GraphsTuple
 
 KEY = jax.random.key(0)
 A, B, C = 1.0, 2.0, 3.0
-GRAPH = GraphsTuple(A, B, None, None, None, None, None)
+GRAPH = GraphsTuple(A, B, None)
 
 
 def given(call, inputs):

@@ -1,14 +1,12 @@
 """How a device computes its parts, and the fixed tree that adds them up, however they are shared out."""
 
-from functools import reduce
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from cyxjax.core.exact.calls import EachAlone, InALoop, PartProgram, Parts, Stacked, row
+from cyxjax.core.exact.calls import EachAlone, InALoop, PartProgram, Parts
 from cyxjax.core.exact.tree_sum import Node, climb, cover, root
 
 PARTS, TOTAL = 8, np.float32(32)
@@ -83,31 +81,6 @@ def test_both_ways_give_each_part_of_a_device_its_own(mine):
             assert one["number"] == other["number"] == number
 
 
-def test_a_loop_that_failed_begins_with_arrays_of_its_own_again(monkeypatch):
-    program, parts = PartProgram(scaled, 8, PARTS), of_numbers(range(8))
-    program([STATE], [parts], TOTAL)
-    way = program.way(STATE, parts, TOTAL)
-    real = way._program
-
-    def given_away(*args):
-        jax.tree.map(lambda leaf: leaf.delete(), args[-1])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(way, "_program", given_away)
-    with pytest.raises(KeyboardInterrupt):
-        program([STATE], [parts], TOTAL)
-    monkeypatch.setattr(way, "_program", real)
-    (made,) = program([STATE], [parts], TOTAL)
-    assert [int(tree["number"]) for tree in made.of(range(8))] == list(range(8))
-
-
-def test_rows_of_a_part_are_views():
-    parts = of_numbers(range(3))
-    assert np.shares_memory(row(parts, 1).inputs, parts.inputs)
-    assert row(parts, 1).number == 1
-    assert Stacked(parts).of(range(1, 2))[0].number == 1
-
-
 def tree_text(num_parts):
     """The additions in full, as a text: equal texts, equal sums."""
     level = [str(i) for i in range(num_parts)]
@@ -143,11 +116,3 @@ def test_a_device_sends_as_few_sums_as_the_tree_allows():
     assert cover(range(3, 5), root(8), 8) == [Node(3, 1), Node(4, 1)]
     # 6 parts: 4 and 5 are all there is of the node of width 4
     assert cover(range(4, 6), root(6), 6) == [Node(4, 4)]
-
-
-@pytest.mark.parametrize("devices", [3, 5])
-def test_groups_of_another_width_would_add_in_another_order(devices):
-    # the control: each device adds up its own run from left to right, as a naive fold would
-    shares = [range(r * 8 // devices, (r + 1) * 8 // devices) for r in range(devices)]
-    runs = [reduce(added, [str(i) for i in mine]) for mine in shares]
-    assert reduce(added, runs) != tree_text(8)
