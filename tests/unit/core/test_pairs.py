@@ -69,16 +69,6 @@ def test_a_key_and_the_mode_are_given_by_name_wherever_they_stand():
     assert seen == [((2,), True), ((2,), False)]
 
 
-def test_a_state_comes_in_and_goes_out():
-    def init(key, x):
-        return ones(key), {"calls": jnp.zeros(())}
-
-    def apply(params, state, x):
-        return x @ params["w"], {"calls": state["calls"] + 1}
-
-    assert run((init, apply))[1] == {"calls": 1.0}
-
-
 def test_several_inputs_are_arguments_or_one_tree():
     def init(key, a, b):
         return ones(key)

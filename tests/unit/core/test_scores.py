@@ -1,4 +1,4 @@
-"""Metrics that need all samples against scikit-learn's, however the samples are dealt out."""
+"""Metrics with a name against scikit-learn's, however the samples are dealt out."""
 
 from functools import partial
 
@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support import sklearn_metrics as sk
+from tests.support.trainers import config, trainer
 from tests.support.trainers import own_group as own_group
 
 rng = np.random.default_rng(0)
@@ -25,7 +27,7 @@ REAL = (1e4 + rng.normal(size=(N, 2))).astype(np.float32)
 
 def measured(metric, output, target, cuts=(3, 20)):
     """What comes of sums over parts of the samples, as replicas make them; two rows of padding hold NaN."""
-    metrics = cx.Metrics({"it": metric})
+    metrics = metric if isinstance(metric, cx.Metrics) else cx.Metrics({"it": metric})
     total, sums = np.zeros((metrics.num_rows, 2)), jax.jit(metrics.sums)
     for rows in np.split(np.arange(len(target)), [cut for cut in cuts if cut < len(target)]):
         o = np.concatenate([output[rows], np.full_like(output[:2], np.nan)])
@@ -33,6 +35,33 @@ def measured(metric, output, target, cuts=(3, 20)):
         weight = jnp.float32([1] * len(rows) + [0, 0])
         total += np.asarray(sums(jnp.zeros(len(o)), o, t, weight))
     return metrics.means(total)
+
+
+NAMES = ["cat", "dog", "cow", "hen"]
+
+
+@pytest.mark.parametrize("cuts", [(), (3, 20)])
+def test_top_k_recall_and_precision_are_scikit_learn_s_over_any_split(cuts):
+    found = measured(cx.Metrics({"top2": cx.top_k(2), **cx.per_class(NAMES)}), LOGITS, LABELS, cuts)
+    each = {"labels": range(C), "average": None, "zero_division": np.nan}
+    recall, precision = (f(LABELS, LOGITS.argmax(-1), **each) for f in (sk.recall_score, sk.precision_score))
+    assert found["top2"] == pytest.approx(sk.top_k_accuracy_score(LABELS, LOGITS, k=2, labels=range(C)))
+    assert [found[f"recall_{name}"] for name in NAMES] == pytest.approx(list(recall), nan_ok=True)
+    assert [found[f"precision_{name}"] for name in NAMES] == pytest.approx(list(precision))
+    assert np.isnan(found["recall_hen"])
+
+
+@pytest.mark.parametrize(("code", "ignore_index"), [(-1, -1), (-100, None), (9, 9)])
+def test_what_is_ignored_or_below_0_counts_nowhere(code, ignore_index):
+    def own(index):
+        ours = {"top2": cx.top_k(2, ignore_index=index), **cx.per_class(NAMES, ignore_index=index)}
+        ours |= {"f1": cx.F1(C, ignore_index=index), "ppl": cx.Perplexity(ignore_index=index)}
+        return cx.Metrics(ours, ignore_index=index)
+
+    labels = np.where(np.arange(N) % 3 == 0, code, LABELS)
+    kept = labels != code
+    theirs = measured(own(None), LOGITS[kept], LABELS[kept], [9])
+    assert measured(own(ignore_index), LOGITS, labels, [9]) == pytest.approx(theirs, nan_ok=True)
 
 
 @pytest.mark.parametrize("cuts", [(), (3, 20)])
@@ -132,18 +161,6 @@ class Hits:
 
 
 @flax.struct.dataclass
-class Largest(Hits):
-    """A maximum: states do not add up."""
-
-    @classmethod
-    def from_model_output(cls, predictions, labels):
-        return cls(total=predictions.max(), count=jnp.int32(len(labels)))
-
-    def merge(self, other):
-        return type(self)(total=jnp.maximum(self.total, other.total), count=self.count + other.count)
-
-
-@flax.struct.dataclass
 class Signs(Hits):
     """As metrax.AUCROC: an `empty` of scalars where a batch has an array, and further keywords."""
 
@@ -186,28 +203,15 @@ def test_classes_of_other_libraries_are_measured_sample_by_sample():
         measured(Logits, LOGITS, LABELS)
 
 
-def fit(metric, output=None):
-    train = cx.distributed.DistributedTrainer(
-        cx.SequentialModel([cx.LinearModule(C, C)]),
-        cx.CrossEntropyLoss(),
-        cx.SGDOptimizer(0.1),
-        metrics=cx.Metrics({"it": metric}),
-    )
-    config = cx.distributed.DistributedTrainingConfig(epochs=1, verbose=False, checkpoint_every_n_epochs=0)
-    train.fit(LOGITS, LABELS, config)
-    return train
-
-
 @pytest.mark.parametrize(
     "metric",
     [
-        Largest,
         cx.F1(C)._replace(merge=jnp.maximum),
         cx.F1(C)._replace(init=lambda: jnp.zeros(2)),
         cx.Perplexity()._replace(init=lambda: jnp.zeros((2, 1))),
     ],
-    ids=["a class's maximum", "a maximum", "too few numbers", "another shape"],
+    ids=["a maximum", "too few numbers", "another shape"],
 )
 def test_what_does_not_add_up_is_refused_before_training(metric):
     with pytest.raises((ConfigError, ValueError), match="it|rank|unpack"):
-        fit(metric)
+        trainer(linen.Dense(C), metrics=cx.Metrics({"it": metric})).fit(LOGITS, LABELS, config())
