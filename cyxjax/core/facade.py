@@ -25,7 +25,7 @@ from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
-from cyxjax.core.trees import PyTree, joined
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError, DataError
 
 _NONE_ASKS = StatsAxes(refused="in a loop written by hand each replica computes its own statistics")
@@ -177,18 +177,10 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
 @partial(jax.jit, static_argnums=0)
 def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
     """(loss of the samples, its gradient with respect to `output`); integer outputs have zeros."""
-    floats, rest = _split_floats(output)
-    value, grads = jax.value_and_grad(lambda f: of_batch(criterion, joined(f, rest), target))(floats)
-    return value, joined(grads, jax.tree.map(jnp.zeros_like, rest))
-
-
-def _split_floats(tree: PyTree) -> tuple[PyTree, PyTree]:
-    """`tree` twice: with None for what has no gradient, and for what has one."""
-    is_float = lambda a: jnp.issubdtype(a.dtype, jnp.inexact)  # noqa: E731
-    return (
-        jax.tree.map(lambda a: a if is_float(a) else None, tree),
-        jax.tree.map(lambda a: None if is_float(a) else a, tree),
-    )
+    of_output = jax.value_and_grad(lambda made: of_batch(criterion, made, target), allow_int=True)
+    value, grads = of_output(output)
+    no_grad = jax.dtypes.float0
+    return value, jax.tree.map(lambda g, a: jnp.zeros_like(a) if g.dtype == no_grad else g, grads, output)
 
 
 def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
