@@ -144,20 +144,15 @@ class Metrics:
         """Of what a training step gives: those of `sums`, and the norm of the mean gradients."""
         return self.num_rows + 1
 
-    def ignoring(self, ignore_index: int | None) -> "Metrics":
-        """These, whose accuracy leaves out what the loss leaves out."""
-        if ignore_index is None:
-            return self
-        return self._with(self.own, self._better, ignore_index)
-
-    def _with(self, own: dict, directions: dict, ignore_index: int | None) -> "Metrics":
-        means = self._first - 1
-        return Metrics(own, better=directions, ignore_index=ignore_index, labels=self.labels, means=means)
-
-    def joined(self, other: "Metrics") -> "Metrics":
-        """These, and what `other` measures besides loss and accuracy."""
-        own, better = {**self.own, **other.own}, {**self._better, **other._better}
-        return self._with(own, better, self.ignore_index)
+    def joined(self, other: "Metrics", ignore_index: int | None = None) -> "Metrics":
+        """These, and what `other` measures besides loss and accuracy, which leaves out `ignore_index`."""
+        return Metrics(
+            {**self.own, **other.own},
+            better={**self._better, **other._better},
+            ignore_index=self.ignore_index if ignore_index is None else ignore_index,
+            labels=self.labels,
+            means=self._first - 1,
+        )
 
     def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (num_rows, 2): of each mean the weighted sum and weight, of each statistic its numbers."""
@@ -222,6 +217,7 @@ def metrics_of(loss: Any, given: Metrics | Mapping[str, Any] | None) -> Metrics:
             f"metrics: expected a cx.Metrics, got {type(given).__name__}. HINT: metrics=cx.Metrics({{'name': "
             "function}); loss and accuracy are measured already."
         )
+    given = given or Metrics()
     if hasattr(loss, "to_metrics"):
-        return loss.to_metrics() if given is None else loss.to_metrics().joined(given)
-    return (given or Metrics()).ignoring(getattr(loss, "ignore_index", None))
+        return loss.to_metrics().joined(given)
+    return given.joined(Metrics(), getattr(loss, "ignore_index", None))

@@ -102,12 +102,10 @@ class Packed:
 
     def values(self, rows: np.ndarray) -> dict[str, Any]:
         """name -> number or array, of summed rows; NaN where nothing was counted."""
-        flat, place = np.asarray(rows).reshape(-1), 0
         leaves, form = jax.tree.flatten(self._form)
-        state = []
-        for leaf in leaves:
-            state.append(flat[place : place + leaf.size].reshape(leaf.shape))
-            place += leaf.size
+        ends = np.cumsum([leaf.size for leaf in leaves])  # padding may come after the last
+        parts = zip(np.split(np.asarray(rows).reshape(-1), ends), leaves, strict=False)
+        state = [part.reshape(leaf.shape) for part, leaf in parts]
         with np.errstate(all="ignore"):
             made = self.statistic.compute(jax.tree.unflatten(form, state))
         if isinstance(made, Mapping):
