@@ -40,8 +40,10 @@ def adapt(model: Any) -> ModelFns:
 
         return from_nnx(model)
     if is_pair(model):
-        whole = _module_of_methods(*model)
-        return adapt(whole) if whole is not None else from_pair(*model)
+        init, apply = model
+        # As plain functions they would train its running statistics as parameters, and never pass the mode.
+        module = _module_of(apply)
+        return adapt(module) if module is not None and _module_of(init) is module else from_pair(init, apply)
     found = values_and_function(model)
     if found is not None:
         module = _module_of(found[1])
@@ -61,9 +63,9 @@ def adapt(model: Any) -> ModelFns:
     )
 
 
-def _module_of(apply: Any) -> Any:
-    """The linen module that `apply` is, or whose `module.apply` it is; else None."""
-    owner = getattr(apply, "__self__", apply)
+def _module_of(function: Any) -> Any:
+    """The linen module that `function` is, or a method of; else None."""
+    owner = getattr(function, "__self__", function)
     return owner if is_module_of("flax.linen", owner) else None
 
 
@@ -76,15 +78,6 @@ def is_module_of(library: str, model: Any) -> bool:
     """Whether `model` is a Module of `library`, which is not loaded to find out: without it there is none."""
     loaded = sys.modules.get(library)
     return loaded is not None and isinstance(model, loaded.Module)
-
-
-def _module_of_methods(init: Callable, apply: Callable) -> Any:
-    """The linen module whose (module.init, module.apply) these are; else None.
-
-    As plain functions they would train its running statistics as parameters, and never pass the train flag.
-    """
-    owners = [getattr(one, "__self__", None) for one in (init, apply)]
-    return owners[0] if owners[0] is owners[1] and is_module_of("flax.linen", owners[0]) else None
 
 
 _STATE = ("model_state", "state")
@@ -140,48 +133,37 @@ def from_pair(init: Callable, apply: Callable) -> ModelFns:
     """(init, apply) as functions of a model; see the head of this file."""
     takes = list(inspect.signature(apply).parameters.values())
     state = next((one.name for one in takes if one.name in _STATE), "")
-    drawn = _in_stax(init) if _is_stax(init) else init
-    always = {"rng": "key"} if _is_stax(init) else {}  # its layers pick it out of **kwargs
+    is_stax = _is_stax(init)
+    drawn = _in_stax(init) if is_stax else init
 
     def init_fns(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # In training mode: Haiku's running statistics come to be there alone.
-        made = _called(drawn, (key,), "", None, inputs, jax.random.fold_in(key, 1), True)
+        made = _called(drawn, key, {}, inputs, jax.random.fold_in(key, 1), True)
         return tuple(made) if state else (made, {})
 
     def apply_fns(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        more = {name: key for name in always}
-        found = _called(apply, (params,), state, model_state, inputs, key, train, more)
+        own = {state: model_state} if state else {}
+        own |= {"rng": key} if is_stax else {}  # its layers pick it out of **kwargs
+        found = _called(apply, params, own, inputs, key, train)
         return found if state else (found, model_state)
 
     return ModelFns(init_fns, apply_fns)
 
 
 def _called(
-    function: Callable,
-    first: tuple,
-    state_name: str,
-    state: PyTree,
-    inputs: PyTree,
-    key: jax.Array,
-    train: bool,
-    more: dict[str, Any] | None = None,
+    function: Callable, first: Any, own: dict[str, Any], inputs: PyTree, key: jax.Array, train: bool
 ) -> Any:
-    """`function(*first, ...)` with the state, inputs, keys and mode that its signature asks for."""
-    whole = inspect.signature(function)
-    rest = [one for one in list(whole.parameters.values())[len(first) :] if one.name != state_name]
-    if not any(one.kind in (*_EITHER, one.VAR_POSITIONAL) for one in rest):
-        return function(*first)  # parameters of a size of their own
-    args, named = call_arguments(function, inputs, key, train, known={one.name: one for one in rest})
-    named |= more or {}
-    given = list(first)
-    positional = [one for one in list(whole.parameters.values())[len(first) :] if one.kind in _EITHER]
-    waiting = list(args)
-    for one in positional:  # in their order: a key or a state may stand before the inputs
-        if one.name == state_name:
-            given.append(state)
-        elif one.name in named:
+    """`function(first, ...)` with `own` values by name, and the inputs, keys and mode that it asks for."""
+    rest = list(inspect.signature(function).parameters.values())[1:]
+    open_ = [one for one in rest if one.name not in own]
+    if not any(one.kind in (*_EITHER, one.VAR_POSITIONAL) for one in open_):
+        return function(first)  # parameters of a size of their own
+    args, named = call_arguments(function, inputs, key, train, known={one.name: one for one in open_})
+    named, given, waiting = named | own, [first], list(args)
+    for one in rest:  # in their order: a key or a state may stand before the inputs
+        if one.kind in _EITHER and one.name in named:
             given.append(named.pop(one.name))
-        elif waiting:
+        elif one.kind in _EITHER and waiting:
             given.append(waiting.pop(0))
         else:
             break
