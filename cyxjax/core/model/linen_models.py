@@ -5,6 +5,7 @@ import inspect
 import re
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,9 +24,6 @@ from cyxjax.core.model.outputs import holds_losses, sum_of_sown
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import translated
 
-# For the code that draws first values. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s,
-# ran as fast and gave the same bits; level 0 made it five times slower.
-_RUN_ONCE = {"xla_backend_optimization_level": 1}
 _MISSING = re.compile(r'needs PRNG for "([^"]+)"')
 
 
@@ -52,35 +50,27 @@ def from_linen(module: linen.Module) -> ModelFns:
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
-        drawn = values_of(key, inputs) if traced else draw(values_of, key, inputs, options=_RUN_ONCE)
+        drawn = values_of(key, inputs) if traced else draw(values_of, key, inputs)
         sown.update(_sown_collections(drawn))
         variables = {name: kept for name, kept in {**drawn, **held}.items() if name not in sown}
         return variables.pop("params", {}), variables
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         variables = {"params": params, **model_state}
-        if not train:
+        losses = [name for name in sorted(sown) if holds_losses(name)] if train else []
+        mutable = [*model_state, *losses] if train else []
+
+        def run(inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
             called, (args, named) = _called(module, inputs, key, train)
-            run = lambda rngs: called.apply(variables, *args, rngs=rngs, **named)  # noqa: E731
-            with translated():
-                return _with_streams(run, key), model_state
-        losses = [name for name in sorted(sown) if holds_losses(name)]
+            call = partial(called.apply, variables, *args, mutable=mutable, **named)
+            with translated(), linen.intercept_methods(_batch_norm):
+                return _with_streams(lambda rngs: call(rngs=rngs), key)
 
-        def run_training(inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
-            called, (args, named) = _called(module, inputs, key, True)
-
-            def run(rngs: dict[str, jax.Array]) -> Any:
-                with linen.intercept_methods(_batch_norm):
-                    return called.apply(variables, *args, mutable=[*model_state, *losses], rngs=rngs, **named)
-
-            with translated():
-                return _with_streams(run, key)
-
-        output, new_state = run_training(inputs, key)
+        output, new_state = run(inputs, key)
         if own := _sown_in(new_state, losses):
-            again = lambda x, key: [one for _, one in _sown_in(run_training(x, key)[1], losses)]  # noqa: E731
+            again = lambda x, key: [one for _, one in _sown_in(run(x, key)[1], losses)]  # noqa: E731
             output = Sown(output, sum_of_sown(own, again, inputs, key))
-        return output, {name: new_state[name] for name in model_state}
+        return output, model_state | {name: new_state[name] for name in model_state if train}
 
     # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
     return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)

@@ -1,5 +1,7 @@
 """First values drawn leaf by leaf: the bits of one program for all, and few programs for many leaves."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from flax.linen import initializers
 
 from cyxjax.core.model import first_values
 from cyxjax.core.model.first_values import draw, find_kinds
+
+one_program = partial(jax.jit, compiler_options=first_values._OPTIONS)
 
 
 class Deep(linen.Module):
@@ -56,7 +60,7 @@ def drawing(module):
 @pytest.mark.parametrize("module", [Deep(4), Various(), linen.Dense(2)], ids=["deep", "various", "dense"])
 def test_the_values_are_those_of_one_program(module):
     values, args = drawing(module), (jax.random.key(7), np.ones((2, 8), np.float32) / 3)
-    one, apart = jax.jit(values)(*args), draw(values, *args)
+    one, apart = one_program(values)(*args), draw(values, *args)
     assert jax.tree.structure(one) == jax.tree.structure(apart)
     for (path, want), have in zip(
         jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(apart), strict=True
@@ -80,7 +84,7 @@ def test_a_second_model_with_such_leaves_makes_no_program():
     again, key = drawing(Deep(5)), jax.random.key(1)
     drawn = draw(again, key, x)
     assert made().misses == before
-    for have, want in zip(*map(jax.tree.leaves, (drawn, jax.jit(again)(key, x))), strict=True):
+    for have, want in zip(*map(jax.tree.leaves, (drawn, one_program(again)(key, x))), strict=True):
         np.testing.assert_array_equal(have, want)
     draw(drawing(linen.Dense(5)), key, x)  # of another shape
     assert made().misses == before + 1
@@ -103,16 +107,4 @@ def test_what_hangs_together_is_drawn_together():
 
     key = jax.random.key(1)
     assert find_kinds(jax.make_jaxpr(values)(key), [key]) is None
-    assert [a.tolist() for a in draw(values, key)] == [a.tolist() for a in jax.jit(values)(key)]
-
-
-def test_an_effect_happens_once():
-    seen = []
-
-    def values(key):
-        jax.debug.callback(lambda: seen.append(1))
-        return jax.random.normal(key, (2,)), jnp.zeros(3)
-
-    jax.block_until_ready(draw(values, jax.random.key(0)))
-    jax.effects_barrier()
-    assert seen == [1]
+    assert [a.tolist() for a in draw(values, key)] == [a.tolist() for a in one_program(values)(key)]
