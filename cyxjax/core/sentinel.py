@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
-from cyxjax.core.trees import PyTree, joined, leaf_names
+from cyxjax.core.trees import PyTree, bits_as_keys, joined, keys_as_bits, leaf_names
 
 Move: TypeAlias = Callable[[PyTree], PyTree]
 
@@ -63,7 +63,7 @@ def build_fingerprints(mesh: Mesh, spec: PyTree, fetch: Move = _here) -> Callabl
     """
 
     def local(tree: PyTree) -> jax.Array:
-        rows = [_sums(leaf) for leaf in jax.tree.leaves(replicated_part(tree, spec))]
+        rows = [_sums(leaf) for leaf in jax.tree.leaves(replicated_part(keys_as_bits(tree), spec))]
         return lax.all_gather(jnp.stack(rows), AXIS)
 
     mapped = model_map(local, mesh, (spec,), REPLICATED)
@@ -76,9 +76,10 @@ def build_heal(
     """A function (tree, sources) -> tree in which replicated leaf i is as replica sources[i] holds it."""
 
     def local(tree: PyTree, sources: jax.Array) -> PyTree:
+        tree = keys_as_bits(tree)
         leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
         chosen = [_from(leaf, source) for leaf, source in zip(leaves, sources, strict=True)]
-        return joined(jax.tree.unflatten(shape, chosen), tree)
+        return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
 
     mapped = model_map(local, mesh, (spec, REPLICATED), spec)
     return jax.jit(lambda tree, sources: stow(mapped(fetch(tree), sources)))
@@ -109,10 +110,6 @@ def _sums(leaf: jax.Array) -> jax.Array:
 
 def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
     """`leaf` as replica `source` holds it, to the bit (a sum of floats would lose -0.0 and NaN's payload)."""
-    if _is_key(leaf):
-        return jax.random.wrap_key_data(
-            _from(jax.random.key_data(leaf), source), impl=jax.random.key_impl(leaf)
-        )
     if jnp.iscomplexobj(leaf):
         return lax.complex(_from(leaf.real, source), _from(leaf.imag, source))
     bits = _bits(leaf)
@@ -125,16 +122,10 @@ def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
 
 def _bits(leaf: jax.Array) -> jax.Array:
     """`leaf`'s bits as unsigned integers; of 64-bit elements two each, along a last dimension. Of complex
-    numbers and keys those of their parts."""
-    if _is_key(leaf):
-        return _bits(jax.random.key_data(leaf))
+    numbers those of their parts."""
     if jnp.iscomplexobj(leaf):
         return _bits(jnp.stack([leaf.real, leaf.imag]))
     if leaf.dtype == jnp.bool_:
         return leaf.astype(jnp.uint8)
     width = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
     return lax.bitcast_convert_type(leaf, width)
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
