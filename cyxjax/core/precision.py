@@ -16,24 +16,17 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.strategy import Stepped, Sync
+from cyxjax.core.strategy import Stepped, Sync, stored_inside
 from cyxjax.core.trees import PyTree
-
-_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
-_SHORT = {
-    "float32": "params=float32,compute=float32,output=float32",
-    "bfloat16": "params=float32,compute=bfloat16,output=float32",
-    "float16": "params=float32,compute=float16,output=float32",
-}
 
 
 @dataclass(frozen=True)
 class Policy:
     """dtypes of stored parameters, of the model's arithmetic, and of what the loss sees."""
 
-    params: Any = jnp.float32
-    compute: Any = jnp.float32
-    output: Any = jnp.float32
+    params: Any = jnp.dtype("float32")
+    compute: Any = jnp.dtype("float32")
+    output: Any = jnp.dtype("float32")
 
     @property
     def needs_loss_scale(self) -> bool:
@@ -43,8 +36,8 @@ class Policy:
 
 def parse_policy(text: str) -> Policy:
     """A policy from `bfloat16` (computes so, stores and returns float32) or `params=..,compute=..,...`."""
-    parts = (part.strip().partition("=") for part in _SHORT.get(text, text).split(","))
-    return Policy(**{name: _DTYPES[dtype] for name, _, dtype in parts})
+    parts = (part.strip().partition("=") for part in text.split(","))
+    return Policy(**{name if dtype else "compute": jnp.dtype(dtype or name) for name, _, dtype in parts})
 
 
 def cast_floats(tree: PyTree, dtype: Any) -> PyTree:
@@ -118,7 +111,7 @@ def skip_nonfinite(sync: Sync) -> Sync:
     def update(grads: PyTree, state: SkipState, params: PyTree) -> Stepped:
         finite = all_finite(grads)
         new = _if_finite(finite, sync, grads, state.inner, params)
-        return new._replace(state=SkipState(state.skipped + _one_if(~finite), new.state))
+        return new._replace(state=SkipState(state.skipped + (~finite).astype(jnp.int32), new.state))
 
     return sync._replace(
         init=lambda params: SkipState(jnp.int32(0), sync.init(params)),
@@ -126,7 +119,7 @@ def skip_nonfinite(sync: Sync) -> Sync:
         state_spec=SkipState(REPLICATED, sync.state_spec),
         loss_scale=lambda state: sync.loss_scale(state.inner),
         skipped=lambda state: state.skipped,
-        **_stored_inside(sync),
+        stored_as=stored_inside(sync),
     )
 
 
@@ -156,7 +149,7 @@ def with_loss_scale(
         grow = good >= growth_interval
         factor = jnp.where(finite, jnp.where(grow, growth_factor, 1.0), backoff_factor)
         scale = jnp.clip(state.scale * factor, _LEAST, _MOST)
-        skipped = state.skipped + _one_if(~finite)
+        skipped = state.skipped + (~finite).astype(jnp.int32)
         return new._replace(state=LossScaleState(scale, jnp.where(grow, 0, good), skipped, new.state))
 
     return sync._replace(
@@ -165,7 +158,7 @@ def with_loss_scale(
         state_spec=LossScaleState(REPLICATED, REPLICATED, REPLICATED, sync.state_spec),
         loss_scale=lambda state: state.scale * sync.loss_scale(state.inner),
         skipped=lambda state: state.skipped,
-        **_stored_inside(sync),
+        stored_as=stored_inside(sync),
     )
 
 
@@ -184,17 +177,3 @@ def _if_finite(finite: jax.Array, sync: Sync, grads: PyTree, state: PyTree, para
     new = Stepped(*sync.update(grads, state, params))
     params, state = jax.tree.map(lambda n, old: jnp.where(finite, n, old), new[:2], (params, state))
     return new._replace(params=params, state=state)
-
-
-def _one_if(flag: jax.Array) -> jax.Array:
-    return flag.astype(jnp.int32)
-
-
-def _stored_inside(sync: Sync) -> dict[str, Any]:
-    """How a wrapped strategy's state is in a checkpoint: ours is replicated and stays."""
-
-    def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        inner, params = sync.stored_as(state.inner, params)
-        return state._replace(inner=inner), params
-
-    return {"stored_as": stored_as}

@@ -75,6 +75,16 @@ class Sync(NamedTuple):
         return self.whole is not _whole_already
 
 
+def stored_inside(sync: Sync) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
+    """`Sync.stored_as` of a strategy around `sync`, whose state is `inner` of its own; the rest stays."""
+
+    def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+        inner, params = sync.stored_as(state.inner, params)
+        return state._replace(inner=inner), params
+
+    return stored_as
+
+
 def reduce_then(
     reducer: Reducer, optimizer: optax.GradientTransformation, reducer_spec: PyTree = REPLICATED
 ) -> Sync:

@@ -93,15 +93,6 @@ def cast_reducer(dtype: Any, error_feedback: bool = True) -> Reducer:
     return coded_mean(_cast_codec(dtype), error_feedback)
 
 
-def int8_reducer(block: int = 256, error_feedback: bool = True) -> Reducer:
-    """Averages gradients over axis `data`, sending one byte a value and one float32 per `block` values.
-
-    A block's largest value becomes 127, so a rounding is at most 1/254 of it.
-    State: Residual (spec RESIDUAL_SPEC).
-    """
-    return coded_mean(_int8_codec(block), error_feedback)
-
-
 def fp16(optimizer: optax.GradientTransformation, error_feedback: bool = True) -> Sync:
     """`cast_reducer` to float16, then `optimizer` on the mean: half the bytes, 11 bits of mantissa."""
     return reduce_then(cast_reducer(jnp.float16, error_feedback), optimizer, RESIDUAL_SPEC)
@@ -113,8 +104,11 @@ def bf16(optimizer: optax.GradientTransformation, error_feedback: bool = True) -
 
 
 def int8(optimizer: optax.GradientTransformation, block: int = 256, error_feedback: bool = True) -> Sync:
-    """`int8_reducer`, then `optimizer` on the mean: a quarter of the bytes."""
-    return reduce_then(int8_reducer(block, error_feedback), optimizer, RESIDUAL_SPEC)
+    """Sends one byte a value and one float32 per `block` values, then `optimizer` on the mean.
+
+    A block's largest value becomes 127, so a rounding is at most 1/254 of it. A quarter of the bytes.
+    """
+    return reduce_then(coded_mean(_int8_codec(block), error_feedback), optimizer, RESIDUAL_SPEC)
 
 
 def _cast_codec(dtype: Any) -> Codec:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
-from cyxjax.core.strategy import Stepped, Sync
+from cyxjax.core.strategy import Stepped, Sync, stored_inside
 from cyxjax.core.trees import PyTree, joined, leaf_names, matches
 from cyxjax.errors import ConfigError
 
@@ -33,15 +33,11 @@ def in_turn(sync: Sync, every: int, offset: int) -> Sync:
         moved, inner = jax.tree.map(lambda n, old: jnp.where(due, n, old), new[:2], (params, state.inner))
         return new._replace(params=moved, state=Turns(state.count + 1, inner))
 
-    def stored_as(state: Turns, params: PyTree) -> tuple[PyTree, PyTree]:
-        inner, params = sync.stored_as(state.inner, params)
-        return Turns(state.count, inner), params
-
     return sync._replace(
         init=lambda params: Turns(jnp.int32(0), sync.init(params)),
         update=update,
         state_spec=Turns(REPLICATED, sync.state_spec),
-        stored_as=stored_as,
+        stored_as=stored_inside(sync),
     )
 
 
@@ -98,9 +94,9 @@ def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
     names = leaf_names(params)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            few = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             raise ConfigError(
-                f"trainable: {pattern!r} matches no parameter. HINT: names are {few}; * is any text.",
+                f"trainable: {pattern!r} matches no parameter. HINT: names are such as "
+                f"{', '.join(names[:6])}; * is any text.",
                 key="trainable",
             )
     chosen = [not patterns or matches(name, patterns) for name in names]

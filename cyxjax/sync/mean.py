@@ -28,10 +28,10 @@ def mean(optimizer: optax.GradientTransformation) -> Sync:
 _MB = 1024 * 1024
 
 
-def bucketed_reducer(bucket_size_mb: float = 25.0) -> Reducer:
+def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25.0) -> Sync:
     """Averages gradients over axis `data`, one reduction per `bucket_size_mb` MiB, last layers first.
 
-    Stateless. Each bucket is one flat buffer and holds whole leaves, so a larger leaf is a bucket alone. On
+    Each bucket is one flat buffer and holds whole leaves, so a larger leaf is a bucket alone. On
     GPU `mean` has buckets without this: the option xla_gpu_all_reduce_combine_threshold_bytes.
     """
 
@@ -51,12 +51,7 @@ def bucketed_reducer(bucket_size_mb: float = 25.0) -> Reducer:
                 means[i] = leaf
         return jax.tree.unflatten(tree, means)
 
-    return optax.stateless(update)
-
-
-def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25.0) -> Sync:
-    """`bucketed_reducer`, then `optimizer` on the mean."""
-    return reduce_then(bucketed_reducer(bucket_size_mb), optimizer)
+    return reduce_then(optax.stateless(update), optimizer)
 
 
 def buckets(leaf_bytes: Sequence[int], limit_bytes: float) -> list[list[int]]:
