@@ -4,8 +4,7 @@ strategies that skip steps whose gradients are not finite, and scale the loss fo
 A strategy is wrapped; the step does not know. All replicas look at all gradients, so they skip together.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.scopes import holding
 from cyxjax.core.strategy import Stepped, Sync, stored_inside
 from cyxjax.core.trees import PyTree
 
@@ -69,18 +69,13 @@ def with_policy(fns: ModelFns, policy: Policy) -> ModelFns:
 _dtype: ContextVar[str] = ContextVar("autocast_dtype", default="float32")
 
 
-@contextmanager
-def autocast(dtype: Any = jnp.bfloat16, enabled: bool = True) -> Iterator[None]:
+def autocast(dtype: Any = jnp.bfloat16, enabled: bool = True) -> AbstractContextManager[None]:
     """Forward passes of wrapped models inside the block compute in `dtype`.
 
     Parameters, gradients and outputs stay float32, so losses are computed in float32. bfloat16 needs no
     GradScaler; float16 does.
     """
-    token = _dtype.set(jnp.dtype(dtype).name if enabled else "float32")
-    try:
-        yield
-    finally:
-        _dtype.reset(token)
+    return holding(_dtype, jnp.dtype(dtype).name if enabled else "float32")
 
 
 def autocast_dtype() -> str:

@@ -7,8 +7,8 @@ A loss of one number is used as that number where the rows at hand are the whole
 the batch is split it is taken row by row, and `core/objective/split_check.py` compares the two.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.model.model_fns import Sown
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree, kind_of
 from cyxjax.errors import ConfigError, CyxjaxError, DataError
 
@@ -28,14 +29,9 @@ WAYS_OUT = (
 )
 
 
-@contextmanager
-def whole_batch(is_whole: bool = True) -> Iterator[None]:
+def whole_batch(is_whole: bool = True) -> AbstractContextManager[None]:
     """The rows of what is traced inside are the step's global batch, without padding, if `is_whole`."""
-    token = _is_whole.set(is_whole)
-    try:
-        yield
-    finally:
-        _is_whole.reset(token)
+    return holding(_is_whole, is_whole)
 
 
 def is_whole_batch() -> bool:

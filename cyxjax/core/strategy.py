@@ -4,8 +4,8 @@ A strategy is a `Sync`; most are a `Reducer` put before an optax optimizer by `r
 knows nothing else, so a new scheme is one file in `cyxjax/sync/`; tests read the entry at its end."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +17,7 @@ from jax import lax
 
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
 Reducer: TypeAlias = optax.GradientTransformation
@@ -173,14 +174,9 @@ def _nothing(grads: Any) -> jax.Array:
 _value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)
 
 
-@contextmanager
-def step_value(row: jax.Array) -> Iterator[None]:
+def step_value(row: jax.Array) -> AbstractContextManager[None]:
     """row: float32 (2,), of the global batch: the sum of the losses and what the samples weigh."""
-    token = _value.set(jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0))
-    try:
-        yield
-    finally:
-        _value.reset(token)
+    return holding(_value, jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0))
 
 
 def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -7,7 +7,7 @@ is must not depend on the layout either. It is read off the program of a part an
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Jaxpr, subjaxprs
 
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
 _LOOP_BYTES = 64 << 20
@@ -31,14 +32,9 @@ _here: ContextVar[bool] = ContextVar("repeatable", default=False)
 _everywhere = False
 
 
-@contextmanager
-def repeatable() -> Iterator[None]:
+def repeatable() -> AbstractContextManager[None]:
     """What is traced inside will be compiled with `OPTIONS`."""
-    token = _here.set(True)
-    try:
-        yield
-    finally:
-        _here.reset(token)
+    return holding(_here, True)
 
 
 def heed(flags: str) -> None:

@@ -8,8 +8,7 @@ Why our own: flax averages replica means without their counts (flax#2417), wrong
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree, batch_shapes
 from cyxjax.errors import ConfigError
 
@@ -44,19 +44,14 @@ _NO_SCOPE = _Scope(None, OWN)
 _scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_NO_SCOPE)
 
 
-@contextmanager
 def batch_scope(
     weight: jax.Array | None, axes: StatsAxes = OWN, noted: list[tuple[int, ...]] | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Samples count by `weight` (shape (B,)) in batch statistics, which span `axes`.
 
     noted: where norms note the shapes of what they take.
     """
-    token = _scope.set(_Scope(weight, axes, noted))
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+    return holding(_scope, _Scope(weight, axes, noted))
 
 
 def needs_full_batches(fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any) -> str:
