@@ -36,11 +36,9 @@ def test_two_devices_equal_one_with_the_whole_batch(make, x):
 def test_mnist_of_nnx_whose_dropout_asks_for_a_key_with_the_call():
     seen = {}
     for rate in (0.0, 0.9):
-        use_devices(2)
         model = ex.MnistNnx(rate=rate, rngs=nnx.Rngs(0))
-        train = trainer(model, cx.CrossEntropyLoss())
-        history = train.fit(IMAGES, LABELS, config(epochs=1, shuffle=False))
-        seen[rate] = history.train_losses[0]
+        train = fitted(model, cx.CrossEntropyLoss(), IMAGES, LABELS)
+        seen[rate] = train.history.train_losses[0]
         model.eval()
         np.testing.assert_allclose(train.predict(IMAGES), model(jnp.asarray(IMAGES)), rtol=1e-5, atol=1e-5)
     assert seen[0.0] != seen[0.9]

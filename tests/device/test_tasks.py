@@ -134,21 +134,19 @@ def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
 
 def test_terms_and_metrics_are_measured_by_name():
     make, x, y, task, _ = TASKS["two terms"]
-    train = trainer(make(), task)
-    history = train.fit(x, y, x, y, config(epochs=1, batch_size=4, monitor="val_near"))
+    train = fitted(make(), task, x, y, x, y, monitor="val_near")
     told = train.evaluate_metrics(x, y)
     assert told["loss"] == pytest.approx(told["label"] + 0.25 * told["sum"], rel=1e-5)
     assert {f"{split}_{name}" for split in ("train", "val") for name in ("label", "sum", "near")} <= set(
-        history.metrics
+        train.history.metrics
     )
     out = train.predict(x)
     assert told["near"] == pytest.approx((np.abs(out["sum"] - y["sum"]) < 1).mean())
-    labels = trainer(make(), cx.Task.classification(output="logits"))
-    labels.fit(x, Y[:SAMPLES], config(epochs=1))
+    labels = fitted(make(), cx.Task.classification(output="logits"), x, Y[:SAMPLES])
     hit = labels.predict(x)["logits"].argmax(-1) == Y[:SAMPLES]
     assert labels.evaluate(x, Y[:SAMPLES])[1] == pytest.approx(hit.mean())
-    more = trainer(LINEAR, cx.Task.classification().with_metrics({"one": lambda o, t: jnp.ones(len(o))}))
-    more.fit(x, Y[:SAMPLES], config(epochs=1))
+    one = cx.Task.classification().with_metrics({"one": lambda o, t: jnp.ones(len(o))})
+    more = fitted(LINEAR, one, x, Y[:SAMPLES])
     assert more.evaluate_metrics(x, Y[:SAMPLES])["one"] == 1
 
 
