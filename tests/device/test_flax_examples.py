@@ -9,7 +9,7 @@ from flax import nnx
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from tests.support import flax_examples as ex
-from tests.support.trainers import assert_near, config, fitted, trainer, use_devices
+from tests.support.trainers import assert_near, config, trained, trainer, use_devices
 from tests.support.trainers import own_group as own_group
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
@@ -27,7 +27,7 @@ GRAPHS = ex.graphs(rng, SAMPLES)
 def test_two_devices_equal_one_with_the_whole_batch(make, x):
     seen = []
     for replicas in (1, 2):
-        train = fitted(make(), cx.CrossEntropyLoss(), x, LABELS, replicas=replicas)
+        train = trained(make(), cx.CrossEntropyLoss(), x, LABELS, replicas=replicas)
         seen.append((train.params, train.evaluate(x, LABELS)[0]))
     assert np.isfinite(train.history.train_losses[0])
     assert_near(*seen, 1e-4, 1e-5)  # rounding of sums in another order, through three steps
@@ -37,7 +37,7 @@ def test_mnist_of_nnx_whose_dropout_asks_for_a_key_with_the_call():
     seen = {}
     for rate in (0.0, 0.9):
         model = ex.MnistNnx(rate=rate, rngs=nnx.Rngs(0))
-        train = fitted(model, cx.CrossEntropyLoss(), IMAGES, LABELS)
+        train = trained(model, cx.CrossEntropyLoss(), IMAGES, LABELS)
         seen[rate] = train.history.train_losses[0]
         model.eval()
         np.testing.assert_allclose(train.predict(IMAGES), model(jnp.asarray(IMAGES)), rtol=1e-5, atol=1e-5)

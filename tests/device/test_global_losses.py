@@ -11,7 +11,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import FEATURES, X, Y, assert_near, by_hand, config, fitted, trainer, use_devices
+from tests.support.trainers import FEATURES, X, Y, assert_near, by_hand, config, trained, trainer, use_devices
 from tests.support.trainers import own_group as own_group
 
 ce = optax.softmax_cross_entropy_with_integer_labels
@@ -78,7 +78,7 @@ def test_replicas_equal_one_device_on_the_whole_batch(name, replicas, comm):
     make, loss = LOSSES[name]
     x, y = X[:SAMPLES], Y[:SAMPLES]
     expected, (mean_loss,) = by_hand(make(), whole(loss), x, y)
-    train = fitted(make(), loss, x, y, replicas=replicas, comm=comm)
+    train = trained(make(), loss, x, y, replicas=replicas, comm=comm)
     # Rounding of sums in another order, through three steps.
     assert_near(train.params, expected, 1e-4, 1e-5)
     assert train.history.train_losses[0] == pytest.approx(mean_loss, rel=1e-4)
@@ -86,7 +86,7 @@ def test_replicas_equal_one_device_on_the_whole_batch(name, replicas, comm):
 
 def test_evaluation_is_the_same_at_every_number_of_replicas():
     one, two = (
-        fitted(EMBED(), NEIGHBOURS, X[:8], Y[:8], replicas=replicas).evaluate(X[:SAMPLES], Y[:SAMPLES])[0]
+        trained(EMBED(), NEIGHBOURS, X[:8], Y[:8], replicas=replicas).evaluate(X[:SAMPLES], Y[:SAMPLES])[0]
         for replicas in (1, 2)
     )
     assert one == pytest.approx(two, rel=1e-5)

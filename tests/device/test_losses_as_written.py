@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, fitted
+from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, trained
 from tests.support.trainers import own_group as own_group
 
 ce = optax.softmax_cross_entropy_with_integer_labels
@@ -76,7 +76,7 @@ def assert_as_by_hand(model, loss, x, y, *, written=None, size=8, **options):
     """Trains two epochs, and as the loop by hand does; returns the trainer. written: the loss there."""
     loader = {"global_batch_size": None} if options.pop("loader", False) else {}
     given = (batches(x, y, size),) if loader else (x, y)
-    one = fitted(model, loss, *given, size=size, epochs=2, **loader, **options)
+    one = trained(model, loss, *given, size=size, epochs=2, **loader, **options)
     params, losses = by_hand(model, written or loss, x, y, size=size, epochs=2)
     assert_near(one.params, params)
     np.testing.assert_allclose(one.history.train_losses, losses, rtol=1e-5)
@@ -94,7 +94,7 @@ def test_on_one_device_any_loss_is_the_loop_by_hand(name, loader):
 
 
 def test_evaluation_on_one_device_uses_the_number_of_each_batch():
-    one = fitted(LINEAR, rmse, X, REAL, replicas=1, metrics=cx.Metrics({"pearson": pearson}))
+    one = trained(LINEAR, rmse, X, REAL, replicas=1, metrics=cx.Metrics({"pearson": pearson}))
     measured = one.evaluate_metrics(X, REAL, batch_size=8)
     output = one.predict(X)
     for name, fn in {"loss": rmse, "pearson": pearson}.items():
@@ -142,7 +142,7 @@ def test_where_the_batch_is_split_a_coupled_loss_ends_the_run_unsaved(
     folder = tmp_path / "checkpoints"
     saving = {"checkpoint_dir": str(folder), "checkpoint_every_n_steps": 1, "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError) as err:
-        fitted(model, loss, X[:samples], y[:samples], replicas=replicas, **options, **saving)
+        trained(model, loss, X[:samples], y[:samples], replicas=replicas, **options, **saving)
     assert err.value.key == "loss"
     assert not list(folder.glob("step_*"))
 
@@ -167,7 +167,7 @@ def test_a_division_by_the_batchs_own_weights_that_shows_late(tmp_path):
     assert_as_by_hand(LINEAR, masked, x, y, size=16, replicas=1)
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints"), "checkpoint_every_n_steps": 1}
     with pytest.raises(ConfigError) as err:
-        fitted(LINEAR, masked, x, y, size=16, **saving)
+        trained(LINEAR, masked, x, y, size=16, **saving)
     assert err.value.key == "loss"
     # Steps before the first that differs are the loop by hand, and are saved.
     assert max(int(p.name.split("_")[1]) for p in (tmp_path / "checkpoints").glob("step_*")) == 200 // 16
@@ -180,7 +180,7 @@ def test_a_loss_that_takes_no_single_sample_is_refused_before_the_first_step(tmp
 
     assert_as_by_hand(LINEAR, pairs, X, REAL, replicas=1)
     with pytest.raises(ConfigError, match="cx.GlobalLoss"):
-        fitted(LINEAR, pairs, X, REAL, checkpoint_dir=str(tmp_path / "c"))
+        trained(LINEAR, pairs, X, REAL, checkpoint_dir=str(tmp_path / "c"))
     assert not list(tmp_path.iterdir())
 
 
@@ -199,15 +199,15 @@ def test_terms_and_metrics_of_one_number_follow_the_same_rule(replicas):
         trains(norm)
         return
     with pytest.raises(ConfigError, match="small"):
-        fitted(LINEAR, task(norm), X, REAL, replicas=replicas)
+        trained(LINEAR, task(norm), X, REAL, replicas=replicas)
     with pytest.raises(ConfigError, match="pearson") as err:
-        fitted(LINEAR, mse, X, REAL, replicas=replicas, metrics=cx.Metrics({"pearson": pearson}))
+        trained(LINEAR, mse, X, REAL, replicas=replicas, metrics=cx.Metrics({"pearson": pearson}))
     assert err.value.key == "metrics"
 
 
 def test_half_precision_is_no_difference():
     half = lambda o, t: jnp.square(o.astype(jnp.bfloat16) - t.astype(jnp.bfloat16)).mean()  # noqa: E731
-    one = fitted(LINEAR, half, X, REAL)
+    one = trained(LINEAR, half, X, REAL)
     params, _ = by_hand(LINEAR, lambda o, t: half(o, t).astype(jnp.float32), X, REAL)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0.05, atol=0.01), one.params, params)
 
@@ -222,7 +222,7 @@ def test_half_precision_is_no_difference():
 )
 def test_what_is_neither_values_nor_one_number_is_refused_before_training(loss, replicas):
     with pytest.raises(DataError):
-        fitted(LINEAR, loss, X, REAL, replicas=replicas)
+        trained(LINEAR, loss, X, REAL, replicas=replicas)
 
 
 class TimeMajor(linen.Module):
@@ -233,4 +233,4 @@ class TimeMajor(linen.Module):
 
 def test_samples_that_are_not_in_dimension_0_are_named():
     with pytest.raises(DataError, match=r"output .*\(5, 1, 3\) .*\(1, \.\.\.\)"):
-        fitted(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS)
+        trained(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS)

@@ -12,7 +12,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, fitted, use_devices
+from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trained, use_devices
 from tests.support.trainers import own_group as own_group
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
@@ -194,7 +194,7 @@ def test_a_trunk_that_two_terms_train_gets_both_gradients_and_heads_their_own():
         }
     )
     params, _ = by_hand(Agent(), lambda o, t: (acts(o, t) + 0.5 * values(o, t)).mean(), x, y)
-    assert_same(fitted(Agent(), task, x, y).params, params, rtol=1e-4)
+    assert_same(trained(Agent(), task, x, y).params, params, rtol=1e-4)
 
 
 SGD, OTHER = optax.sgd(0.1), optax.sgd(1.0)

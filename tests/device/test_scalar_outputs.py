@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
-from tests.support.trainers import assert_near, by_hand, fitted
+from tests.support.trainers import assert_near, by_hand, trained
 from tests.support.trainers import own_group as own_group
 
 rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def of_whole(output, target):
     ids=["mean, accumulated", "each, fsdp", "global"],
 )
 def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
-    trainer = fitted(Scaled(), loss, X, Y, size=24, epochs=2, **options)
+    trainer = trained(Scaled(), loss, X, Y, size=24, epochs=2, **options)
     whole = of_whole if isinstance(loss, cx.GlobalLoss) else lambda o, t: each(o, t).mean()
     params, _ = by_hand(Scaled(), whole, X, Y, size=24, epochs=2)
     assert_near(trainer.params, params)
@@ -60,6 +60,6 @@ def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
 
 def test_a_number_of_the_batch_is_refused():
     with pytest.raises(DataError, match="'scale'"):
-        fitted(Scaled(of_batch=True), each, X, Y)
+        trained(Scaled(of_batch=True), each, X, Y)
     with pytest.raises(DataError, match=r'output .*"loss"'):
-        fitted(linen.Sequential([linen.Dense(3), jnp.mean]), each, X, Y)
+        trained(linen.Sequential([linen.Dense(3), jnp.mean]), each, X, Y)

@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, fitted, trainer
+from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trained, trainer
 from tests.support.trainers import two_devices as two_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -111,13 +111,13 @@ TASKS = {
 def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
     make, x, y, task, loss = TASKS[name]
     params, _ = by_hand(make(), loss, x, y)
-    train = fitted(make(), task, x, y)
+    train = trained(make(), task, x, y)
     assert_near(train.params, params, 1e-4, 1e-5)
     assert np.isfinite(train.history.train_losses[0])
 
 
 def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
-    cut, train = (fitted(Text(), MASKS, TEXT, TEXT, gradient_accumulation_steps=k) for k in (2, 1))
+    cut, train = (trained(Text(), MASKS, TEXT, TEXT, gradient_accumulation_steps=k) for k in (2, 1))
     assert cut.history.train_losses[0] == pytest.approx(train.history.train_losses[0], rel=1e-5)
     assert_near(cut.params, train.params)
     by_size = [train.evaluate_metrics(TEXT, TEXT, batch_size=size) for size in (2, 5)]
@@ -134,7 +134,7 @@ def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
 
 def test_terms_and_metrics_are_measured_by_name():
     make, x, y, task, _ = TASKS["two terms"]
-    train = fitted(make(), task, x, y, x, y, monitor="val_near")
+    train = trained(make(), task, x, y, x, y, monitor="val_near")
     told = train.evaluate_metrics(x, y)
     assert told["loss"] == pytest.approx(told["label"] + 0.25 * told["sum"], rel=1e-5)
     assert {f"{split}_{name}" for split in ("train", "val") for name in ("label", "sum", "near")} <= set(
@@ -142,11 +142,11 @@ def test_terms_and_metrics_are_measured_by_name():
     )
     out = train.predict(x)
     assert told["near"] == pytest.approx((np.abs(out["sum"] - y["sum"]) < 1).mean())
-    labels = fitted(make(), cx.Task.classification(output="logits"), x, Y[:SAMPLES])
+    labels = trained(make(), cx.Task.classification(output="logits"), x, Y[:SAMPLES])
     hit = labels.predict(x)["logits"].argmax(-1) == Y[:SAMPLES]
     assert labels.evaluate(x, Y[:SAMPLES])[1] == pytest.approx(hit.mean())
     one = cx.Task.classification().with_metrics({"one": lambda o, t: jnp.ones(len(o))})
-    more = fitted(LINEAR, one, x, Y[:SAMPLES])
+    more = trained(LINEAR, one, x, Y[:SAMPLES])
     assert more.evaluate_metrics(x, Y[:SAMPLES])["one"] == 1
 
 

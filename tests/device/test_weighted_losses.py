@@ -10,7 +10,18 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import DataError
-from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, assert_near, by_hand, config, fitted, trainer
+from tests.support.trainers import (
+    CLASSES,
+    FEATURES,
+    VAL,
+    X,
+    Y,
+    assert_near,
+    by_hand,
+    config,
+    trained,
+    trainer,
+)
 from tests.support.trainers import two_devices as two_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -42,7 +53,7 @@ def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, options):
     x, y = X[:SAMPLES], Y[:SAMPLES]
     expected, _ = by_hand(LINEAR, mean, x, y)
     for loss in (pair, cx.CrossEntropyLoss(weight=WEIGHT)):
-        train = fitted(LINEAR, loss, x, y, replicas=replicas, **options)
+        train = trained(LINEAR, loss, x, y, replicas=replicas, **options)
         assert_near(train.params, expected)
     # What evaluation tells is a mean over the weights too.
     np.testing.assert_allclose(train.evaluate(*VAL)[0], mean(train.predict(VAL[0]), VAL[1]), rtol=1e-5)
@@ -50,7 +61,7 @@ def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, options):
 
 def test_weights_below_zero_count_as_they_are_written():
     pair, mean = pairs([2.0, -0.5, 3.0])
-    train = fitted(LINEAR, pair, X[:SAMPLES], Y[:SAMPLES])
+    train = trained(LINEAR, pair, X[:SAMPLES], Y[:SAMPLES])
     assert_near(train.params, by_hand(LINEAR, mean, X[:SAMPLES], Y[:SAMPLES])[0])
 
 
@@ -66,7 +77,7 @@ def test_tokens_that_are_ignored_count_nothing():
         return jnp.where(counts, ce(o, jnp.where(counts, t, 0)), 0).sum() / counts.sum().astype(jnp.float32)
 
     expected, _ = by_hand(LINEAR, written, x, y)
-    train = fitted(LINEAR, cx.CrossEntropyLoss(ignore_index=-100), x, y)
+    train = trained(LINEAR, cx.CrossEntropyLoss(ignore_index=-100), x, y)
     assert_near(train.params, expected)
     _, accuracy = train.evaluate(x, y)
     hit = train.predict(x).argmax(-1) == y

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 from flax import linen
 
-from tests.support.trainers import assert_near, by_hand, fitted
+from tests.support.trainers import assert_near, by_hand, trained
 from tests.support.trainers import own_group as own_group
 
 NODES, EDGES, FEATURES, CLASSES, STEPS = 30, 120, 5, 3, 12
@@ -51,7 +51,7 @@ def of_nodes(output, target):
 
 def test_a_graph_trains_as_by_hand():
     inputs, target = graph()
-    one = fitted(GraphNet(), of_nodes, inputs, target, size=2, epochs=STEPS)  # a sample for each device
+    one = trained(GraphNet(), of_nodes, inputs, target, size=2, epochs=STEPS)  # a sample for each device
 
     def mean(output, target):
         values, mask = of_nodes(output, target)

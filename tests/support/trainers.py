@@ -153,7 +153,7 @@ def by_hand(
     return params, losses
 
 
-def fitted(
+def trained(
     model: Any, loss: Any, *data: Any, replicas: int = 2, size: int = 8, metrics: Any = None, **options: Any
 ) -> Any:
     """A trainer after an epoch over `data` in its order, `size` samples a step."""
