@@ -94,7 +94,7 @@ def write_together(
 
         def publish() -> None:
             if not writers.rank:
-                notes = [json.loads(read_plain(_note_of(folder, rank))) for rank in range(len(names))]
+                notes = notes_in(folder, len(names))
                 shutil.rmtree(folder / _NOTES)
                 commit(folder, notes)
                 opened.close()
@@ -135,6 +135,11 @@ def leaves_of(leaves: Mapping[str, Any], notes: list[Note]) -> tuple[Leaf, ...]:
 
 def _is_cut(leaf: Any) -> bool:
     return is_share(leaf) and not leaf.is_whole and bool(np.prod(leaf.shape))
+
+
+def notes_in(folder: Path, num_processes: int) -> list[Note]:
+    """What each process wrote into `folder`, by rank."""
+    return [json.loads(read_plain(_note_of(folder, rank))) for rank in range(num_processes)]
 
 
 def _note_of(folder: Path, rank: int) -> Path:

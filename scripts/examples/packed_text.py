@@ -7,10 +7,11 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.data.text import encode, python_help
+from cyxjax.data.text import python_help
 
 LENGTH, WIDTH = 48, 32
 
@@ -32,9 +33,10 @@ class Model(linen.Module):
 
 def main(epochs=2, texts=120):
     text = python_help()[:20000]
-    vocabulary = "".join(sorted(set(text)))
+    vocabulary = {character: token for token, character in enumerate(sorted(set(text)))}
     sentences = [part.strip() for part in re.split(r"\n\n|\. ", text) if part.strip()][:texts]
-    packed = cx.data.pack([encode(sentence, vocabulary) for sentence in sentences], LENGTH)
+    tokens = [np.array([vocabulary[character] for character in part], np.int32) for part in sentences]
+    packed = cx.data.pack(tokens, LENGTH)
     inputs = {"tokens": packed.tokens, "segments": packed.segments, "positions": packed.positions}
     loss = cx.CrossEntropyLoss(ignore_index=-100)  # of padding
     trainer = cx.distributed.DistributedTrainer(Model(len(vocabulary)), loss, cx.SGDOptimizer(0.5))

@@ -41,7 +41,7 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
     dataset = data(batch_size * replicas * accumulation * 4)
     plan = BatchPlan(len(dataset), batch_size, replicas, accumulation)
     given = {"replicas": replicas, "batch_size": batch_size, "accumulation": accumulation}
-    state, _ = train(model, dataset, epochs=1, optimizer=optimizer, **given)
+    state, _ = train(model, dataset, epochs=1, rule=optimizer, **given)
     ddp = wrap(model, replicas, seed=0)
     for t in range(plan.num_steps):
         host = read_batch(dataset, Order(len(dataset), 0, 0), plan, range(replicas), t)

@@ -96,7 +96,7 @@ def gan_by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
     return params
 
 
-def trained(task, **options):
+def in_turns(task, **options):
     train = cx.distributed.DistributedTrainer(Gan(), task)
     given = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP} | options
     return train, train.fit(*DATA, config(**given))
@@ -130,7 +130,7 @@ QUICK = ("fsdp, in turns of two micro-batches",)
 )
 def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
     use_devices(2)
-    train, history = trained(gan(weighs), **STEPS[name])
+    train, history = in_turns(gan(weighs), **STEPS[name])
     assert_same(train.params, gan_by_hand(weighs))
     told = history.metrics
     assert history.train_losses[0] == pytest.approx(
@@ -149,20 +149,20 @@ def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
 )
 def test_what_rounds_trains_all_groups(options):
     use_devices(2)
-    train, _ = trained(gan(turns=(1, 0)), **options)
+    train, _ = in_turns(gan(turns=(1, 0)), **options)
     assert_same(train.params, gan_by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
 
 
 def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path):
     use_devices(2)
     kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path / "a"), "epochs": 2}
-    whole = trained(gan(), **kept | {"checkpoint_dir": str(tmp_path / "b")})[0].params
-    trained(gan(), **kept | {"epochs": 1})  # three steps: the generator's turn is the first one after them
-    train, history = trained(gan(), **kept)
+    whole = in_turns(gan(), **kept | {"checkpoint_dir": str(tmp_path / "b")})[0].params
+    in_turns(gan(), **kept | {"epochs": 1})  # three steps: the generator's turn is the first one after them
+    train, history = in_turns(gan(), **kept)
     assert len(history.train_losses) == 2
     jax.tree.map(np.testing.assert_array_equal, train.params, whole)
     use_devices(1)
-    other = trained(gan(), **kept | {"comm": "zero1", "batch_size": 8, "epochs": 3})[0]
+    other = in_turns(gan(), **kept | {"comm": "zero1", "batch_size": 8, "epochs": 3})[0]
     assert_same(other.params, gan_by_hand(epochs=3), atol=1e-4)
 
 

@@ -244,7 +244,9 @@ _FORMINGS = [
                 "faults/test_other_host.py",
                 "test_what_no_version_tells_is_refused_on_both_ranks_before_a_step",
             ),
-            *tests_in("multiprocess/test_collectives.py", "test_what_differs_is_named_on_every_rank"),
+            *tests_in(
+                "multiprocess/test_collectives.py", "test_what_differs_or_is_missing_is_named_on_every_rank"
+            ),
         ),
     ),
 ]

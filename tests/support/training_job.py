@@ -137,7 +137,7 @@ def slow_tracker(path: Path) -> None:
 SHARING = {
     "share": ("write_share", False),
     "shared": ("write_share", True),
-    "publish": ("_read_notes", False),
+    "publish": ("notes_in", False),
 }
 
 

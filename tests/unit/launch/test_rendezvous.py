@@ -141,11 +141,12 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
 
     monkeypatch.setattr(server.Peer, "send", slow_send)
     monkeypatch.setattr(Coordinator, "end", lambda self: (ending.set(), end(self)))
+    made, coordinate = [], connect._coordinate
+    monkeypatch.setattr(connect, "_coordinate", lambda place: made.append(coordinate(place)) or made[0])
     rank_0, rank_1 = by_hand()
-    host = connect._coordinate(rank_0)
     with ThreadPoolExecutor(2) as pool:
-        zero = pool.submit(connect._meet, rank_0, {"program": "train.py"}, host)
-        assert until(lambda: 0 in host.ranks.here, 10)
+        zero = pool.submit(connect._meet, rank_0, {"program": "train.py"}, None, {})
+        assert until(lambda: made and 0 in made[0].ranks.here, 10)
         one = pool.submit(client.join, rank_1, {"program": "other.py"})
         for told in (zero, one):
             with pytest.raises(GroupError, match=r"program: train\.py .*rank 0; other\.py .*rank 1"):
