@@ -106,11 +106,15 @@ def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
         epochs=10**9, batch_size=BATCH, max_steps=num_steps, checkpoint_dir=folder, resume="never", prefetch=0
     )
     plan = trainer.prepare(data, config=config)
-    program = trainer.program
-    with closing(iter(plan.feed.train(Position(), lambda: (0.0, False)))) as batches:
-        _, sums = program.train_step(jax.tree.map(jnp.copy, trainer.state), next(batches).batch)
-    nothing = program._replace(train_step=lambda state, batch: (state, sums))
-    trainer._program = nothing
+    program, state = trainer.program, jax.tree.map(jnp.copy, trainer.state)
+    with closing(iter(plan.feed.train(Position(), lambda: (0.0, False), 1))) as batches:
+        _, sums = program.train_step(state, next(batches).batch)
+    several = jnp.stack([sums] * plan.steps_at_once)
+    nothing = program._replace(
+        train_step=lambda state, batch: (state, sums),
+        train_steps=lambda state, batches, first, stop: (state, several),
+    )
+    trainer._last = plan, nothing
     trainer.fit_prepared(plan)
 
 

@@ -41,7 +41,8 @@ def command(python: str, ranks: int, ours: bool) -> list[str]:
 def one_round(words: list[str]) -> dict[str, float] | None:
     """When the last rank passed each mark, in seconds; None, with the reason shown, if the group did not."""
     with tempfile.TemporaryDirectory() as folder:  # also for what the launchers leave of the first error
-        env = os.environ | {"JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": folder}
+        own = {"JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": folder}
+        env = os.environ | own | {"PYTHONDONTWRITEBYTECODE": ""}  # as where a package was installed
         marks, output = Path(folder) / "marks", Path(folder) / "output"
         with output.open("w") as file:
             process = subprocess.Popen([*words, str(marks)], env=env, stdout=file, stderr=file)

@@ -35,6 +35,7 @@ def one_start(words: list[str], cache: str) -> dict[str, tuple[float, float]]:
         marks = Path(folder, "marks")
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
+            "PYTHONDONTWRITEBYTECODE": "",  # as where a package was installed
             "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
             "JAX_COMPILATION_CACHE_DIR": cache,
             "STARTS_MARKS": str(marks),
