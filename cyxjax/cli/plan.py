@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
     _, _, trainer, plan = prepare(config)
     assert plan.feed is not None
-    batch = next(iter(plan.feed.train(Position(), lambda: (False, False)))).batch
+    batch = next(iter(plan.feed.train(Position(), lambda: (False, False), 1))).batch
     step: Any = trainer.program.train_step
     state = trainer.state
     lowered = step.lower(state, batch)

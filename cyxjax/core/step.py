@@ -149,8 +149,9 @@ def build_train_step(
     metrics the sums have the norm of the mean gradients (`norm_row`), the signals of all ranks, who agree on
     a stop without a collective of its own, and what `split_check` compares where the batch is split. One
     replica without micro-batches has the whole batch: where a loss or metric of one number is used there,
-    batches must be without padding. several: the function takes (state, batches, count) instead; it does a
-    step with each of the first `count` batches, of equal shapes, in one dispatch, and returns all their sums.
+    batches must be without padding. several: the function takes (state, batches, first, stop) instead, where
+    `batches` is a Batch with one more dimension, the first, of several steps; it does steps first to stop - 1
+    in one dispatch, and returns the sums of each.
     """
     spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
     stats = StatsAxes(AXIS if sync_batchnorm else None, asked=AXIS)
@@ -194,18 +195,20 @@ def build_train_step(
         state, sums = reduce(state, model(state, batch))
         return sync.stow(state), sums
 
-    def steps(state: TrainState, batches: tuple[Batch, ...], count: int) -> tuple[TrainState, jax.Array]:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-        sums = jax.eval_shape(step, state, batches[0])[1]
+    def steps(
+        state: TrainState, batches: Batch, first: jax.Array, stop: jax.Array
+    ) -> tuple[TrainState, jax.Array]:
+        one = lambda i: jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)  # noqa: E731
+        sums = jax.eval_shape(step, state, jax.eval_shape(one, 0))[1]
 
         def body(i: jax.Array, carry: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
             state, out = carry
-            batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), stacked)
-            state, sums = step(state, batch)
+            state, sums = step(state, one(i))
             return state, lax.dynamic_update_index_in_dim(out, sums, i, 0)
 
-        # The number of rounds is known at run time: one program for any of them, and so the same bits.
-        return lax.fori_loop(0, count, body, (state, jnp.zeros((len(batches), *sums.shape), sums.dtype)))
+        # The rounds are known at run time alone: one program for any of them, and so the same bits.
+        out = jnp.zeros((len(batches.total), *sums.shape), sums.dtype)
+        return lax.fori_loop(first, stop, body, (state, out))
 
     options = memory_options(mesh) if sync.regather or fns.recomputes else {}
     return jax.jit(steps if several else step, donate_argnums=0 if donate else (), compiler_options=options)

@@ -102,6 +102,13 @@ class HostBatch(NamedTuple):
     place: Any = None  # where a loader says that it stands after this step
 
 
+class HostBlock(NamedTuple):
+    """Consecutive steps that were read together."""
+
+    steps: list[HostBatch]  # views of `rows`, without those that only fill up the block
+    rows: HostBatch  # the rows of all steps, one after another; total and stop are those of the last one
+
+
 def iterate(
     dataset: Dataset, order: Order, plan: BatchPlan, replicas: Sequence[int], start_step: int = 0
 ) -> Iterator[HostBatch]:
@@ -110,17 +117,34 @@ def iterate(
     Batch t depends on (order, plan, t) alone, so going on at sample s is `plan.rest(s)`: nothing is skipped
     by reading it.
     """
-    if start_step >= plan.num_steps:
-        return
+    for block in iterate_blocks(dataset, order, plan, replicas, start_step):
+        yield from block.steps
+
+
+def iterate_blocks(
+    dataset: Dataset,
+    order: Order,
+    plan: BatchPlan,
+    replicas: Sequence[int],
+    start_step: int = 0,
+    size: int | None = None,
+) -> Iterator[HostBlock]:
+    """As `iterate`, in blocks of `size` steps; samples from the start fill up the epoch's last block.
+
+    None: of as many as are read together sooner, and the last block as it is.
+    """
     first_step = plan.places(0, replicas).reshape(-1)
-    block = max(1, _PLACES_AT_ONCE // (len(first_step) or 1))
-    for first in range(start_step, plan.num_steps, block):
-        steps = np.arange(first, min(first + block, plan.num_steps))
-        places = first_step + steps[:, None] * plan.global_batch_size
-        indices, several = order[places % plan.num_samples], _steps_at_once(dataset, len(first_step))
-        for some in range(0, len(steps), several):
-            these = slice(some, some + several)
-            yield from _read(dataset, plan, steps[these].tolist(), places[these], indices[these])
+    each = size or _steps_at_once(dataset, len(first_step))
+    at_once = max(1, _PLACES_AT_ONCE // (len(first_step) * each or 1)) * each
+    for first in range(start_step, plan.num_steps, at_once):
+        end = min(first + at_once, plan.num_steps)
+        filled = end if size is None else first + -(-(end - first) // size) * size
+        places = first_step + np.arange(first, filled)[:, None] * plan.global_batch_size
+        indices = order[places % plan.num_samples]
+        for some in range(first, end, each):
+            these = slice(some - first, some - first + each)
+            steps = range(some, min(some + each, end))
+            yield _read(dataset, plan, steps, places[these], indices[these])
 
 
 def read_batch(
@@ -128,7 +152,7 @@ def read_batch(
 ) -> HostBatch:
     """The rows of `replicas` in one step."""
     places = plan.places(step, replicas).reshape(1, -1)
-    return next(_read(dataset, plan, [step], places, order[places % plan.num_samples]))
+    return _read(dataset, plan, [step], places, order[places % plan.num_samples]).steps[0]
 
 
 def _steps_at_once(dataset: Dataset, rows: int) -> int:
@@ -138,17 +162,21 @@ def _steps_at_once(dataset: Dataset, rows: int) -> int:
 
 
 def _read(
-    dataset: Dataset, plan: BatchPlan, steps: list[int], places: Places, indices: Places
-) -> Iterator[HostBatch]:
-    """The batches of `steps`, whose places and samples are the rows of `places` and `indices`."""
+    dataset: Dataset, plan: BatchPlan, steps: Sequence[int], places: Places, indices: Places
+) -> HostBlock:
+    """The batches of `steps`, whose places and samples are the first rows of `places` and `indices`."""
     inputs, targets = dataset.take(indices.reshape(-1))
     weight = (places < plan.num_samples).astype(np.float32)
-    rows = places.shape[1]
+    rows, made = places.shape[1], []
     for i, (start, stop) in enumerate(map(plan.span, steps)):
         mine = itemgetter(slice(i * rows, (i + 1) * rows))  # no function of ours: a step is short
         x = map_leaves(mine, inputs)
         y = x if targets is inputs else map_leaves(mine, targets)
-        yield HostBatch(x, y, weight[i], stop - start, places[i], indices[i], stop)
+        made.append(HostBatch(x, y, weight[i], stop - start, places[i], indices[i], stop))
+    flat = made[-1]._replace(
+        inputs=inputs, targets=targets, weight=weight.reshape(-1), places=places.reshape(-1)
+    )
+    return HostBlock(made, flat._replace(ids=indices.reshape(-1)))
 
 
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:

@@ -34,7 +34,7 @@ from cyxjax.train.feeding.placing import Keying, unkeyed
 from cyxjax.train.hooks.composite import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from cyxjax.train.program import Recipe
+from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import Settings
 from cyxjax.train.start.optimizers import for_trainer
 
@@ -133,18 +133,28 @@ class OneStep:
 # ---- program ----------------------------------------------------------------------------------------------
 
 
-def lower_step(step: Any, state: TrainState, data: FitData, settings: Settings, mesh: Mesh) -> Any:
-    """The step's program for the first batch, which is not compiled; None where it cannot be known.
+def lower_step(
+    program: Program, at_once: int, state: TrainState, data: FitData, settings: Settings, mesh: Mesh
+) -> Any:
+    """The program of the first dispatch, which is not compiled; None where it cannot be known.
 
     state: as training starts with it. A model that does not take the first batch in training says so here.
     What lowering makes is kept by jax and serves the first step: measured, it costs 20 ms beside that.
     """
-    if not hasattr(step, "lower"):
+    if not hasattr(program.train_step, "lower"):
         return None
     first = OneSample(data.train) if data.indexed else OneStep(data.first)
     feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
-    with closing(iter(feed.train(Position(), lambda: (0.0, False)))) as fed:  # type: ignore[type-var]
-        return step.lower(state, next(fed).batch)
+    with closing(iter(feed.train(Position(), lambda: (0.0, False), at_once))) as fed:  # type: ignore[type-var]
+        one = next(fed)
+    if one.place is None:
+        return program.train_step.lower(state, one.batch)
+    return program.train_steps.lower(state, one.batch, 0, at_once)
+
+
+def flops_of(lowered: Any) -> float:
+    """FLOP of a step on one replica, of what `lower_step` gave; 0.0 for None. A loop counts once."""
+    return 0.0 if lowered is None else float((lowered.cost_analysis() or {}).get("flops", 0.0))
 
 
 def program_of(lowered: Any) -> str:

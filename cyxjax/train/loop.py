@@ -124,19 +124,17 @@ def _epoch(
     due = lambda at: (  # noqa: E731
         evaluations.after(at.step) or at.step == max_steps or any([h.wants_state(at, False) for h in saving])
     )
-    for some, last in _together(feed.train(position, ask), position, at_once, due):
-        batch = some[0][1]
+    for some, last in _dispatches(feed.train(position, ask, at_once), position, at_once, due):
+        batch, first = some[0][1].batch, some[0][1].place
         size = getattr(getattr(batch, "weight", None), "shape", ())
         report_progress(position.step, "step" if size == compiled else "compile")
         compiled = size
-        if at_once == 1:
+        if first is None:
             state, handle = program.train_step(state, batch)
             waiting.append((some[0][0], handle, ...))
         else:
-            batches = [batch for _, batch in some]
-            batches += batches[-1:] * (at_once - len(some))  # not computed
-            state, handle = program.train_steps(state, tuple(batches), len(some))
-            waiting.extend((when, handle, i) for i, (when, _) in enumerate(some))
+            state, handle = program.train_steps(state, batch, first, first + len(some))
+            waiting.extend((when, handle, first + i) for i, (when, _) in enumerate(some))
         position = some[-1][0]
         if len(waiting) >= max(in_flight, 2 * at_once):
             settle(half)  # half at a time: the host waits seldom, the device never
@@ -157,24 +155,22 @@ def _epoch(
     return RunState(position, state, sums), last, stop
 
 
-def _together(
-    fed: Iterable[Fed], position: Position, most: int, due: Callable[[Position], bool]
-) -> Iterator[tuple[list[tuple[Position, Batch]], bool]]:
-    """(positions after steps with their batches, for one dispatch; whether the last is the epoch's last).
+def _dispatches(
+    feed: Iterable[Fed], position: Position, at_once: int, due: Callable[[Position], bool]
+) -> Iterator[tuple[list[tuple[Position, Fed]], bool]]:
+    """(steps of one dispatch, each with the position after it; whether the last is the epoch's last).
 
-    Up to `most` batches of equal shapes, none after a step that is `due`.
+    A dispatch has steps whose batches were fed together, and ends with a step that is `due`.
     """
-    some: list[tuple[Position, Batch]] = []
-    form = None
-    for batch, samples, last in fed:
-        before, form = form, most > 1 and jax.tree.map(np.shape, batch)
-        if some and form != before:
+    some: list[tuple[Position, Fed]] = []
+    for fed in feed:
+        if some and fed.batch is not some[0][1].batch:
             yield some, False
             some = []
-        position = Position(position.step + 1, position.epoch, samples, position.step_in_epoch + 1)
-        some.append((position, batch))
-        if len(some) == most or last or due(position):
-            yield some, last
+        position = Position(position.step + 1, position.epoch, fed.samples, position.step_in_epoch + 1)
+        some.append((position, fed))
+        if fed.place in (None, at_once - 1) or fed.is_last or due(position):
+            yield some, fed.is_last
             some = []
     if some:
         yield some, False

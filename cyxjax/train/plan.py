@@ -1,7 +1,7 @@
 """Everything that is decided before the first write of a fit, as one frozen value."""
 
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,7 @@ class Plan(NamedTuple):
     data: FitData | None = None  # None: not to train, but to evaluate, predict or load
     feed: Feed | None = None
     steps_at_once: int = 1  # of one dispatch, at most
+    step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as of an exact step
 
 
 def fit_arguments(

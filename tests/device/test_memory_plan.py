@@ -39,7 +39,7 @@ def test_what_is_counted_is_what_the_devices_hold():
     use_devices(4)
     trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1, momentum=0.9))
     prepared = trainer.prepare(X, Y, config=config())
-    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
+    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False), 1))).batch
     with jax.numpy_dtype_promotion("standard"):  # as users run it
         found = {one.comm: one for one in held_by(prepared, jax.devices()[:4], batch)}
     assert set(found) == set(STRATEGIES)

@@ -63,7 +63,7 @@ def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
     assert held["sync"] < 16
     lines = plan_lines([], held, {"temporaries": 0})
     assert lines[-1].startswith("waiting in the host's memory")
-    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False)))).batch
+    batch = next(iter(prepared.feed.train(Position(), lambda: (False, False), 1))).batch
     text = trainer.program.train_step.lower(trainer.state, batch).compile().as_text().split("\n")[0]
     assert text.count("S(5)") == 2 * len(jax.tree.leaves(trainer.params))  # XLA's number of the host: in, out
     counted = next(held_by(prepared, jax.devices()[:4], batch))

@@ -1,6 +1,7 @@
 """All checks of a fit before its first step, in order, and of an evaluation. Nothing was written yet."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.exact.step import PartsStep
-from cyxjax.core.mesh import on_host
+from cyxjax.core.mesh import num_replicas, on_host
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
+from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import batch_shapes
 from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
@@ -76,10 +79,31 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
-        lowered = fingerprints.lower_step(program.train_step, state, data, settings, mesh)
+        several = _steps_at_once(plan, program, state, feed.steps_per_epoch if data.indexed else None)
+        lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
-    several = steps_at_once(settings.course.steps_per_dispatch, lowered, mesh, indexed=data.indexed)
-    return plan._replace(facts=facts, steps_at_once=several)
+    flops = partial(fingerprints.flops_of, lowered)
+    return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)
+
+
+def _steps_at_once(plan: Plan, program: Program, state: TrainState, num_steps: int | None) -> int:
+    """Steps of one dispatch. num_steps: of an epoch; None of a loader, whose batches may differ in shape.
+
+    auto: one on other devices than CPUs, where several were not measured.
+    """
+    asked, mesh = plan.settings.course.steps_per_dispatch, plan.group.mesh
+    if num_steps is None or num_steps == 1 or program.train_steps is None:
+        return 1
+    if asked == "auto" and mesh.devices.flat[0].platform != "cpu":
+        return 1
+
+    def forward() -> Any:
+        inputs = batch_shapes(plan.inputs, num_replicas(mesh))
+        with whole_batch(has_whole_batch(plan.settings.step, mesh)):
+            return program.predict_step.trace(jax.eval_shape(program.consensus, state), inputs)
+
+    batch = plan.settings.step.batch
+    return steps_at_once(asked, forward, batch.batch_size * batch.accumulation, num_steps)
 
 
 def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import local_replicas
 from cyxjax.core.step import Batch
-from cyxjax.data.batches import BatchPlan, iterate
+from cyxjax.data.batches import BatchPlan, HostBatch, HostBlock, iterate, iterate_blocks
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.loader import prefetch
 from cyxjax.data.order import Order
@@ -80,7 +80,8 @@ def loader_feed(
     """Batches of a loader."""
     here = jax.process_index(), jax.process_count()
 
-    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
+    def train_batches(position: Position, ask: Ask, at_once: int) -> Iterator[Fed]:
+        assert at_once == 1  # the shapes of the next batch are not known
         for host, is_last in reader.epoch(position):
             drawn = keying(host, position.epoch, places_of_loader(host, *here))
             yield Fed(placer.put(drawn, ask()), host.stop, is_last)
@@ -111,18 +112,38 @@ def dataset_feed(
 
     per_step = plan.global_batch_size // placer.num_shares * len(placer.shares)  # samples of this process
 
-    def train_batches(position: Position, ask: Ask) -> Iterator[Fed]:
+    def train_batches(position: Position, ask: Ask, at_once: int) -> Iterator[Fed]:
         order = Order(len(train), seed, position.epoch, shuffle)
         rest = plan.rest(position.samples)
         end = rest.first + rest.num_used
         # Few rows of arrays in memory are gathered sooner than handed from one thread to another.
         is_quick = isinstance(train, ArrayDataset) and train.row_bytes * per_step < LARGE_BYTES
         ahead = 0 if is_quick else depth
+        if at_once > 1:
+            blocks = iterate_blocks(train, order, rest, placer.shares, size=at_once)
+            with closing(prefetch(blocks, -(-ahead // at_once))) as read:
+                for block in read:
+                    yield from fed_together(block, position.epoch, end, ask, at_once)
+            return
         with closing(prefetch(iterate(train, order, rest, placer.shares), ahead)) as batches:
             for host in batches:
                 tape.note(position.epoch, host)
-                drawn = keying(host, position.epoch, host.places)
-                yield Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
+                yield fed_alone(host, position.epoch, end, ask)
+
+    def fed_alone(host: HostBatch, epoch: int, end: int, ask: Ask) -> Fed:
+        drawn = keying(host, epoch, host.places)
+        return Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
+
+    def fed_together(block: HostBlock, epoch: int, end: int, ask: Ask, at_once: int) -> Iterator[Fed]:
+        assert isinstance(placer, RowPlacer)
+        drawn = block._replace(rows=keying(block.rows, epoch, block.rows.places))
+        batches = placer.put_steps(drawn, at_once, ask())
+        for i, host in enumerate(block.steps):
+            tape.note(epoch, host)
+            if placer.has_own_size(host):
+                yield fed_alone(host, epoch, end, ask)
+            else:
+                yield Fed(batches, host.stop, host.stop == end, i)
 
     val_batches = partial(eval_batches, val_placer or placer, val, plan.batch_size, max_eval_batches)
     return Feed(train_batches, plan.num_steps, None if val is None else val_batches)

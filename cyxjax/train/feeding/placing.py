@@ -14,8 +14,12 @@ from cyxjax.core.exact.step import Layout, PartsBatch
 from cyxjax.core.mesh import build_put_rows, local_replicas, num_replicas, put_replicated, refuse_wrapping
 from cyxjax.core.model.augment import Augment, keyed
 from cyxjax.core.step import Batch
-from cyxjax.data.batches import HostBatch
+from cyxjax.data.batches import HostBatch, HostBlock
 from cyxjax.launch.backend import jax_private
+
+Signal = tuple[float, bool]
+"""What this process asks of all with a step: to stop, and how strongly; to save."""
+NO_SIGNAL: Signal = (0.0, False)
 
 
 class Placer(Protocol):
@@ -24,7 +28,7 @@ class Placer(Protocol):
     num_shares: int  # what a batch plan deals a step's samples out to
     shares: Sequence[int]  # those of this process
 
-    def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Any:
+    def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Any:
         """The batch that the step takes. host: rows of `shares`, in their order."""
 
 
@@ -42,25 +46,60 @@ class RowPlacer:
 
     def __init__(self, mesh: Mesh, *, unpadded: bool = False):
         self._unpadded = unpadded and num_replicas(mesh) == 1
-        self._mesh, self._put_rows = mesh, build_put_rows(mesh, jax_private.shard_putter())
+        put_shards = jax_private.shard_putter()
+        self._mesh, self._put_rows = mesh, build_put_rows(mesh, put_shards)
+        self._put_steps = build_put_rows(mesh, put_shards, dim=1)
         self.num_shares, self.shares = num_replicas(mesh), local_replicas(mesh)
         self._kept: dict[tuple, tuple[jax.Array, ...]] = {}
 
-    def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> Batch:
-        if self._unpadded and host.total < len(host.weight):  # padding comes last
+    def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Batch:
+        if self.has_own_size(host):  # padding comes last
             host = host._replace(**jax.tree.map(lambda a: a[: host.total], _rows_of(host)))
         rows = len(host.weight)
-        full = rows * self.num_shares == host.total * len(self.shares) or host.weight.all()
-        parts = self._put_rows((host.inputs, host.targets) if full else host[:3])
-        same = self._kept.get((rows, host.total, signal)) or self._keep(rows, host.total, signal)
-        return Batch(parts[0], parts[1], same[0] if full else parts[2], same[1], same[2])
+        parts = self._put_rows((host.inputs, host.targets) if self._is_full(host) else host[:3])
+        same = self._kept.get((rows, host.total, signal)) or self._keep((rows,), host.total, signal)
+        return Batch(*parts, *same[len(parts) - 2 :])
 
-    def _keep(self, rows: int, total: int, signal: tuple[float, bool]) -> tuple[jax.Array, ...]:
-        """(weights of `rows` samples, `total`, `signal`) on the mesh."""
-        asked = np.tile(np.array(signal, np.float32), (len(self.shares), 1))
-        weight, asked = self._put_rows((np.ones(rows, np.float32), asked))
-        self._kept[rows, total, signal] = weight, put_replicated(self._mesh, np.float32(total)), asked
-        return self._kept[rows, total, signal]
+    def put_steps(self, block: HostBlock, count: int, signal: Signal = NO_SIGNAL) -> Batch:
+        """The batches of `count` steps for one dispatch; `block` holds their rows, one step after another.
+
+        The signal goes with the first step.
+        """
+        last, rows = block.steps[-1], block.rows
+        refuse_wrapping((rows.inputs, rows.targets))  # here a row is still a sample
+        shape = count, len(last.weight)
+        parts = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), rows[:3])
+        if self._is_full(last):
+            same = self._kept.get((*shape, last.total, signal)) or self._keep(shape, last.total, signal)
+            inputs, targets = self._put_steps(parts[:2])
+            return Batch(inputs, targets, *same)
+        totals = np.zeros(count, np.float32)
+        totals[: len(block.steps)] = [step.total for step in block.steps]
+        inputs, targets, weight, asked = self._put_steps((*parts, self._asked(shape[:1], signal)))
+        return Batch(inputs, targets, weight, put_replicated(self._mesh, totals), asked)
+
+    def has_own_size(self, host: HostBatch) -> bool:
+        """Whether a step's batch is put without its padding, and so with fewer rows than others."""
+        return self._unpadded and host.total < len(host.weight)
+
+    def _is_full(self, host: HostBatch) -> bool:
+        """Whether this process's rows of a step are without padding, which only an epoch's last step has."""
+        rows = len(host.weight)
+        return bool(rows * self.num_shares == host.total * len(self.shares) or host.weight.all())
+
+    def _asked(self, steps: tuple[int, ...], signal: Signal) -> np.ndarray:
+        """`signal` of each share of this process, float32 (*steps, shares, 2), with the first step alone."""
+        asked = np.zeros((*steps, len(self.shares), 2), np.float32)
+        asked.reshape(-1, len(self.shares), 2)[0] = signal
+        return asked
+
+    def _keep(self, shape: tuple[int, ...], total: int, signal: Signal) -> tuple[jax.Array, ...]:
+        """(weights of samples, `total`, `signal`) on the mesh; shape: (rows,), or (steps, rows)."""
+        put = self._put_rows if len(shape) == 1 else self._put_steps
+        weight, asked = put((np.ones(shape, np.float32), self._asked(shape[:-1], signal)))
+        totals = put_replicated(self._mesh, np.full(shape[:-1], total, np.float32))
+        self._kept[*shape, total, signal] = weight, totals, asked
+        return weight, totals, asked
 
 
 class PartPlacer:
@@ -73,7 +112,7 @@ class PartPlacer:
         self.num_shares = layout.num_parts
         self.shares = [number for parts in layout.parts for number in parts]
 
-    def put(self, host: HostBatch, signal: tuple[float, bool] = (0.0, False)) -> PartsBatch:
+    def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> PartsBatch:
         refuse_wrapping((host.inputs, host.targets))
         size = len(host.weight) // len(self.shares)
         cut = jax.tree.map(lambda a: np.asarray(a).reshape(-1, size, *a.shape[1:]), tuple(host[:3]))

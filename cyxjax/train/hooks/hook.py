@@ -92,12 +92,14 @@ class Fed(NamedTuple):
     batch: Batch
     samples: int  # of the epoch, consumed with it over all replicas
     is_last: bool = False  # of the epoch; False also where that is not known
+    place: int | None = None  # of the step in `batch`, where that holds the batches of several steps
 
 
 class Feed(NamedTuple):
     """Where batches come from: functions of the position, so that a resumed run asks for the same ones."""
 
-    train: Callable[[Position, Callable[[], tuple[float, bool]]], Iterable[Fed]]  # (where to go on, ask)
+    # (where to go on, ask, steps of a dispatch at most): with more than one, batches of as many steps
+    train: Callable[[Position, Callable[[], tuple[float, bool]], int], Iterable[Fed]]
     steps_per_epoch: int | None  # of a whole one; None: known when the epoch ends
     val: Callable[[], Iterable[Batch]] | None
     close: Callable[[], None] = lambda: None  # what is held open from one epoch to the next

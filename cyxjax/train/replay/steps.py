@@ -111,7 +111,7 @@ def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | 
     before = again = place_state(host, trainer.program.sync, plan.group.mesh)
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
-    batch = next(iter(feed.train(came_from, _ask_nothing))).batch
+    batch = next(iter(feed.train(came_from, _ask_nothing, 1))).batch
     return Bad(position, came_from.samples, _by_replica(trainer.program, before), batch, loss)
 
 
@@ -146,7 +146,7 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) 
     """Each step from `start` up to step `last`, over ends of epochs. A state is gone with the next one."""
     position, state = start.position, start.state
     while position.step < last:
-        for batch, samples, _ in feed.train(position, _ask_nothing):
+        for batch, samples, *_ in feed.train(position, _ask_nothing, 1):
             state, sums = trainer.program.train_step(state, batch)
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
+import jax
 from jax.sharding import Mesh
 
 from cyxjax.core.evaluation import build_eval_step
@@ -63,19 +64,24 @@ def _layout(plan: StepPlan, mesh: Mesh) -> Layout:
 _FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # of a dispatch: some 10 ms on two cores
 
 
-def steps_at_once(asked: int | Literal["auto"], lowered: Any, mesh: Mesh, *, indexed: bool) -> int:
-    """How many steps a dispatch computes at most. lowered: the program of one step, None of an exact one.
+def steps_at_once(
+    asked: int | Literal["auto"], forward: Callable[[], jax.stages.Traced], rows: int, num_steps: int
+) -> int:
+    """How many steps a dispatch computes at most, as even over an epoch of `num_steps` as it goes.
 
-    auto: several where steps are short, by the operations of the program, which all ranks have alike. 1 with
-    convolutions, which XLA computes 16 times slower inside a loop on CPUs, of a loader, whose first batches
-    may differ in size between ranks, and on other devices than CPUs, where it was not measured.
+    auto: several where steps are short, by the operations of `forward`, the model traced on one sample a
+    replica, which all ranks have alike. rows: samples that a replica has in a step.
     """
-    if lowered is None or asked != "auto":
-        return 1 if lowered is None else int(asked)
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    if not is_cpu or not indexed or "stablehlo.convolution" in lowered.as_text():
+    most = _most_at_once(forward(), rows) if asked == "auto" else asked
+    return -(-num_steps // -(-num_steps // most))
+
+
+def _most_at_once(forward: jax.stages.Traced, rows: int) -> int:
+    """1 with convolutions, which XLA computes 16 times slower inside a loop on CPUs."""
+    if "conv_general_dilated" in str(forward.jaxpr):
         return 1
-    flop = lowered.cost_analysis().get("flops", _FLOP_AT_ONCE) / num_replicas(mesh)
+    cost = forward.lower().cost_analysis() or {}
+    flop = cost.get("flops", _FLOP_AT_ONCE) * 3 * rows  # backward has two products for each one
     return max(1, min(_MOST_STEPS, int(_FLOP_AT_ONCE / max(flop, 1.0))))
 
 

@@ -90,7 +90,7 @@ def test_large_batches_of_a_fit_are_read_ahead(monkeypatch, large):
     monkeypatch.setattr(feed, "LARGE_BYTES", 10 * data.row_bytes + (not large))
     placer = RowPlacer(build_mesh(jax.devices()[:1]))
     batches = feed.dataset_feed(placer, data, plan, None, seed=0, shuffle=True, depth=2).train(
-        Position(), lambda: (0.0, False)
+        Position(), lambda: (0.0, False), 1
     )
     next(batches)
     assert len(reading_threads()) == large

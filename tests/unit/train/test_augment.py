@@ -61,7 +61,7 @@ def seen(num_replicas, batch_size, accumulation, first=0):
     order = {"seed": 3, "shuffle": True, "depth": 0}
     feed = dataset_feed(on_host, data, plan, None, **order, keying=keying_for(shake, 9))
     found = {}
-    for fed in feed.train(Position(0, 1, first, 0), lambda: (0.0, False)):
+    for fed in feed.train(Position(0, 1, first, 0), lambda: (0.0, False), 1):
         for sample, words, weight in zip(*fed.batch.inputs, fed.batch.weight, strict=True):
             if weight:
                 found[int(sample)] = words.tolist()

@@ -25,7 +25,7 @@ def test_the_learning_rate_falls_on_a_plateau_and_nothing_is_compiled_again(comm
     history = one.fit(X, Y, config(epochs=5, comm=comm))
     # The first epoch is the best seen so far; its successors each use up the patience.
     assert history.learning_rates == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.025])
-    assert one.program.train_step._cache_size() == 1
+    assert one.program.train_steps._cache_size() == 1
     plain = trainer().fit(X, Y, config(epochs=3, comm=comm)).train_losses
     assert history.train_losses[:2] == plain[:2]
     assert history.train_losses[2] != plain[2]
@@ -209,7 +209,7 @@ def test_after_an_error_in_a_callback_the_trainer_goes_on_from_what_it_learned(t
 
     one, callback = asking(step=fail)
     with pytest.raises(ValueError, match="callback's"):
-        one.fit(X, Y, config(epochs=2, steps_in_flight=4))
+        one.fit(X, Y, config(epochs=2, steps_in_flight=4, steps_per_dispatch=1))
     done = one.run_state.position.step
     assert done == 6  # three more were under way
     alike = trainer()

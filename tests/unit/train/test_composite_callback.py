@@ -104,6 +104,6 @@ def test_no_rank_is_asked_for_hooks_that_are_ours_or_say_nothing():
 
 @pytest.mark.usefixtures("two_devices")
 def test_a_run_that_a_callback_ended_says_so():
-    history = trainer(callbacks=[says("on_step")]).fit(X, Y, config(batch_size=1))
+    history = trainer(callbacks=[says("on_step")]).fit(X, Y, config(batch_size=1, steps_per_dispatch=1))
     # Told of steps 1 to 4 when 8 are under way; sent along with step 9, which is told of at step 16 of 30.
     assert (history.stopped_by, history.num_steps, history.train_losses) == ("callback", 16, [])

@@ -126,7 +126,7 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
         tape, plan = Tape(), BatchPlan(SAMPLES, 16 // devices, devices)
         mesh = build_mesh(jax.devices()[:devices])
         ours = feed.dataset_feed(RowPlacer(mesh), data, plan, None, seed=3, shuffle=True, depth=0, tape=tape)
-        assert len(list(ours.train(Position(0, 0, 16, 1), lambda: (False, False)))) == 3
+        assert len(list(ours.train(Position(0, 0, 16, 1), lambda: (False, False), 1))) == 3
         taken.append(tape.take((1, 0)))
     assert taken[0] == taken[1]
     assert [(noted.first, noted.stop) for noted in taken[0]] == [(16, 32), (32, 48), (48, 50)]

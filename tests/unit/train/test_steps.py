@@ -2,8 +2,11 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
@@ -217,3 +220,47 @@ def test_auto_is_several_for_short_steps_of_arrays_without_convolutions():
     assert chosen(cx.get_model("cnn")(), np.zeros((16, 8, 8, 1), np.float32), np.zeros(16, np.int32)) == 1
     exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
     assert chosen(None, X, Y, several=4, **exact) == 1
+
+
+def of_the_batch(output, target):
+    """One number, which couples the samples: on one replica a short batch has its own size."""
+    return jnp.sqrt(jnp.mean((jax.nn.softmax(output) - jax.nn.one_hot(target, 3)) ** 2))
+
+
+def noisy(key, x):
+    return x + 0.1 * jax.random.normal(key, x.shape)
+
+
+class Autoencoder(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        return linen.Dense(6)(linen.BatchNorm(use_running_average=not train)(linen.Dense(3)(x)))
+
+
+# (devices, of the trainer, of the configuration, data): of 60 samples 8 leave a short last batch, and 5 steps
+# of a dispatch do not divide the steps of an epoch
+KINDS = {
+    "padded": (2, {}, {"batch_size": 4}, (X, Y)),
+    "own size": (1, {"loss": of_the_batch}, {"batch_size": 8}, (X, Y)),
+    "augmented": (2, {"augment": noisy}, {"batch_size": 2}, (X, Y)),
+    "inputs as targets": (2, {"model": Autoencoder(), "loss": cx.MSELoss()}, {"batch_size": 4}, (X, X)),
+    "micro-batches": (2, {}, {"batch_size": 2, "gradient_accumulation_steps": 2}, (X, Y)),
+    "sharded": (4, {}, {"batch_size": 2, "comm": "zero1"}, (X, Y)),
+    "in order": (2, {}, {"batch_size": 4, "shuffle": False, "drop_last": True}, (X, Y)),
+    "cut by saves": (2, {}, {"batch_size": 4, "checkpoint_every_n_steps": 3}, (X, Y)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_and_losses_are_those_of_one_step_a_dispatch(group, tmp_path, kind):
+    devices, options, settings, data = KINDS[kind]
+    found = []
+    for several in (1, 5):
+        use_devices(devices)
+        one = trainer(**options)
+        more = {"steps_per_dispatch": several, "checkpoint_dir": str(tmp_path / str(several))}
+        history = one.fit(*data, config(**(settings | more)))
+        found.append((jax.device_get(one.state.params), history.train_losses, history.num_steps))
+    assert one.plan.steps_at_once > 1
+    assert found[0][1:] == found[1][1:]
+    assert same_bits(found[0][0], found[1][0])
