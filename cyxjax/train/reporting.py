@@ -21,11 +21,11 @@ from cyxjax.files import describe
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.console import Console, build_console
+from cyxjax.observe.devices import peak_flops, peak_memory_bytes
 from cyxjax.observe.events import EventLog, Events, NullEvents
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, warn_if_unwritten
 from cyxjax.observe.sinks import build_sinks, check_names, warn_on_stderr
-from cyxjax.observe.step_cost import peak_flops, peak_memory_bytes
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.plan import Plan
 from cyxjax.train.settings import BatchShape

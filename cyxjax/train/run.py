@@ -8,7 +8,6 @@ from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
 from cyxjax.observe.console import Console
 from cyxjax.observe.lines import batch_plan_line
 from cyxjax.observe.records import Sink
-from cyxjax.observe.step_cost import StepCost
 from cyxjax.observe.stop_reasons import EPOCHS, reason_of
 from cyxjax.train import loop, reporting, resume, rollback
 from cyxjax.train.feeding import fit_data
@@ -56,7 +55,7 @@ def run_fit(
         spikes = loss_spike_hooks(settings.guard, run.restored.get(LOSS_SPIKE, {}))
         folder = settings.run_folder if settings.report else None
         events = reporting.event_log(folder, group.topology.is_master, console.note)
-        opened = watchable, signals, spikes, checkpointer, sink, console, StepCost(program.train_step), events
+        opened = watchable, signals, spikes, checkpointer, sink, console, events
         fit = Fit(plan, program, run, *opened, hand_out)
         console.begin(_total_steps(plan.feed, start.position, course), course.epochs)
         try:
@@ -104,7 +103,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     def once(begin: RunState) -> RunState:
         with translated(OutOfMemoryError):
             return loop.fit(
-                fit.program._replace(train_step=fit.cost) if fit.folder else fit.program,
+                fit.program,
                 feed,
                 begin,
                 build_hooks(fit),

@@ -11,7 +11,6 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
 from cyxjax.observe.state_digests import DigestFile
-from cyxjax.observe.step_cost import StepCost
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
 from cyxjax.train.feeding import stream_positions
@@ -45,7 +44,6 @@ class Fit(NamedTuple):
     checkpointer: Checkpoints
     sink: Sink
     console: Console
-    cost: StepCost  # its step
     events: Events  # one log: the hooks after a rollback go on in it
     hand_out: Callable[[], None] | None  # gives the present values to a model that holds values
 
@@ -170,7 +168,7 @@ def _goodput(fit: Fit) -> list[Hook]:
     if fit.folder is None:
         return []
     batch, mesh = fit.plan.settings.step.batch, fit.plan.group.mesh
-    use = lambda steps_per_s: reporting.device_use(fit.cost.flops(), batch, mesh, steps_per_s)  # noqa: E731
+    use = lambda steps_per_s: reporting.device_use(fit.plan.step_flops(), batch, mesh, steps_per_s)  # noqa: E731
     return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, fit.console.note, use)]
 
 

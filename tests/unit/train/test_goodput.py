@@ -6,7 +6,7 @@ import pytest
 
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
-from cyxjax.observe import step_cost
+from cyxjax.observe import devices
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line
 from cyxjax.train.hooks import goodput
@@ -22,7 +22,7 @@ def fit(folder, *callbacks, **changes):
 
 
 def test_an_undisturbed_run_accounts_for_its_time_and_its_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(step_cost, "_PEAKS", {"cpu": 1e9})
+    monkeypatch.setattr(devices, "_PEAKS", {"cpu": 1e9})
     history = fit(tmp_path).history
     told = read(tmp_path / "goodput.json")
     seconds = told["seconds"]
@@ -58,14 +58,15 @@ def test_an_undisturbed_run_accounts_for_its_time_and_its_work(tmp_path, monkeyp
 
 def test_micro_batches_leave_the_work_of_a_sample_as_it_is(tmp_path):
     whole, halves = (fit(tmp_path / str(n), gradient_accumulation_steps=n).history for n in (1, 2))
-    assert halves.flops_per_sample == pytest.approx(whole.flops_per_sample, rel=0.5)
+    # The update, of 21 parameters, counts once for half as many samples.
+    assert whole.flops_per_sample < halves.flops_per_sample < 2 * whole.flops_per_sample
 
 
 def test_the_peak_of_a_device_is_that_of_its_kind():
-    assert step_cost.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert step_cost.peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert step_cost.peak_flops("TPU v5 lite") == 197e12
-    assert step_cost.peak_flops("cpu") == 0.0
+    assert devices.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert devices.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert devices.peak_flops("TPU v5 lite") == 197e12
+    assert devices.peak_flops("cpu") == 0.0
 
 
 def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, monkeypatch):

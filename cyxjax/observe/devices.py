@@ -1,8 +1,7 @@
-"""The cost of a training step: FLOP, the share of the devices' peak, memory."""
+"""What devices can do and held at most: FLOP/s, memory."""
 
 import resource
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
@@ -36,24 +35,3 @@ def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
     """The most that one of this process's `devices` held; of the CPU, this process."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
     return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-class StepCost:
-    """A training step that keeps the shapes of its first call, for which XLA says what it computes."""
-
-    def __init__(self, step: Callable[..., Any]) -> None:
-        self._step, self._shapes = step, ()
-
-    def __call__(self, *given: Any) -> Any:
-        if not self._shapes:
-            self._shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), given
-            )
-        return self._step(*given)
-
-    def flops(self) -> float:
-        """FLOP of a step on one replica; 0.0 where it is not known, as of a step in several programs."""
-        lower = getattr(self._step, "lower", None)
-        if lower is None or not self._shapes:
-            return 0.0
-        return float((lower(*self._shapes).compile().cost_analysis() or {}).get("flops", 0.0))
