@@ -42,7 +42,7 @@ class DataError(CyxjaxError, ValueError):
 
 
 class WrappingError(DataError):
-    """A whole number too large for the devices, and the row of the batch it stands in."""
+    """A whole number too large for the devices, and the row it stands in, of the batches placed together."""
 
     def __init__(self, value: int, row: int, dtype: str):
         self.value, self.row, self.dtype = value, row, dtype

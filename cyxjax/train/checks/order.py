@@ -16,6 +16,7 @@ from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
 from cyxjax.data.content import drawn_anew
+from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
@@ -79,20 +80,28 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
-        several = _steps_at_once(plan, program, state, feed.steps_per_epoch if data.indexed else None)
+        several = _steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
+        asked = settings.course.steps_per_dispatch
+        if several > 1 and asked == "auto" and "stablehlo.convolution" in lowered.as_text():
+            several = 1  # of the loss or the augmentation: `_steps_at_once` looks at the model
+            lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
     flops = partial(fingerprints.flops_of, lowered)
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)
 
 
-def _steps_at_once(plan: Plan, program: Program, state: TrainState, num_steps: int | None) -> int:
-    """Steps of one dispatch. num_steps: of an epoch; None of a loader, whose batches may differ in shape.
+def _steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
+    """Steps of one dispatch: of arrays. Other data may give batches of other shapes, or take long to read.
 
     auto: one on other devices than CPUs, where several were not measured.
     """
+    assert plan.data is not None
+    assert plan.feed is not None
     asked, mesh = plan.settings.course.steps_per_dispatch, plan.group.mesh
-    if num_steps is None or num_steps == 1 or program.train_steps is None:
+    num_steps = plan.feed.steps_per_epoch
+    is_read_together = isinstance(plan.data.train, ArrayDataset) and program.train_steps is not None
+    if not is_read_together or num_steps is None or num_steps == 1:
         return 1
     if asked == "auto" and mesh.devices.flat[0].platform != "cpu":
         return 1
@@ -103,7 +112,8 @@ def _steps_at_once(plan: Plan, program: Program, state: TrainState, num_steps: i
             return program.predict_step.trace(jax.eval_shape(program.consensus, state), inputs)
 
     batch = plan.settings.step.batch
-    return steps_at_once(asked, forward, batch.batch_size * batch.accumulation, num_steps)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    return steps_at_once(asked, forward, batch.batch_size * batch.accumulation, num_parameters, num_steps)
 
 
 def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:

@@ -136,6 +136,10 @@ def dataset_feed(
 
     def fed_together(block: HostBlock, epoch: int, end: int, ask: Ask, at_once: int) -> Iterator[Fed]:
         assert isinstance(placer, RowPlacer)
+        if placer.has_own_size(block.steps[0]):  # the epoch's last step alone: what is asked goes with it
+            tape.note(epoch, block.steps[0])
+            yield fed_alone(block.steps[0], epoch, end, ask)
+            return
         drawn = block._replace(rows=keying(block.rows, epoch, block.rows.places))
         batches = placer.put_steps(drawn, at_once, ask())
         for i, host in enumerate(block.steps):

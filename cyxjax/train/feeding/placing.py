@@ -69,7 +69,7 @@ class RowPlacer:
         refuse_wrapping((rows.inputs, rows.targets))  # here a row is still a sample
         shape = count, len(last.weight)
         parts = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), rows[:3])
-        if self._is_full(last):
+        if shape[1] * self.num_shares == last.total * len(self.shares):  # full on all processes
             same = self._kept.get((*shape, last.total, signal)) or self._keep(shape, last.total, signal)
             inputs, targets = self._put_steps(parts[:2])
             return Batch(inputs, targets, *same)

@@ -68,7 +68,8 @@ def test_the_last_save_is_tried_whatever_became_of_those_before(tmp_path, monkey
 
 
 def test_saves_fall_due_by_minutes_too(tmp_path):
-    fitted(checkpoint_dir=str(tmp_path), checkpoint_every_n_minutes=1e-9, steps_in_flight=1, keep_last=9)
+    alone = {"steps_in_flight": 1, "steps_per_dispatch": 1}
+    fitted(checkpoint_dir=str(tmp_path), checkpoint_every_n_minutes=1e-9, keep_last=9, **alone)
     assert len(list_steps(tmp_path)) > 2  # not the last step alone
 
 

@@ -9,7 +9,12 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.core.mesh import build_mesh
+from cyxjax.data.batches import BatchPlan, iterate_blocks
+from cyxjax.data.order import Order
+from cyxjax.data.sources import as_dataset
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train.feeding.placing import RowPlacer
 from tests.support.trainers import VAL, X, Y, batches, config, same_bits, trainer, use_devices
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
@@ -264,3 +269,13 @@ def test_parameters_and_losses_are_those_of_one_step_a_dispatch(group, tmp_path,
     assert one.plan.steps_at_once > 1
     assert found[0][1:] == found[1][1:]
     assert same_bits(found[0][0], found[1][0])
+
+
+def test_each_step_of_a_dispatch_has_its_own_total_where_only_other_processes_pad():
+    # The last of the steps has 7 of 8 samples; this process, of two, has 4 of them and no padding.
+    data, plan = as_dataset((X[:15], Y[:15])), BatchPlan(15, 4, num_replicas=2)
+    (block,) = iterate_blocks(data, Order(15), plan, range(1), size=2)
+    placer = RowPlacer(build_mesh(jax.devices()[:1]))
+    placer.num_shares = 2
+    assert block.rows.weight.all()
+    assert np.asarray(placer.put_steps(block, 2).total).tolist() == [8, 7]
