@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
-        options = [option for action in self._actions for option in action.option_strings]
+        choices = [one.choices for one in self._actions if isinstance(one.choices, dict)]
+        inner = [parser for commands in choices for parser in commands.values()]
+        options = [option for parser in (self, *inner) for option in parser._option_string_actions]
         near = difflib.get_close_matches(unknown, options, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{message} (from the command line).{meant} HINT: {usage}; see --help.")

@@ -42,7 +42,7 @@ def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", k
     """
     if name in ours:
         return ours[name]
-    path = name if ":" in name else offered(kind).get(name)
+    path = name if ":" in name else _offered_once(kind, name)
     if path is None:
         raise ConfigError(
             f"{unknown or f'No {kind} named {name!r}.'} HINT: {known_or(kind, name, ours)}", key=key
@@ -60,6 +60,15 @@ def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", k
         ) from err
 
 
+def _offered_once(kind: str, name: str) -> str | None:
+    """`module:attribute` of what an installed package offers as `name`. Raises: ConfigError where two do."""
+    found = {one.value: one for one in entry_points(group=GROUPS[kind], name=name)}
+    if len(found) > 1:
+        both = " and ".join(sorted(str(one.dist and one.dist.name) for one in found.values()))
+        raise ConfigError(f"{both} offer a {kind} named {name!r} each. HINT: uninstall one.")
+    return next(iter(found), None)
+
+
 def is_known(kind: str, name: str, ours: Mapping[str, Any]) -> bool:
     """Whether `named` would look for `name` rather than refuse it; imports nothing."""
     return name in ours or ":" in name or name in offered(kind)
@@ -73,13 +82,7 @@ def known_or(kind: str, name: str, ours: Mapping[str, Any]) -> str:
 
 def offered(kind: str) -> dict[str, str]:
     """name -> `module:attribute` of what installed packages offer."""
-    found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=GROUPS[kind]):
-        other = found.setdefault(point.name, point)
-        if other.value != point.value:
-            both = " and ".join(str(one.dist and one.dist.name) for one in (other, point))
-            raise ConfigError(f"{both} offer a {kind} named {point.name!r} each. HINT: uninstall one.")
-    return {name: point.value for name, point in found.items()}
+    return {point.name: point.value for point in entry_points(group=GROUPS[kind])}
 
 
 def checked_options(

@@ -51,7 +51,7 @@ def newest(
     if lines:
         raise CheckpointError(
             f"No checkpoint in {directory} is good:\n  " + "\n  ".join(lines) + "\n"
-            "HINT: to start from scratch name another folder; nothing was deleted."
+            "HINT: name another folder, to start from scratch or to read from; nothing was deleted."
         )
     return None, damaged
 

@@ -1,4 +1,4 @@
-"""One folder of steps: write, verify, load and delete them, in the caller's thread, one call at a time."""
+"""One folder of steps: write, prune and set them aside, in the caller's thread, one call at a time."""
 
 import math
 import os

@@ -86,7 +86,7 @@ def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] 
     said = _IN_A_PROGRAM.get(ours) or _IN_A_PROGRAM.get(ours.partition(".")[0])
     if said and "model" not in model.model_fields:
         return said
-    if ours == "base" or (ours != key and field_at(model, ours.split(".")) is not None):
+    if ours != key and (ours == "base" or field_at(model, ours.split(".")) is not None):
         return f"Use {ours}."
     known = list(section.model_fields) if section is not None else []
     if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):

@@ -63,7 +63,10 @@ def read_file(path: Path) -> dict[str, Stored]:
         texts and containers of them.
     """
     with readable(path, CheckpointError, _HINT), zipfile.ZipFile(path) as archive:
-        (pickled,) = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+        pickles = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError("a zip, but not one that torch wrote")
+        (pickled,) = pickles
         if pickled.file_size > _MOST_PICKLE:
             raise ValueError(f"its pickle is {pickled.file_size} bytes long")
         folder = pickled.filename.removesuffix("data.pkl")

@@ -28,6 +28,7 @@ from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.output import ranks_text
 
 VARIABLE = "CYXJAX_ERROR_FILE"
+FIRST_ERROR = "first_error.json"
 STOPS = ("SIGTERM", "SIGINT", "SIGHUP")  # signals that ask for a stop
 # Texts of errors that a rank gets because another rank, or the network, failed first.
 # jax raises them as JaxRuntimeError or, from a conversion to numpy, as a plain ValueError.
@@ -233,6 +234,6 @@ def text_of(record: ErrorRecord) -> str:
 
 def save_first(first: ErrorRecord, folder: str) -> str:
     """Writes `first` to `folder`/first_error.json; returns the path. Raises: OSError."""
-    path = os.path.join(folder, "first_error.json")
+    path = os.path.join(folder, FIRST_ERROR)
     save(first, path)
     return path

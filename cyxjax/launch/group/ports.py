@@ -38,7 +38,9 @@ def listen(host: str, port: int) -> socket.socket:
                 f"MASTER_ADDR={host} is not an address of this host ({socket.gethostname()}), which runs "
                 "rank 0. HINT: set MASTER_ADDR to an address of rank 0's host (see `ip addr`), everywhere."
             ) from error
-        raise
+        raise GroupError(
+            f"cannot listen on {host}:{port}: {error.strerror}. HINT: choose another MASTER_PORT."
+        ) from error
     return listener
 
 

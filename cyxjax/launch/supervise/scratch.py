@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cyxjax import files
 from cyxjax.launch import output
+from cyxjax.launch.failure.record import FIRST_ERROR
 
 PREFIX, LOCK = "cyxjax-", "launcher.lock"
 ERRORS = f"{PREFIX}error-"
@@ -68,7 +69,8 @@ def _tidy(folder: Path) -> None:
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             if path.name.startswith(ERRORS):
-                errors.append((path.stat().st_mtime_ns, path))
+                if [entry.name for entry in path.iterdir()] in ([], [FIRST_ERROR]):
+                    errors.append((path.stat().st_mtime_ns, path))
             elif _is_free(path / LOCK):
                 shutil.rmtree(path, ignore_errors=True)
     for _, path in sorted(errors, reverse=True)[KEPT_RECORDS:]:

@@ -5,7 +5,6 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
-from functools import cached_property
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
@@ -61,6 +60,7 @@ class WorkerGroup:
         self._previous: dict[str, object] = {}
         self._is_asked_to_end = False
         self._detected_s = 0.0  # of the start before
+        self._error_folder = ""  # without --log-dir
 
     def __enter__(self) -> "WorkerGroup":
         self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
@@ -92,10 +92,13 @@ class WorkerGroup:
                 worker.close()
         return start
 
-    @cached_property
     def _errors(self) -> str:
-        """The folder of first_error.json. Raises: OSError."""
-        return self.options.log_dir or error_folder()
+        """The folder of first_error.json, made again where it was removed meanwhile. Raises: OSError."""
+        if self.options.log_dir:
+            return self.options.log_dir
+        if not os.path.isdir(self._error_folder):
+            self._error_folder = error_folder()
+        return self._error_folder
 
     @property
     def folder(self) -> str:
@@ -126,7 +129,7 @@ class WorkerGroup:
     def show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
         try:
-            path = records.save_first(first, self._errors)
+            path = records.save_first(first, self._errors())
         except OSError as error:
             path = f"none ({error.strerror})"
         for worker in start.workers:
