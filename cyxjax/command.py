@@ -26,7 +26,8 @@ class Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         choices = [one.choices for one in self._actions if isinstance(one.choices, dict)]
         inner = [parser for commands in choices for parser in commands.values()]
-        options = [option for parser in (self, *inner) for option in parser._option_string_actions]
+        actions = [action for parser in (self, *inner) for action in parser._actions]
+        options = [option for action in actions for option in action.option_strings]
         near = difflib.get_close_matches(unknown, options, 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{message} (from the command line).{meant} HINT: {usage}; see --help.")

@@ -1,6 +1,6 @@
 """An experiment names things of ours, of installed packages, and `module:attribute` of one's own."""
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import jax
 import pytest
@@ -105,9 +105,9 @@ def test_data_of_another_form_is_told_what_to_return(experiment, tmp_path, monke
 
 
 def test_packages_offer_things_by_name(monkeypatch):
-    points = [EntryPoint(name, f"{HERE}:{value}", "") for name, value in (("tiny", "Net"), ("mlp", "number"))]
-    offers = {GROUPS["model"]: points}
-    monkeypatch.setattr("cyxjax.plugins.entry_points", lambda group: offers.get(group, []))
+    offers = (("tiny", "Net"), ("mlp", "number"))
+    points = EntryPoints(EntryPoint(name, f"{HERE}:{value}", GROUPS["model"]) for name, value in offers)
+    monkeypatch.setattr("cyxjax.plugins.entry_points", points.select)
     assert named("model", "tiny", {}) is brought.Net
     assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot take a name of ours
     with pytest.raises(ConfigError, match="'tinny'.*'tiny'"):
