@@ -31,7 +31,7 @@ def stopped_after(config, ended):
 
 
 def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
-    config = write_experiment(tmp_path)
+    config = write_experiment(tmp_path, steps_per_dispatch=1)
     ended = jobs.run(config, world=2, fault="TERM:1:step:7")
     assert ended.codes == [EXIT_PREEMPTED, EXIT_PREEMPTED], ended.text
     assert 7 < stopped_after(config, ended) <= 7 + 1 + IN_FLIGHT
@@ -49,7 +49,7 @@ def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
     ],
 )
 def test_told_while_compiling_evaluating_or_saving(jobs, tmp_path, fault, at, code):
-    config = write_experiment(tmp_path, epochs=20)
+    config = write_experiment(tmp_path, epochs=20, steps_per_dispatch=1)
     ended = jobs.run(config, fault=fault)
     assert ended.codes == [code], ended.text
     # In a save: the signal comes while later steps are already under way.

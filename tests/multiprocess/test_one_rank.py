@@ -35,7 +35,9 @@ def stopped(rank):
     found = []
     for where in ("on_start", "on_step", "on_epoch", "on_evaluation"):
         one = trainer(callbacks=[Says(where, cx.distributed.get_rank() == rank)])
-        history = one.fit(X, Y, *VAL, config(batch_size=1, epochs=2, evaluate_every_n_steps=25))
+        history = one.fit(
+            X, Y, *VAL, config(batch_size=1, epochs=2, evaluate_every_n_steps=25, steps_per_dispatch=1)
+        )
         found.append([history.num_steps, history.stopped_by])
     return found
 
