@@ -55,7 +55,7 @@ def fit(
     stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
     look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
-        moment, last, stop = _epoch(
+        moment, last, stop, save = _epoch(
             *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, follow, look)
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
@@ -71,7 +71,7 @@ def fit(
         follow(partial(_same, moment))
         stop |= _any(hook.on_epoch(info) for hook in hooks)
         moment = moment._replace(state=_next(hooks, info, moment.state))
-        moment = _show_state(hooks, moment, False)
+        moment = _show_state(hooks, moment, save)  # also where a save was asked for with the last steps
         follow(partial(_same, moment))
     report_progress(moment.position.step, "checkpoint")
     for hook in hooks:
@@ -91,8 +91,8 @@ def _epoch(
     max_steps: int | None,
     follow: Follow,
     look: Callable[[np.ndarray], None],
-) -> tuple[RunState, bool, bool]:
-    """(moment, whether the feed called its step the last, whether to stop) after the rest of the epoch."""
+) -> tuple[RunState, bool, bool, bool]:
+    """After the rest of the epoch: (moment, whether the feed called its step the last, to stop, to save)."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array, Any]] = deque()
     stop = save = last = False
@@ -152,7 +152,7 @@ def _epoch(
         report_progress(position.step, "data")
     report_progress(position.step, "step")
     settle(0)
-    return RunState(position, state, sums), last, stop
+    return RunState(position, state, sums), last, stop, save
 
 
 def _dispatches(

@@ -1,6 +1,8 @@
 """Steps as well as epochs: evaluations within an epoch, epochs of so many steps, several in one dispatch."""
 
 import itertools
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +11,14 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.core.mesh import build_mesh
 from cyxjax.data.batches import BatchPlan, iterate_blocks
 from cyxjax.data.order import Order
 from cyxjax.data.sources import as_dataset
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.placing import RowPlacer
-from tests.support.trainers import VAL, X, Y, batches, config, same_bits, trainer, use_devices
+from tests.support.trainers import VAL, At, X, Y, batches, config, same_bits, trainer, use_devices
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 
@@ -279,3 +282,10 @@ def test_each_step_of_a_dispatch_has_its_own_total_where_only_other_processes_pa
     placer.num_shares = 2
     assert block.rows.weight.all()
     assert np.asarray(placer.put_steps(block, 2).total).tolist() == [8, 7]
+
+
+def test_a_save_asked_for_with_the_last_steps_of_an_epoch_is_made_at_its_end(tmp_path):
+    kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1000, "steps_in_flight": 1}
+    one = trainer(callbacks=[At(5, lambda info: os.kill(os.getpid(), signal.SIGUSR1))])
+    one.fit(X, Y, config(epochs=4, batch_size=4, steps_per_dispatch=5, **kept))  # 15 steps an epoch
+    assert list_steps(tmp_path) == [15, 60]
