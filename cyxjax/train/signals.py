@@ -24,7 +24,8 @@ def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool)
     """
     reason = reason_of(history.stopped_by)
     if reason in (SIGNAL, INTERRUPT) and prints:
-        warn_on_stderr(f"fit: stopped by {reason.note} at step {history.num_steps}. HINT: rerun to go on.")
+        where = f"fit: stopped by {reason.note} at step {history.num_steps}."
+        warn_on_stderr(f"{where} HINT: fit(..., resume='auto') or a run_dir goes on from there.")
     if reason is SIGNAL:
         sys.exit(reason.exit_code)
 
