@@ -48,11 +48,12 @@ def main(argv: Sequence[str]) -> int:
         )
     from cyxjax.distributed import process_group
     from cyxjax.train.experiment import prepare
+    from cyxjax.train.feeding.placing import NO_SIGNAL
     from cyxjax.train.hooks.hook import Position
 
     _, _, trainer, plan = prepare(config)
     assert plan.feed is not None
-    batch = next(iter(plan.feed.train(Position(), lambda: (False, False), 1))).batch
+    batch = next(iter(plan.feed.train(Position(), lambda: NO_SIGNAL, 1))).batch
     step: Any = trainer.program.train_step
     state = trainer.state
     lowered = step.lower(state, batch)

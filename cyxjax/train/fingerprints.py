@@ -30,7 +30,7 @@ from cyxjax.data.sources import Dataset
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.placing import Keying, unkeyed
+from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
 from cyxjax.train.hooks.composite import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
@@ -145,7 +145,7 @@ def lower_step(
         return None
     first = OneSample(data.train) if data.indexed else OneStep(data.first)
     feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
-    with closing(iter(feed.train(Position(), lambda: (0.0, False), at_once))) as fed:  # type: ignore[type-var]
+    with closing(iter(feed.train(Position(), lambda: NO_SIGNAL, at_once))) as fed:  # type: ignore[type-var]
         one = next(fed)
     if one.place is None:
         return program.train_step.lower(state, one.batch)

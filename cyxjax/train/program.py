@@ -64,9 +64,7 @@ class Program(NamedTuple):
     """The compiled functions of a recipe on a mesh; fits with equal `StepPlan`s share one."""
 
     train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
-    train_steps: (
-        Any  # (state, batches of several steps, first, stop) -> (state, sums of each); None: one at a time
-    )
+    train_steps: Any  # (state, several batches, first, stop) -> (state, sums of each); None: one at a time
     eval_step: Callable[[TrainState, Batch], jax.Array]  # of the state that `consensus` gives
     predict_step: Any  # jitted: (state that `consensus` gives, inputs) -> outputs
     consensus: Callable[[TrainState], TrainState]  # what evaluation sees of a state

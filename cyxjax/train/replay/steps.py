@@ -22,6 +22,7 @@ from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.experiment import prepare
+from cyxjax.train.feeding.placing import NO_SIGNAL
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.plan import Plan
@@ -111,7 +112,7 @@ def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | 
     before = again = place_state(host, trainer.program.sync, plan.group.mesh)
     for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
         before = step.state
-    batch = next(iter(feed.train(came_from, _ask_nothing, 1))).batch
+    batch = next(iter(feed.train(came_from, lambda: NO_SIGNAL, 1))).batch
     return Bad(position, came_from.samples, _by_replica(trainer.program, before), batch, loss)
 
 
@@ -138,15 +139,11 @@ def _is_good(step: _Step) -> bool:
     )
 
 
-def _ask_nothing() -> tuple[float, bool]:
-    return 0.0, False
-
-
 def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) -> Iterator[_Step]:
     """Each step from `start` up to step `last`, over ends of epochs. A state is gone with the next one."""
     position, state = start.position, start.state
     while position.step < last:
-        for batch, samples, *_ in feed.train(position, _ask_nothing, 1):
+        for batch, samples, *_ in feed.train(position, lambda: NO_SIGNAL, 1):
             state, sums = trainer.program.train_step(state, batch)
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
