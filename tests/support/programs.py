@@ -4,8 +4,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import deque
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,20 +61,26 @@ def report(folder: str | Path, rank: int, values: dict[str, Any]) -> None:
 
 
 def free_port() -> int:
-    """A port that no other worker's tests are given, nor the system hands out before a rank listens on it."""
+    """A port for a rank to listen on, which neither the system nor a process of these tests gives to another.
+
+    A socket that does not listen holds it: it keeps out `free_port` elsewhere, but not a rank, which reuses
+    addresses.
+    """
+    if len(_HELD) == 100:
+        _HELD.popleft().close()
     while True:
-        with socket.socket() as held, suppress(OSError):
-            held.bind(("127.0.0.1", next(_PORTS)))
-            return held.getsockname()[1]
+        _HELD.append(socket.socket())
+        try:
+            _HELD[-1].bind(("127.0.0.1", next(_PORTS)))
+        except OSError:
+            _HELD.pop().close()
+        else:
+            _HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return _HELD[-1].getsockname()[1]
 
 
-def _ports_of(worker: str) -> Iterator[int]:
-    """500 ports each for workers gw0 to gw31, below those that systems hand out; again from the start."""
-    first = 10_000 + 500 * (int(worker.removeprefix("gw") or 0) % 32)
-    return cycle(range(first, first + 500))
-
-
-_PORTS = _ports_of(os.environ.get("PYTEST_XDIST_WORKER", ""))
+_PORTS = cycle(range(10_000, 32_000))  # below those that systems hand out
+_HELD: deque[socket.socket] = deque()
 
 
 def read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
