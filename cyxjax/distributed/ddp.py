@@ -101,8 +101,6 @@ class DistributedDataParallel:
         here, since = self._state.here, self._since
         placed = view.place_rows(self._local, inputs)
         if not self.training:
-            if since.is_zeroed:
-                self._since = Gathered()
             run = self._infer(autocast_dtype())
             return view.cut_rows(run(here.params, here.model_state, placed), rows)
         carried = since.carried or facade.Carried(here.model_state, None)
@@ -111,7 +109,6 @@ class DistributedDataParallel:
         run = self._forward(autocast_dtype(), since.carried is None, rows % self._local.size > 0)
         weight = view.row_weight(rows, self._local)
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
-        since.is_zeroed = False
         since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
         makers.note(since.output, self)
         return since.output
@@ -135,13 +132,19 @@ class DistributedDataParallel:
         """Adds to the gradients what `scale * output_grad` pulls back through the last forward pass.
 
         output_grad: of this process's mean loss, in the form of the output; `at` which output, where known.
-        Nothing is sent yet. Raises: GroupError without a forward pass; DataError for another form or output.
+        Nothing is sent yet. Raises: GroupError without a forward pass, in evaluation mode, or after
+        `sync_gradients`; DataError for another form or output.
         """
         since = self._since
-        if since.pullback is None:
+        if since.pullback is None or not self.training:
             raise GroupError(
                 "backward has no forward pass to go back through: each serves one backward, in training "
                 "mode. HINT: call forward first; after eval(), call train()."
+            )
+        if since.mean_grads is not None:
+            raise GroupError(
+                "backward was called after the gradients were averaged, which would not include these. "
+                "HINT: call sync_gradients() after the last backward of a step."
             )
         values.check_like(output_grad, since.output, at)
         placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
@@ -179,7 +182,7 @@ class DistributedDataParallel:
         """Forgets gradients, and all forward passes but one whose `backward` may still be called."""
         since, self._since = self._since, Gathered()
         if since.pullback is not None:
-            self._since = replace(since, grads=None, mean_grads=None, is_zeroed=True)
+            self._since = replace(since, grads=None, mean_grads=None)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A block as torch's, which changes nothing: `backward` only gathers gradients in any case."""

@@ -58,8 +58,6 @@ class Gathered:
     mean_grads: PyTree = None
     """After the reduction; replicated."""
     num_forwards: int = 0
-    is_zeroed: bool = False
-    """Whether gradients were zeroed since the last forward pass; a later evaluation drops that pass."""
 
 
 class HeldState:

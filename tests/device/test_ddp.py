@@ -116,6 +116,8 @@ def test_gradients_are_the_mean_of_what_backward_gathered(num_replicas):
         ddp.backward(criterion.backward(ddp.forward(x), np.zeros_like(x)))
     ddp.backward(criterion.backward(ddp.forward(x), np.zeros_like(x)))
     assert float(ddp.sync_gradients()["w"][0, 0]) == 102
+    with pytest.raises(GroupError, match=r"sync_gradients\(\)"):  # they would be left out
+        ddp.backward(criterion.backward(ddp.forward(x), np.zeros_like(x)))
     ddp.update_parameters(optax.sgd(0.005))  # applies what was averaged, without a second reduction
     assert ddp.parameters()["w"].item() == pytest.approx(1 - 0.51, rel=1e-6)
     with pytest.raises(GroupError, match="gradients.* backward"):
@@ -151,7 +153,6 @@ def test_evaluation_is_deterministic_and_moves_nothing():
     first = ddp.train()(x)
     assert largest_gap(first, ddp(x)) > 0  # another draw
     before = ddp.state_dict()
-    ddp.zero_grad()
     assert largest_gap(ddp.eval()(x), ddp(x)) == 0
     assert ddp.training is False
     with pytest.raises(GroupError, match=r"eval\(\).* train\(\)"):
