@@ -39,7 +39,8 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
 class BoundLoss:
     """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
 
-    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`) and pulled back once.
+    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`), added to a total
+    (`total += loss`) and pulled back once.
     """
 
     value: jax.Array
@@ -77,24 +78,6 @@ class BoundLoss:
         return self.__jax_array__() + other
 
     __radd__ = __add__
-
-    def __sub__(self, other: Any) -> jax.Array:
-        return self.__jax_array__() - other
-
-    def __rsub__(self, other: Any) -> jax.Array:
-        return other - self.__jax_array__()
-
-    def __lt__(self, other: Any) -> bool:
-        return self.item() < float(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.item() > float(other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.item() <= float(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.item() >= float(other)
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec)

