@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import jax
 import optax
 
-from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.distributed.ddp_values import BoundLoss
 
 
@@ -36,34 +34,26 @@ class GradScaler:
         self._ddp: Any = None  # of the loss that was scaled last
         self._finite: bool | None = None  # of this step's gradients; None before they were looked at
 
-    def scale(self, loss: Any) -> Any:
-        """`loss` (of `ddp.loss`), or a tree of gradients of the output, times the scale."""
-        if isinstance(loss, BoundLoss):
-            self._ddp = loss.ddp
-            return loss * self._scale
-        return jax.tree.map(lambda a: a * self._scale, loss)
+    def scale(self, loss: BoundLoss) -> BoundLoss:
+        """`loss`, of `ddp.loss` or of a loss of cyxjax, times the scale."""
+        self._ddp = loss.ddp
+        return loss * self._scale
 
-    def unscale_(self, ddp: DistributedDataParallel | None = None) -> None:
-        """Averages the gradients and takes the scale out, once a step; `ddp.sync_gradients()` shows them."""
-        if self._finite is None:
-            self._finite = (ddp or self._ddp).unscale_gradients(1.0 / self._scale)
+    def unscale_(self, optimizer: Any = None) -> None:
+        """Averages the gradients and takes the scale out, once a step; `ddp.sync_gradients()` shows them.
 
-    def step(
-        self, optimizer: optax.GradientTransformation, ddp: DistributedDataParallel | None = None
-    ) -> bool:
-        """`ddp.update_parameters(optimizer)` if all gradients are finite; whether they were, on all ranks.
-
-        ddp: needed only where `scale` was given gradients and not a `ddp.loss`.
+        optimizer: accepted, as torch's; the gradients are those of the loss that was scaled.
         """
-        wrapped = ddp or self._ddp
-        if not self._enabled:
-            wrapped.update_parameters(optimizer)
-            return True
-        self.unscale_(wrapped)
+        if self._finite is None:
+            self._finite = not self._enabled or self._ddp.unscale_gradients(1.0 / self._scale)
+
+    def step(self, optimizer: optax.GradientTransformation) -> bool:
+        """`ddp.update_parameters(optimizer)` if all gradients are finite; whether they were, on all ranks."""
+        self.unscale_()
         if self._finite:
-            wrapped.update_parameters(optimizer)
+            self._ddp.update_parameters(optimizer)
         else:
-            wrapped.zero_grad()
+            self._ddp.zero_grad()
         return bool(self._finite)
 
     def update(self, new_scale: float | None = None) -> None:

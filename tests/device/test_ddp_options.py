@@ -90,7 +90,7 @@ def test_a_scaler_backs_off_grows_and_changes_no_number():
     for factor in (1.0, np.inf, 1.0, 1.0):
         loss = scaled.loss(CRITERION, scaled(dataset.inputs), dataset.targets)
         scaler.scale(loss * factor).backward()
-        scaler.unscale_()  # once a step: `step` does not repeat it
+        scaler.unscale_(optimizer)  # once a step: `step` does not repeat it
         kept.append(scaler.step(optimizer))
         scaler.update()
         scales.append(scaler.get_scale())
@@ -107,12 +107,12 @@ def test_a_scaler_backs_off_grows_and_changes_no_number():
 
 
 def test_a_scaler_that_is_off_passes_everything_through():
-    off = cx.amp.GradScaler(enabled=False)
-    assert off.scale({"a": 3.0}) == {"a": 3.0}
-    ddp, dataset = wrap(Net()), data(4)
-    output = ddp(dataset.inputs)
-    ddp.backward(off.scale(CRITERION.backward(output, dataset.targets)))
-    assert off.step(optax.sgd(0.1), ddp)
+    off, ddp, dataset = cx.amp.GradScaler(enabled=False), wrap(Net()), data(4)
+    loss = ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets)
+    scaled = off.scale(loss)
+    assert float(scaled) == float(loss)
+    scaled.backward()
+    assert off.step(optax.sgd(0.1))
 
 
 def test_buckets_are_a_compiler_option_on_gpus():
