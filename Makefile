@@ -29,9 +29,8 @@ fast: $(DEV)  ## runs the tests that compile and train little: under a minute on
 	$(PYTEST) -n 2 -m "not slow and not multiprocess" tests/house tests/unit \
 	  $(FAST_LEAVES:%=--ignore=tests/unit/%) $(ARGS)
 
-cover: $(DEV)  ## runs the tests; shows which lines they do not reach, and the share by room
+cover: $(DEV)  ## runs the tests; shows which lines they do not reach
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered $(ARGS)
-	$(RUN) scripts/rooms_covered.py
 
 format: $(DEV)  ## writes lines as they should be
 	$(RUN) -m ruff format .
