@@ -16,9 +16,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from peers import output_of
 
 HERE = Path(__file__).parent
 HOSTS = ("cyxbench0", "cyxbench1")
@@ -110,17 +112,7 @@ def measure(
     """Samples/s by row, or why there is none, from a pair of processes that run `script`."""
     rows = {row: what for row, what in rows.items() if row == "mean" or args.only in row}
     task = json.dumps({"rows": rows, "seconds": args.seconds, "batch": args.batch})
-    pair = [start(rank, [python, str(HERE / script), task]) for rank in range(2)]
-    try:
-        out = pair[0].communicate(timeout=_LIMIT_S)[0]
-        pair[1].wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        out = ""
-    finally:
-        for process in pair:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    out = output_of([start(rank, [python, str(HERE / script), task]) for rank in range(2)], _LIMIT_S)
     found = dict(json.loads(line) for line in out.splitlines() if line.startswith('["'))
     return {row: found.get(row, "no result") for row in rows}
 

@@ -13,17 +13,14 @@ this file. Measure on a quiet machine.
 import argparse
 import json
 import os
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from peers import machine, write
+from peers import free_port, machine, output_of, write
 
 HERE = Path(__file__).parent
 OURS = {
@@ -94,32 +91,19 @@ def heading(args: argparse.Namespace, rounds: int) -> str:
 
 def measure(command: list[str], ranks: int) -> dict[str, float]:
     """What rank 0 printed; {} if it did not come to its end. No process is left."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = [start(rank, ranks, port, command) for rank in range(ranks)]
-    try:
-        out = group[0].communicate(timeout=_LIMIT_S)[0]
-        for process in group[1:]:
-            process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        out = ""
-    finally:
-        for process in group:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    port = free_port()
+    out = output_of([start(rank, ranks, port, command) for rank in range(ranks)], _LIMIT_S)
     lines = [line for line in out.splitlines() if line.startswith('{"')]
     return json.loads(lines[-1]) if lines else {}
 
 
-def start(rank: int, ranks: int, port: int, command: list[str]) -> subprocess.Popen:
+def start(rank: int, ranks: int, port: str, command: list[str]) -> subprocess.Popen:
     place = {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": port,
         "NPROC": "1",
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",

@@ -133,6 +133,22 @@ def run(command: list[str], devices: int, device: str = "cpu", limit_s: float = 
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def output_of(ranks: list[subprocess.Popen], limit_s: float) -> str:
+    """What rank 0 printed; "" if they did not come to their end. None of these sessions is left."""
+    try:
+        out = ranks[0].communicate(timeout=limit_s)[0]
+        for process in ranks[1:]:
+            process.wait(timeout=30)
+        return out
+    except subprocess.TimeoutExpired:
+        return ""
+    finally:
+        for process in ranks:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
 def read(out: str, errors: str) -> float | str:
     """What `say` printed; else the last line of the errors, which says why there is nothing."""
     for line in reversed(out.splitlines()):
