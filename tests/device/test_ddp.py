@@ -13,7 +13,6 @@ from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
-from cyxjax.distributed.ddp import DistributedDataParallel
 from cyxjax.errors import ConfigError, DataError, GroupError
 from tests.support.models import Net, data, largest_gap, train
 from tests.support.wrapped import wrap
@@ -224,8 +223,6 @@ def test_mistakes_are_named():
     ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
     with pytest.raises(ConfigError, match="update_parameters .*optimizer"):
         ddp.update_parameters(optax.sgd(0.1))
-    with pytest.raises(GroupError, match="init_process_group"):
-        DistributedDataParallel(Net())
 
 
 def test_a_loss_of_other_values_than_the_models_is_not_pulled_back():
