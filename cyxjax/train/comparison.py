@@ -18,7 +18,6 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.compared import differing_values, effect_of
 from cyxjax.config.effects import ARRAYS
 from cyxjax.data.content import content_of, find_difference
-from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DesyncError, OtherStateError
@@ -26,7 +25,7 @@ from cyxjax.launch.output import disagreement
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
-from cyxjax.train.feeding.fit_data import FitData, is_shared
+from cyxjax.train.feeding.fit_data import FitData, is_loader, is_shared
 from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks, program_of
 from cyxjax.train.settings import Settings
 
@@ -185,7 +184,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     program = program_of(lowered)
     compare_facts(group, facts, program if data.indexed else "")
     if is_shared(data.train):
-        first = getattr(data.train, "loader", data.train).first_digest()
+        first = data.train.first_digest()
         what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
         _compare(what, dict(enumerate(agree(group, "the first samples of streams", note=first))))
     if not data.indexed:
@@ -217,7 +216,7 @@ def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
     """
     if group.topology.world_size == 1:
         return
-    content = content_of(data, _FEW) if isinstance(data, Dataset) else None
+    content = None if is_loader(data) else content_of(data, _FEW)
     _compare_data(f"data of {call}", agree(group, call, note=content))
 
 

@@ -226,7 +226,7 @@ class DistributedTrainer:
         self._run.warn_if_untrained("evaluate", self.plan)
         step = self.plan.settings.step
         size = batch_size or step.batch.batch_size
-        dataset = checks.before_evaluation(self.plan, self.program, self.state, samples, size)
+        checks.before_evaluation(self.plan, self.program, self.state, samples, size)
         unpadded = is_own(self.recipe.loss, self.recipe.metrics)
         placer = placer_for(step, self.plan.group.mesh, unpadded=unpadded)
         batches = eval_batches(placer, dataset, size, max_batches)

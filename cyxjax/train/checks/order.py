@@ -24,8 +24,8 @@ from cyxjax.train.checks.batch_checks import (
     check_batches,
     check_full_batches,
     check_norms,
+    check_samples,
     check_whole_batch,
-    watched_samples,
 )
 from cyxjax.train.comparison import compare_ranks
 from cyxjax.train.feeding.fit_data import FitData, is_loader
@@ -116,15 +116,14 @@ def _steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
     return steps_at_once(asked, forward, batch.batch_size * batch.accumulation, num_parameters, num_steps)
 
 
-def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:
-    """All checks of an evaluation in batches of `size`. Returns the samples, checked as they are read.
+def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> None:
+    """All checks of an evaluation in batches of `size`.
 
     Raises: DataError naming the sample; ConfigError for a loss that `samples` cannot be given to.
     """
-    dataset = watched_samples(samples, plan, program, state)
+    check_samples(samples, plan, program, state)
     shape = plan.settings.step.batch._replace(batch_size=size)
-    check_full_batches(plan.recipe.loss, dataset, shape, "data")
-    return dataset
+    check_full_batches(plan.recipe.loss, samples.train, shape, "data")
 
 
 def _num_steps(plan: Plan) -> int | None:
