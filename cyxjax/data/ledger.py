@@ -240,18 +240,5 @@ def _check_samples(stretch: Stretch) -> Iterator[Finding]:
         number,
         kind,
         f"steps {number} to {number + span.steps - 1} have {span.found.samples} samples that are not the "
-        f"{promised.samples} of places {span.first} to {span.stop - 1} of epoch {span.epoch}"
-        f"{_single(stretch, promised.samples, promised.total)}",
+        f"{promised.samples} of places {span.first} to {span.stop - 1} of epoch {span.epoch}",
     )
-
-
-def _single(stretch: Stretch, samples: int, total: int) -> str:
-    """Names the one sample that is missing, or that came twice, where it is one."""
-    (facts, span), difference = stretch.record, (total - stretch.record.span.found.total) % 2**64
-    if abs(span.found.samples - samples) != 1:
-        return ""
-    what = "sample {} is missing" if span.found.samples < samples else "sample {} came once more"
-    wanted = difference if span.found.samples < samples else -difference % 2**64
-    ids = facts.ids(span.epoch, span.first, min(span.stop, facts.num_samples))
-    hits = np.flatnonzero(mix(ids) == np.uint64(wanted))
-    return f": {what.format(int(ids[hits[0]]))}" if hits.size else ""

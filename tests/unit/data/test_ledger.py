@@ -77,14 +77,13 @@ def test_padding_is_not_consumed():
 @pytest.mark.parametrize(
     ("ids_of_span_4", "kind", "said"),
     [
-        (lambda ids: ids[1:], "skipped", f"sample {FACTS.ids(1, 4, 5)[0]} is missing"),
-        (lambda ids: np.append(ids, ids[0]), "repeated", f"sample {FACTS.ids(1, 4, 5)[0]} came once more"),
+        (lambda ids: ids[1:], "skipped", "7 samples"),
+        (lambda ids: np.append(ids, ids[0]), "repeated", "9 samples"),
         (
             lambda ids: [*ids[:-1], ids[0]],
             "altered",
             "8 samples that are not the 8 of places 4 to 11 of epoch 1",
         ),
-        (lambda ids: ids[:-3], "skipped", "5 samples"),
         (lambda ids: [], "skipped", "0 samples"),
     ],
 )
