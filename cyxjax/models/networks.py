@@ -5,7 +5,7 @@ C classes (or outputs), P pixels of one sample, L latent numbers."""
 
 import math
 from collections.abc import Callable
-from typing import Any, Never, TypedDict, TypeVar
+from typing import Any, Never, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -91,18 +91,12 @@ class CNN(Network):
         return nn.Dense(self.num_classes)(x_BF)
 
 
-class VAEOutput(TypedDict):
-    """What a VAE returns for inputs of shape (B, ...)."""
-
-    loss: jax.Array  # (B,) float32: negative evidence lower bound, in nats per sample
-    reconstruction: jax.Array  # the inputs' shape, each value in (0, 1)
-    mean: jax.Array  # (B, L)
-    log_var: jax.Array  # (B, L)
-
-
 @register("vae")
 class VAE(Network):
     """Encodes samples (B, ...) with values in [0, 1] to `latent_size` numbers and decodes them again.
+
+    Returns a dict: loss (B,), float32, the negative evidence lower bound in nats per sample; reconstruction,
+    of the inputs' shape, each value in (0, 1); mean and log_var (B, L).
 
     loss = sum_P BCE(x, decode(z)) + beta * KL(N(mean, var) || N(0, 1)), with z drawn from N(mean, var) in
     training and z = mean otherwise, so that evaluation needs no random key and repeats exactly.
@@ -119,7 +113,7 @@ class VAE(Network):
         self.encoder = _Layers(self.hidden)
         self.decoder = _Layers(self.hidden[::-1])
 
-    def __call__(self, x: jax.Array, train: bool = False) -> VAEOutput:
+    def __call__(self, x: jax.Array, train: bool = False) -> dict[str, jax.Array]:
         x_BP = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         mean_BL, log_var_BL = jnp.split(self.encoder(x_BP, 2 * self.latent_size), 2, axis=-1)
         z_BL = self._draw(mean_BL, log_var_BL) if train else mean_BL
