@@ -60,6 +60,7 @@ def test_a_long_history_is_made_plain_in_as_many_calls_as_a_short_one():
     [
         ("{", r"h\.json: .*JSON"),
         ("[1]", r"h\.json: .*list"),
+        ("[" * 200_000, r"h\.json: "),
         ('{"train_loss": [1]}', r"h\.json: .*\btrain_loss\b"),
         ('{"train_losses": 3}', r"h\.json: .*\btrain_losses\b.*input_value=3"),
         ('{"world_size": "two"}', r"h\.json: .*\bworld_size\b.*'two'"),
