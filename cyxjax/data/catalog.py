@@ -94,11 +94,6 @@ _LOADERS: dict[str, Loader] = {
 }
 
 
-def names() -> list[str]:
-    """Names that `load_dataset` knows."""
-    return sorted(_LOADERS)
-
-
 def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> Splits:
     """Train, validation and test splits of the data set `name`, the same in every run.
 

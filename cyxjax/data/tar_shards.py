@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cyxjax.errors import DataError, nearest
+from cyxjax.errors import DataError
 from cyxjax.files import readable
 from cyxjax.plugins import extra
 
@@ -79,12 +79,8 @@ class TarShards:
 
     def _checked(self, number: int, key: str, sample: dict[str, _Place]) -> dict[str, _Place]:
         wanted = (*self._inputs, *([self._targets] if self._targets else []))
-        for name in wanted:
-            if name not in sample:
-                raise DataError(
-                    f"{self._paths[number]}: sample {key!r} has no {name!r}. HINT: {nearest(name, sample)}"
-                )
-        return {name: sample[name] for name in wanted}
+        with readable(f"{self._paths[number]}: sample {key!r}", hint=f"it has {', '.join(sample)}"):
+            return {name: sample[name] for name in wanted}
 
     def __len__(self) -> int:
         return len(self._samples)

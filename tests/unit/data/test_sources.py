@@ -308,7 +308,7 @@ def test_shards_are_one_data_set(tmp_path):
     ("name", "member", "said"),
     [
         ("none-*.tar", "npy", r"none-\*\.tar"),
-        ("odd.tar", "jpg", r"odd\.tar: .*'1' .*'jpg'"),
+        ("odd.tar", "jpg", r"odd\.tar: .*'1'.*'jpg'"),
         ("odd.tar", "npy", r"'npy' of .*odd\.tar"),
         ("zipped.tar", "npy", r"zipped\.tar: .*unpack \.tar\.gz"),
     ],
