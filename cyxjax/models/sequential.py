@@ -167,12 +167,6 @@ class SequentialModel(nnx.Module):
     def __getitem__(self, place: int) -> Layer:
         return self.layers[place]
 
-    def __repr__(self) -> str:
-        lines = "".join(f"\n    {one}," for one in self.layers)
-        return f"SequentialModel([{lines}\n])" if lines else "SequentialModel([])"
-
-    __str__ = __repr__  # nnx has one of its own
-
     def _held(self, kind: type[nnx.Variable]) -> dict[str, Any]:
         """The values of the variables of `kind` by layer, as they are; drawn now if there are none."""
         self._draw()
