@@ -89,11 +89,6 @@ class RunFolder:
         """Traces of a rank, and the page of what they say."""
         return self.root / "profile" / f"rank_{rank}"
 
-    @property
-    def profiles(self) -> Path:
-        """What the profiles of all ranks come to, on one page."""
-        return self.root / "profile" / "summary.txt"
-
     def black_box(self, step: int) -> Path:
         """What is needed to run a step again that was not finite."""
         return self.root / f"black_box_step{step}"

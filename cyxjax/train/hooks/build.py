@@ -6,7 +6,6 @@ from typing import NamedTuple
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import num_replicas
-from cyxjax.distributed.agreement import agree
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
@@ -154,14 +153,10 @@ def _refuse_save(fit: Fit) -> bool:
 
 
 def _profile(fit: Fit) -> list[Hook]:
-    """On every rank, so that the page can compare them."""
     steps, folder = fit.plan.settings.profile, fit.plan.settings.run_folder
     if steps is None or folder is None:
         return []
-    group = fit.plan.group
-    page = folder.profiles if group.topology.is_master and group.topology.world_size > 1 else None
-    share = lambda mine: agree(group, "the profile", note=mine)  # noqa: E731
-    return [ProfileHook(*steps, folder.profile(group.topology.rank), fit.console.note, share, page)]
+    return [ProfileHook(*steps, folder.profile(fit.plan.group.topology.rank), fit.console.note)]
 
 
 def _goodput(fit: Fit) -> list[Hook]:

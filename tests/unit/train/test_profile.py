@@ -6,8 +6,7 @@ import pytest
 
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError
-from cyxjax.observe.profile import Measured, Op, busy_s, group_page, page, read
-from cyxjax.observe.profile import measured as measured_of
+from cyxjax.observe.profile import Op, busy_s, page, read
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.profile import ProfileHook
 
@@ -23,8 +22,7 @@ def test_steps_are_traced_and_told_on_a_page(tmp_path):
     hook = ProfileHook(2, 4, tmp_path, said.append)
     hook.on_start(at(0))
     for step in range(1, 7):
-        size = 16 if step == 3 else 8  # in the window: the program must be made again
-        program(jnp.ones((size, size))).block_until_ready()
+        program(jnp.ones((8, 8))).block_until_ready()
         if hook.wants_state(Position(step), False):
             hook.on_state(at(step))
     hook.on_end(at(6), True)
@@ -34,10 +32,7 @@ def test_steps_are_traced_and_told_on_a_page(tmp_path):
         len(list(tmp_path.rglob("*.xplane.pb"))) == len(list(tmp_path.rglob("perfetto_trace.json.gz"))) == 1
     )
     assert {op.program for op in read(tmp_path)} >= {"jit__lambda"}
-    told = (tmp_path / "summary.txt").read_text()
-    assert "jit__lambda" in told
-    assert "now f32[16,16] and before f32[8,8]" in told
-    assert jax.config.jax_explain_cache_misses is False
+    assert "jit__lambda" in (tmp_path / "summary.txt").read_text()
 
 
 def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path):
@@ -64,69 +59,23 @@ def test_the_page_counts_time_once_where_devices_work_side_by_side():
         Op("add", "eval", 5000, 1000),
     ]
     assert busy_s(ops) == pytest.approx(0.004)
-    found = measured_of(ops, 5, 0.010, 0.001, [0.5])
-    lines = page(found, ["x.py:1: now f32[4] and before f32[3]"])
+    lines = page(ops, 5, 0.010, 0.001, [0.5])
     assert "2.00 ms a step" in lines[0]
     # of 10 ms: the loop waited for data; no device worked; what collectives took, waiting included
     found = [line.split("%")[0].rsplit(maxsplit=1) for line in lines[1:4]]
     assert found == [["input wait", "10.0"], ["host gaps", "60.0"], ["collectives", "40.0"]]
     assert lines[6].split() == ["80.0%", "4.00", "ms", "2", "x", "step"]
-    assert lines[-2:] == [
-        "compiled in these steps: 1 programs, 0.5 s",
-        "  x.py:1: now f32[4] and before f32[3]",
-    ]
+    assert lines[-1] == "compiled in these steps: 1 programs, 0.5 s"
 
 
-def measured(seconds, wires_s, compiled=0, compiled_s=0.0):
-    return Measured(
-        steps=4,
-        seconds=seconds,
-        input_s=0.01,
-        idle_s=0.02,
-        wires_s=wires_s,
-        total_s=0.08,
-        compiled=compiled,
-        compiled_s=compiled_s,
-        programs={"step": (0.06, 4), "eval": (0.02, 1)},
-        instructions={"dot": (0.08 - wires_s, 4), "all-reduce": (wires_s, 4)},
-    )
-
-
-def test_the_page_of_all_ranks_begins_with_those_that_are_waited_for():
-    ranks = [measured(0.1, 0.04), measured(0.2, 0.004, compiled=1, compiled_s=0.5), "full disk"]
-    lines = group_page(ranks)
-    assert lines[0] == "3 processes, 4 steps, 50.00 ms a step on the slowest, rank 1 (tracing included)"
-    assert lines[3:7] == [
-        "rank   ms a step   input wait   host gaps   collectives   compiled",
-        "   1       50.00         5.0%       10.0%          5.0%   1 in 0.5 s",
-        "   0       25.00        10.0%       20.0%         50.0%   0 in 0.0 s",
-        "rank 2: no profile: full disk",
-    ]
-    # both ranks: 0.12 of 0.16 s in `step`; dot 0.04 and 0.076, all-reduce 0.04 and 0.004
-    assert lines[9].split() == ["75.0%", "60.00", "to", "60.00", "ms", "step"]
-    assert lines[13].split() == ["72.5%", "40.00", "to", "76.00", "ms", "dot"]
-    assert group_page(["a", "b"])[1:] == ["rank 0: no profile: a", "rank 1: no profile: b"]
-
-
-def test_a_rank_without_a_trace_still_comes_to_the_others(tmp_path):
-    told, said = [], []
-
-    def exchange(mine):
-        told.append(mine)
-        return [measured(0.1, 0.04)._asdict(), mine]
-
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path):
+    said = []
     (tmp_path / "file").touch()
-    hook = ProfileHook(0, 1, tmp_path / "file" / "x", said.append, exchange, tmp_path / "summary.txt")
+    hook = ProfileHook(0, 1, tmp_path / "file" / "x", said.append)
     hook.on_start(at(0))
-    hook.on_state(at(1))
-    assert not hook.wants_state(Position(2), False)
+    assert hook.wants_state(Position(1), False)  # as the ranks whose trace began
     hook.on_end(at(1), True)
-    (why,) = told
-    assert said[0].startswith(f"WARNING: no profile: {why}.")
-    assert said[1] == f"WARNING: rank 1: no profile: {why}"
-    assert (tmp_path / "summary.txt").read_text().startswith("2 processes, 4 steps, 25.00 ms a step")
-    assert said[2].startswith("Profile of steps 0 to 0: 2 processes, 4 steps")
-    assert len(said) == 3
+    assert [line.startswith("WARNING: no profile: ") for line in said] == [True]
 
 
 @pytest.mark.parametrize("steps", ["10", "a:b", "-1:5"])
