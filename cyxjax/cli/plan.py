@@ -159,7 +159,10 @@ def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> t
 
 
 def _scaling_lines(work: scaling.Work, sent: Sent, given: argparse.Namespace, num_replicas: int) -> list[str]:
-    lines = [*scaling.curve(work, sent, given.wire, given.replicas), *scaling.error_lines()]
+    lines = [
+        *scaling.curve(work, sent, given.wire, given.replicas),
+        "(predicted; processes that share the cores of a host take several times as long)",
+    ]
     if num_replicas > 1:
         lines.append(f"measured with {num_replicas} replicas here: the time includes their exchange.")
     if given.mtbf is not None:
@@ -172,7 +175,6 @@ def _scaling_facts(work: scaling.Work, sent: Sent, given: argparse.Namespace) ->
         "compute_s": work.compute_s,
         "wire": given.wire._asdict(),
         "step_s": scaling.steps_s(work, sent, given.wire, given.replicas),
-        "model_error": scaling.error_facts(),
     }
     if given.mtbf is not None:
         rows = scaling.saves(work, given.mtbf, given.restart, given.replicas)

@@ -3,16 +3,12 @@
 A message of n bytes takes latency + n / bandwidth. An exchange of a whole of n bytes between R replicas
 takes log2(R) latencies and n (R - 1) / R bytes one way; an all-reduce both ways. Nothing overlaps with
 computing.
-How far the model was from real runs on one machine is in `model_error.json`, which
-`python scripts/bench/plan.py --write` measured last.
+`python scripts/bench/plan.py` measures how far it is from real runs on one machine.
 Source: Thakur, Rabenseifner, Gropp 2005, doi:10.1177/1094342005051521 (recursive halving and doubling).
 """
 
-import json
 import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from cyxjax.observe.compiled_plan import size
@@ -136,46 +132,3 @@ def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int])
     yield f"  {'replicas':>8}  {'save every':>16}  {'goodput':>7}"
     for count, every_s, share in saves(work, mtbf_s, restart_s, counts):
         yield f"  {count:>8}  {span(every_s):>16}  {share:>7.2%}"
-
-
-FILE = Path(__file__).with_name("model_error.json")
-
-
-class Run(NamedTuple):
-    """A real run whose steps were predicted beforehand."""
-
-    work: str
-    comm: str
-    processes: int
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted_s / self.measured_s - 1
-
-
-def measured_runs() -> tuple[str, tuple[Run, ...]]:
-    """(the machine, the runs) of the file."""
-    raw: dict[str, Any] = json.loads(FILE.read_text())
-    return raw["machine"], tuple(Run(*row) for row in raw["runs"])
-
-
-def error_lines() -> list[str]:
-    """How far predictions were from measured steps: what stands below every prediction."""
-    machine, runs = measured_runs()
-    found = []
-    for count in sorted({run.processes for run in runs}):
-        errors = [run.error for run in runs if run.processes == count]
-        off = f"{statistics.median(map(abs, errors)):.0%}, {max(errors, key=abs):+.0%}"
-        found.append(f"{count} process{'es' if count > 1 else ''} {off}")
-    return [
-        f"how far this model was off, in the median and at worst: {'; '.join(found)}",
-        f"(real runs, loopback, {machine}; scripts/bench/plan.py).",
-    ]
-
-
-def error_facts() -> dict[str, Any]:
-    """The same for a script."""
-    machine, runs = measured_runs()
-    return {"machine": machine, "runs": [{**run._asdict(), "error": run.error} for run in runs]}

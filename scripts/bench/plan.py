@@ -6,8 +6,7 @@
 The wire between two processes is measured first (all-reduces of one number and of 4 MiB). `cyxjax plan`, in
 one process with one thread, then predicts each row before it is run; where there are more processes than
 cores its computing time is multiplied by processes / cores. A real run is the launcher, `cyxjax.train` and
-the same configuration: the median epoch but the first, by its steps. `--write` puts the rows where
-`cyxjax plan` reads what it says of its error (`cyxjax/observe/model_error.json`), and the table into
+the same configuration: the median epoch but the first, by its steps. `--write` puts the table into
 README.md beside this file.
 """
 
@@ -24,7 +23,6 @@ import peers
 from peers_work import WORKS
 
 HERE = Path(__file__).parent
-FILE = HERE.parents[1] / "cyxjax" / "observe" / "model_error.json"
 COMMS = {"wide_mlp": ("mean", "bf16", "int8", "zero1", "fsdp")}  # of other works: SOME
 SOME = ("mean", "zero1")
 PROCESSES = (1, 2, 4)
@@ -48,7 +46,6 @@ def main() -> int:
     text = table(rows)
     print(text)
     if args.write:
-        write(FILE, rows, wire)
         peers.write(
             HERE / "README.md", f"{peers.machine()}; `python scripts/bench/plan.py`.\n\n{text}", "plan"
         )
@@ -59,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--works", nargs="+", choices=WORKS, default=["mlp", "wide_mlp", "cnn"])
     parser.add_argument("--processes", nargs="+", type=int, choices=PROCESSES, default=list(PROCESSES))
-    parser.add_argument("--write", action="store_true", help=f"the rows, into {FILE.name}")
+    parser.add_argument("--write", action="store_true", help="the table, into README.md")
     parser.add_argument("--quick", action="store_true", help="few steps of one work: proves that it runs")
     args = parser.parse_args()
     if args.quick:
@@ -150,14 +147,6 @@ def table(rows: list[Row]) -> str:
             f"| {work} | {comm} | {processes} | {1e3 * guess:.2f} ms | {1e3 * real:.2f} ms | {off} |"
         )
     return "\n".join(lines)
-
-
-def write(path: Path, rows: list[Row], wire: dict[str, float]) -> None:
-    found = [[*row[:3], *(float(f"{s:.4g}") for s in row[3:])] for row in rows]
-    machine = {"machine": peers.machine(), "wire": wire}
-    text = json.dumps(machine, indent=1)[:-2]
-    listed = ",\n  ".join(json.dumps(row) for row in found)
-    path.write_text(f'{text},\n "runs": [\n  {listed}\n ]\n}}\n')
 
 
 if __name__ == "__main__":

@@ -206,7 +206,6 @@ def test_the_plan_is_one_object_for_a_script(capsys, tmp_path, monkeypatch):
     step_s = {count: took["mean"] - told["compute_s"] for count, took in told["step_s"].items()}
     assert step_s == pytest.approx({"1": 0, "2": 2, "4": 4}, abs=0.01)
     assert [row["replicas"] for row in told["failures"]] == [1, 2, 4]
-    assert all(run["measured_s"] > 0 for run in told["model_error"]["runs"])
     assert told["comm"] == "mean"
     assert told["sent_bytes_per_replica"] == sum(
         2 * one["payload_bytes"] * 7 // 8 for one in told["collectives"] if one["kind"] == "all-reduce"

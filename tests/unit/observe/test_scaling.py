@@ -8,7 +8,7 @@ import pytest
 
 from cyxjax.cli import plan
 from cyxjax.observe import scaling
-from cyxjax.observe.scaling import Run, Wire, Work
+from cyxjax.observe.scaling import Wire, Work
 from cyxjax.sync.entry import Exchange
 
 
@@ -35,16 +35,6 @@ def test_strategies_send_what_they_say():
     wanted = {"mean": whole, "bf16": whole / 2, "int8": whole / 4 * (1 + 4 / 256), "zero1": whole}
     wanted |= {"fsdp": 1.5 * whole, "local_sgd": whole / 8, "diloco": whole / 50, "power_sgd": thin}
     assert {name: one_s[name] for name in wanted} == pytest.approx(wanted)
-
-
-def test_the_model_is_as_far_off_as_it_says(monkeypatch):
-    machine, measured = scaling.measured_runs()  # they come with the package
-    assert "cores" in machine
-    assert {run.processes for run in measured} == {1, 2, 4}
-    rows = [("a", "mean", 1, 1.0, 1.0), ("a", "mean", 2, 1.5, 1.0), ("b", "int8", 2, 0.9, 1.0)]
-    monkeypatch.setattr(scaling, "measured_runs", lambda: ("a box", tuple(Run(*row) for row in rows)))
-    assert "1 process 0%, +0%; 2 processes 30%, +50%" in scaling.error_lines()[0]
-    assert [one["error"] for one in scaling.error_facts()["runs"]] == pytest.approx([0, 0.5, -0.1])
 
 
 def test_a_curve_names_the_quickest_and_an_epoch():
