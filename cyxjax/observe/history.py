@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -117,36 +116,14 @@ class DistributedTrainingHistory:
         return pandas.DataFrame(self.rows())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the curves of the losses above the epochs, the first and last of many."""
+        """What a notebook shows: a table of the epochs, the first and last of many."""
         from cyxjax.observe.report.html import table
 
         rows: list[dict[str, float]] = [{**row, "epoch": row["epoch"] + 1} for row in self.rows()]
         names = list(dict.fromkeys(name for row in rows for name in row))
         shown = rows if len(rows) <= _MOST_ROWS else [*rows[: _MOST_ROWS // 2], {}, *rows[-_MOST_ROWS // 2 :]]
         cells = [[f"{row[name]:.4g}" if name in row else "" for name in names] for row in shown]
-        return f"<b>{self._title()}</b>{self._loss_curves()}{table(names, cells)}"
-
-    def _loss_curves(self) -> str:
-        """An SVG whose units are epochs and losses; "" without a value."""
-        drawn = {
-            "#1f77b4": zip(self.epochs, self.train_losses, strict=False),
-            "#ff7f0e": zip(self.val_epochs, self.val_losses, strict=False),
-        }
-        lines = {colour: [(x, y) for x, y in points if math.isfinite(y)] for colour, points in drawn.items()}
-        places = [place for line in lines.values() for place in line]
-        if not places:
-            return ""
-        (left, right), (low, high) = ((min(values), max(values)) for values in zip(*places, strict=True))
-        curves = "".join(
-            f'<polyline fill="none" stroke="{colour}" stroke-width="2" vector-effect="non-scaling-stroke" '
-            f'points="{" ".join(f"{x},{high - y:.6g}" for x, y in line)}"/>'
-            for colour, line in lines.items()
-        )
-        return (
-            f'<svg width="360" height="120" viewBox="{left} 0 {right - left} {high - low:.6g}" '
-            f'preserveAspectRatio="none" style="display:block;overflow:visible">{curves}</svg>'
-            '<span style="color:#1f77b4">train loss</span> <span style="color:#ff7f0e">val loss</span>'
-        )
+        return f"<b>{self._title()}</b>{table(names, cells)}"
 
     def _title(self) -> str:
         return f"{self.num_replicas} replicas, {self.samples_per_second:,.0f} samples/s"

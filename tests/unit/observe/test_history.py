@@ -92,15 +92,12 @@ TABLE = DistributedTrainingHistory(
 )
 
 
-def test_a_notebook_shows_a_history_as_a_table_with_curves():
+def test_a_notebook_shows_a_history_as_a_table():
     html = TABLE._repr_html_()
     assert html.count("<tr") == 1 + 3
     assert "<td>1</td><td>3</td><td>0.1</td><td>2.5</td>" in html  # epochs count from 1
-    assert html.count("<polyline") == 2
-    assert 'points="0,0.5 2,1.5"' in html  # from the top, where the largest of all is: 3
     many = DistributedTrainingHistory(train_losses=[1.0] * 100, epochs=[*range(100)])
     assert many._repr_html_().count("<tr") == 1 + 6 + 1 + 6
-    assert "<svg" not in DistributedTrainingHistory()._repr_html_()
 
 
 def test_rows_are_epochs_without_what_was_not_measured():
