@@ -5,13 +5,10 @@ The style sheet: light and dark, one column on a phone, nothing folded in print.
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, repeat
-from typing import Any
 
 from cyxjax.files import redact
 
 _LONGEST = 2000  # characters of one text from outside
-_SORTABLE = 48  # columns by which a table can be sorted
 _CHOICES = 3
 
 
@@ -25,33 +22,14 @@ def text(value: object) -> str:
     return html.escape(redact(shown), quote=True)
 
 
-def table(
-    head: Sequence[object], rows: Iterable[Sequence[object]], style: str = "", of_rows: Iterable[str] = ()
-) -> str:
-    """A table, wide ones scrolling by themselves; cells are text or `Markup`. of_rows: the CSS of each."""
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], style: str = "") -> str:
+    """A table, wide ones scrolling by themselves; cells are text or `Markup`."""
     top = "".join(f"<th>{_cell(name)}</th>" for name in head)
-    body = "".join(
-        f'<tr style="{css}">' + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>"
-        for row, css in zip(rows, chain(of_rows, repeat("")), strict=False)
-    )
+    body = "".join("<tr>" + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
     return (
         f'<div class="wide"><table class="{style}"><thead><tr>{top}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def sortable(columns: Mapping[str, Sequence[tuple[object, Any]]]) -> str:
-    """A table that the reader sorts by one of its first `_SORTABLE` columns, without a script.
-
-    Of each cell what it shows and what it is sorted by. At first rows have the order that they come in.
-    """
-    switches = "".join(f'<input type="radio" name="sort" id="sort-{i}">' for i in range(len(columns)))
-    head = [Markup(f'<label for="sort-{i}">{text(name)}</label>') for i, name in enumerate(columns)]
-    orders = [sorted(key for _, key in cells) for cells in columns.values()]
-    rows = list(zip(*columns.values(), strict=True))
-    places = ["".join(f"--o{i}:{orders[i].index(key)};" for i, (_, key) in enumerate(row)) for row in rows]
-    shown = table(head, [[cell for cell, _ in row] for row in rows], "numbers", places)
-    return f'<div class="sort" style="--n:{len(columns)}">{switches}{shown}</div>'
 
 
 def choice(label: str, parts: Mapping[str, str]) -> str:
@@ -89,12 +67,6 @@ def said(line: str, style: str = "note") -> str:
     return f'<p class="{style}">{text(line)}</p>'
 
 
-_SORT = "".join(
-    f"#sort-{i}:checked~.wide tbody tr{{order:var(--o{i})}}"
-    f"#sort-{i}:checked~.wide label[for=sort-{i}]{{color:var(--ink);text-decoration-thickness:2px}}"
-    f"#sort-{i}:focus-visible~.wide label[for=sort-{i}]{{outline:2px solid var(--c0)}}"
-    for i in range(_SORTABLE)
-)
 _CHOICE = "".join(f"#choice-{i}:checked~.choice-{i}{{display:block}}" for i in range(_CHOICES))
 _CSS = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--tile:#f6f8fa;
@@ -148,10 +120,6 @@ background:color-mix(in srgb,var(--c) var(--share),transparent)}
 .samples figcaption{font-size:.8rem;color:var(--soft)}.samples figcaption.bad{color:var(--bad)}
 table.texts td{white-space:pre-wrap;font-family:ui-monospace,"DejaVu Sans Mono",monospace;font-size:.8rem;
 min-width:12em}
-.sort>input{position:absolute;opacity:0;pointer-events:none}
-.sort table{display:grid;grid-template-columns:repeat(var(--n),auto)}.sort thead,.sort tbody{display:contents}
-.sort tr{display:grid;grid-template-columns:subgrid;grid-column:1/-1}
-.sort label{cursor:pointer;text-decoration:underline dotted}
 .choice>div{display:none;margin-top:.6em}.choice>span{color:var(--soft)}
 .choice>input{margin:0 .3em 0 .9em}.choice label{cursor:pointer}
 details{margin:.8em 0}summary{cursor:pointer;color:var(--soft)}
@@ -163,4 +131,4 @@ body{max-width:none;font-size:11pt}
 section,figure,.tile,tr{break-inside:avoid}section{break-inside:auto}.wide{overflow:visible}
 details::details-content{content-visibility:visible;height:auto}.plots{grid-template-columns:1fr 1fr}}
 """
-CSS = _CSS + _SORT + _CHOICE
+CSS = _CSS + _CHOICE

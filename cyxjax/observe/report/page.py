@@ -12,7 +12,7 @@ from cyxjax.files import write_whole
 from cyxjax.observe.report import outcome, predictions
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
 from cyxjax.observe.report.facts import EPOCHS, SECONDS, Point, RunFacts, flat
-from cyxjax.observe.report.html import CSS, Markup, choice, more, said, section, sortable, table, text
+from cyxjax.observe.report.html import CSS, Markup, choice, more, said, section, table, text
 
 _FIRST = {"loss": 0, "accuracy": 1}  # of the plots
 _LAST = {"learning_rate": 3, "grad_norm": 4, "samples_per_second": 5}
@@ -211,7 +211,7 @@ def _several(runs: Sequence[RunFacts]) -> str:
     runs = sorted(_named(runs), key=lambda run: _rank(first, found[run.folder].get(first)))
     drawn = runs[:NUM_COLOURS]
     of_best = f" Of the {len(drawn)} best." if len(drawn) < len(runs) else ""
-    order = f"Sorted by {outcome.spoken(first) or 'name'}, the best first. Choose a column to sort by it."
+    order = f"Sorted by {outcome.spoken(first) or 'name'}, the best first."
     by_run = {
         "Where the time went": [(run.name, _time(run)) for run in drawn],
         "Audit": [(run.name, _audit(run)) for run in drawn],
@@ -232,39 +232,30 @@ def _several(runs: Sequence[RunFacts]) -> str:
 def _results(runs: Sequence[RunFacts], found: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
     """A row for each run: its numbers, the keys of the configuration that differ, and how it ended."""
     swatches = [f'<i class="c{i} swatch"></i>' if i < NUM_COLOURS else "" for i in range(len(runs))]
-    columns: dict[str, list[tuple[object, object]]] = {  # each cell, and what it is sorted by
+    columns: dict[str, list[object]] = {
         "run": [
-            (Markup(f'<span class="name">{swatch}{text(run.name)}</span>'), run.name)
+            Markup(f'<span class="name">{swatch}{text(run.name)}</span>')
             for swatch, run in zip(swatches, runs, strict=True)
         ]
     }
     for name in names:
         values = [found[run.folder].get(name) for run in runs]
-        columns[outcome.spoken(name)] = [("" if x is None else f"{x:.4g}", _rank(name, x)) for x in values]
+        columns[outcome.spoken(name)] = ["" if x is None else f"{x:.4g}" for x in values]
     for key in dict.fromkeys(key for run in runs for key in run.config):
         texts = [run.config.get(key, "-") for run in runs]
         if len(set(texts)) > 1 and key != "run_dir":
-            columns[key] = [(value, _ordered(value)) for value in texts]
-    speeds = [run.history.samples_per_second if run.history else 0.0 for run in runs]
-    columns["samples/s"] = [(f"{speed:,.0f}", -speed) for speed in speeds]
+            columns[key] = list(texts)
+    columns["samples/s"] = [f"{run.history.samples_per_second if run.history else 0:,.0f}" for run in runs]
     audits = {True: "passed", False: "FAILED", None: "-"}
-    columns["audit"] = [(audits[run.audit.good], audits[run.audit.good]) for run in runs]
+    columns["audit"] = [audits[run.audit.good] for run in runs]
     lines = [outcome.headline(run) for run in runs]
-    columns["how it ended"] = [(Markup(f'<span class="name sentence">{text(x)}</span>'), x) for x in lines]
-    return sortable(columns)
+    columns["how it ended"] = [Markup(f'<span class="name sentence">{text(x)}</span>') for x in lines]
+    return table(list(columns), zip(*columns.values(), strict=True), "numbers")
 
 
 def _rank(name: str, value: float | None) -> tuple[bool, float]:
     """The best first: the lowest loss, the highest of all else; what is missing last."""
     return value is None, (value or 0.0) * (1 if name.endswith("loss") else -1)
-
-
-def _ordered(value: str) -> tuple[bool, float, str]:
-    """Numbers by size, before texts."""
-    try:
-        return False, float(value), ""
-    except ValueError:
-        return True, 0.0, value
 
 
 def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:

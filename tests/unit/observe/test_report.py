@@ -205,7 +205,7 @@ def rows_of(text):
     return [[re.sub("<[^>]*>", "", cell) for cell in row] for row in cells]
 
 
-def test_runs_are_compared_best_first_in_a_table_that_any_column_sorts(tmp_path, capsys):
+def test_runs_are_compared_best_first_in_a_table(tmp_path, capsys):
     for name, lr, val in (("a", "0.1", 0.5), ("deep/b", "10.0", 0.9), ("c", "9.0", 0.7)):
         write_run(tmp_path / "runs" / name, lr=lr, val=(0.25, val))
         (tmp_path / "runs" / name / "checkpoints").mkdir()
@@ -216,20 +216,12 @@ def test_runs_are_compared_best_first_in_a_table_that_any_column_sorts(tmp_path,
     heads, *rows = rows_of(text)
     assert heads[:3] == ["run", "best validation accuracy", "best validation loss"]
     assert "epochs" not in heads  # the same in all
-    assert [row[0] for row in rows] == ["b", "c", "a"]
+    lr = heads.index("optimizer.lr")
+    assert [(row[0], row[lr]) for row in rows] == [("b", "10.0"), ("c", "9.0"), ("a", "0.1")]
     named = [str(tmp_path / "runs" / name) for name in ("a", "c")]
     assert main([*named, "--output", str(tmp_path / "two.html")]) == 0
     assert [row[0] for row in rows_of((tmp_path / "two.html").read_text())[1:]] == ["c", "a"]
-
-    def order(head):
-        places = re.findall(rf"--o{heads.index(head)}:(\d+);", text)
-        return [rows[places.index(str(place))][0] for place in range(3)]
-
-    assert order("run") == ["a", "b", "c"]
-    assert order("optimizer.lr") == ["a", "c", "b"]  # by size, not as text
-    assert order("best validation accuracy") == ["b", "c", "a"]
     assert "script" not in Reader(text).tags
-    assert f"#sort-{len(heads) - 1}:checked" in text
 
 
 def test_of_many_runs_the_best_are_drawn(tmp_path):
