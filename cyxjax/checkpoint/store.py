@@ -83,7 +83,6 @@ class StepStore:
         self.directory, self.is_writer = directory, is_writer
         self._owner = f"{secrets.token_hex(4)}-{os.getpid()}"
         self._verified: set[int] = set()
-        self._seen: dict[int, tuple[Any, float | None, str]] = {}  # by step: (which file, metric, its name)
         if is_writer:
             folders.prepare(directory)
             self._known = folders.identity(directory)
@@ -129,22 +128,12 @@ class StepStore:
         measured: list[str] = []
         for step in reversed(list_steps(self.directory)):
             try:
-                metric, monitor = self._measured(step)
+                manifest = read_manifest(step_folder(self.directory, step))
             except (CheckpointError, OSError):
                 continue  # not a step: it neither counts as kept nor is it ours to delete
-            measured.append(monitor)
-            found[step] = metric if measured[-1] == measured[0] else None
+            measured.append(_monitor_of(manifest))
+            found[step] = manifest.metric if measured[-1] == measured[0] else None
         return found
-
-    def _measured(self, step: int) -> tuple[float | None, str]:
-        """(metric, its name) of a step. Its manifest holds the run's history: it is read once while it is the
-        same file, and not at each save."""
-        status = (step_folder(self.directory, step) / MANIFEST).lstat()
-        file = (status.st_ino, status.st_size, status.st_ctime_ns)
-        if self._seen.get(step, (None,))[0] != file:
-            manifest = read_manifest(step_folder(self.directory, step))
-            self._seen[step] = (file, manifest.metric, _monitor_of(manifest))
-        return self._seen[step][1:]
 
     def prune(self, keep_last: int, keep_best: int, best: Best) -> list[int]:
         """Delete all but the newest and best steps; the steps that went. The only good one never goes."""
@@ -156,7 +145,6 @@ class StepStore:
             gone = [step for step in gone if step != last_good]
         for step in gone:
             folders.remove(self.directory, step, self._owner)
-            self._seen.pop(step, None)
         return gone
 
     def set_aside(self, step: int, why: str) -> Path:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cyxjax.checkpoint import store
 from cyxjax.checkpoint.arrays import Entry, StoredArrays, write_file
 from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Leaf, Piece, file_of, read_manifest
+from cyxjax.checkpoint.manifest import Leaf, Piece, file_of, read_manifest
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.checkpoint.tree import host_copy, refuse_unsavable
 from cyxjax.errors import CheckpointError, DamagedStep
@@ -106,19 +105,6 @@ def test_a_save_and_each_of_its_leaves_cost_few_calls(tmp_path):
     assert few < 2000  # 29,000 as long as each save read the packages' descriptions
     # 69 when this was written; 91 while dtypes were named leaf by leaf, 316 as long as a protocol was asked.
     assert (many - few) / 100 < 85
-
-
-def test_a_save_reads_no_manifest_again_but_one_that_changed(tmp_path, monkeypatch):
-    steps, read = StepStore(tmp_path / "steps", is_writer=True), []
-    for step in (1, 2, 3):
-        steps.write(Snapshot(step, {"a": np.zeros(2, np.float32)}, {}, float(step)))
-    look = store.read_manifest
-    monkeypatch.setattr(store, "read_manifest", lambda folder: read.append(folder.name) or look(folder))
-    assert steps.metrics() == steps.metrics() == {1: 1.0, 2: 2.0, 3: 3.0}
-    assert len(read) == 3
-    manifest = step_folder(steps.directory, 2) / MANIFEST
-    manifest.write_bytes(manifest.read_bytes()[:-9])
-    assert steps.metrics() == {1: 1.0, 3: 3.0}
 
 
 def test_a_save_syncs_each_file_and_folder_once_before_it_is_a_step(tmp_path, monkeypatch):
