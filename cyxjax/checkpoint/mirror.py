@@ -45,7 +45,7 @@ class Mirror:
         self._sent: dict[int, object] = {}  # step -> what tells its folder here from a later one
         self._logs: dict[str, object] = {}
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
-        self._ending, self._warned, self._began = threading.Event(), False, False
+        self._ending, self._warned = threading.Event(), False
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
     def check_bucket(self) -> None:
@@ -176,9 +176,6 @@ class Mirror:
 
     def _copy(self, logs: bool) -> None:
         """Makes the store like the folder. Raises what the store raises."""
-        if not self._began:
-            self._drop_torn()
-            self._began = True
         while (step := self._unsent()) is not None:
             self._send(step)
         if logs:
@@ -244,13 +241,6 @@ class Mirror:
             return bytes(self._store.cat_file(f"{remote}/{MANIFEST}"))
         except FileNotFoundError:
             return None
-
-    def _drop_torn(self) -> None:
-        """Removes what a killed upload left of steps that are not here any more."""
-        here = [self._remote(step) for step in list_steps(self._folder.checkpoints)]
-        for path in self._remote_steps():
-            if path.strip("/") not in here and self._manifest_of(path) is None:
-                self._drop(path)
 
     def _drop(self, remote: str) -> None:
         with suppress(FileNotFoundError):
