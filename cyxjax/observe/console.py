@@ -51,12 +51,12 @@ class NullConsole:
 class PlainConsole:
     """One line for each thing, flushed, without colour or control characters: for logs and pipes.
 
-    Steps make a line at most every `every_s` seconds, however many records there are.
+    Steps make a line at most every ten seconds, however many records there are.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, every_s: float = _EVERY_S) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = _PatientStream(stream if stream is not None else sys.stdout)
-        self._every_s, self._due_s, self._lines = every_s, -math.inf, RunLines()
+        self._due_s, self._lines = -math.inf, RunLines()
 
     def note(self, text: str, style: str | None = None) -> None:
         self._stream.write(text + "\n")
@@ -70,36 +70,11 @@ class PlainConsole:
     def step(self, record: Record) -> None:
         now = time.monotonic()
         if now >= self._due_s:
-            self._due_s = now + self._every_s
-            self.progress(self._lines.step_line(record, now))
-
-    def progress(self, line: str) -> None:
-        """Shows a line of progress."""
-        self.note(line)
+            self._due_s = now + _EVERY_S
+            self.note(self._lines.step_line(record, now))
 
     def epoch(self, record: Record, is_best: bool = False) -> None:
         self.note(self._lines.epoch_line(record, is_best))
-
-
-class NotebookConsole(PlainConsole):
-    """Lines as in a log, but for progress within an epoch: its line is replaced, and is gone at the end."""
-
-    def __init__(self) -> None:
-        super().__init__(every_s=_LIVE_EVERY_S)
-        self._handle: Any = None
-
-    def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
-        from IPython.display import display
-
-        super().begin(total_steps, epochs)
-        self._handle = display({"text/plain": "starting"}, raw=True, display_id=True)
-
-    def end(self) -> None:
-        self.progress("")
-
-    def progress(self, line: str) -> None:
-        if self._handle is not None:
-            self._handle.update({"text/plain": line}, raw=True)
 
 
 class RichConsole:
@@ -202,11 +177,9 @@ class _PatientStream:
 
 
 def build_console(is_master: bool, verbose: bool = True) -> Console:
-    """The console for this rank: for a terminal (a launcher's too), a notebook, a log, or none."""
+    """The console for this rank: for a terminal (a launcher's too), a log or notebook, or none."""
     if not (is_master and verbose):
         return NullConsole()
-    if type(sys.stdout).__module__.partition(".")[0] == "ipykernel":
-        return NotebookConsole()
     columns = relayed_columns()
     is_live = columns is not None or (sys.stdout.isatty() and not _is_dumb())
     return RichConsole(columns=columns) if is_live else PlainConsole()

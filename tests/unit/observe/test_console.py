@@ -111,7 +111,7 @@ def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(m
     now = [100.0]
     monkeypatch.setattr("cyxjax.observe.console.time.monotonic", lambda: now[0])
     stream = io.StringIO()
-    console = PlainConsole(stream, every_s=10.0)
+    console = PlainConsole(stream)
     console.begin(400)
     for step in range(10, 110, 10):  # a record each 4 s: told at 0, 12, 24, 36 s
         console.step(STEP | {"step": step})
