@@ -57,7 +57,6 @@ class Checkpointer:
         max_failures: int = 3,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
-        self.saved_step: int | None = None  # the last that this object put on disk
         self._store = StepStore(self.directory, is_writer=is_writer)
         self._keep: tuple[int, int, Best] = (keep_last, keep_best, best)
         self._async, self._writers, self._warn, self._max_failures = async_save, writers, warn, max_failures
@@ -124,17 +123,11 @@ class Checkpointer:
             part=part,
             put=put,
         )
-        if step is None:
-            restored, damaged = restoring.newest(self.directory, self._writers, load)
-            self._set_aside(damaged)
-            return restored
-        try:
-            return load(step)
-        except DamagedStep as error:
-            raise CheckpointError(
-                f"Step {step} in {self.directory} cannot be restored: {error}. "
-                f"HINT: steps with a manifest: {self.steps()}."
-            ) from error
+        if step is not None:
+            return restoring.only(self.directory, step, load)
+        restored, damaged = restoring.newest(self.directory, self._writers, load)
+        self._set_aside(damaged)
+        return restored
 
     def newest_manifest(self) -> Manifest | None:
         """Of the newest step that verifies, None without one; all processes call it. Raises: as restore."""
@@ -228,7 +221,6 @@ class Checkpointer:
                 text = describe_failure(snapshot, error, self.directory, len(self._failures))
                 (warn or self._warn)(text)
         else:
-            self.saved_step = snapshot.step
             self._unsaved = None
             self._failures.clear()
             if self._store.is_writer:

@@ -56,6 +56,14 @@ def newest(
     return None, damaged
 
 
+def only(directory: Path, step: int, load: Callable[[int], T]) -> T:
+    """What `load` gives of `step`. Raises: CheckpointError if it is missing or damaged."""
+    try:
+        return load(step)
+    except DamagedStep as error:
+        raise CheckpointError(f"Step {step} in {directory}: {error}. HINT: take another step.") from error
+
+
 def load(
     directory: Path,
     step: int,
@@ -111,10 +119,7 @@ def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, Store
     Raises: CheckpointError if it is not good, also later, as arrays are read.
     """
     look = partial(verified, directory, writers=ALONE)
-    try:
-        manifest = newest(directory, ALONE, look)[0] if step is None else look(step)
-    except DamagedStep as error:
-        raise CheckpointError(f"Step {step} in {directory}: {error}. HINT: take another step.") from error
+    manifest = newest(directory, ALONE, look)[0] if step is None else only(directory, step, look)
     if manifest is None:
         raise CheckpointError(f"{directory} holds no checkpoint. HINT: name a folder with step_*.")
     return manifest, StoredArrays(step_folder(directory, manifest.step) / ARRAYS, manifest.leaves)

@@ -22,7 +22,7 @@ def save_without_end(folder: str, told: Connection) -> None:
     step = max(checkpointer.steps(), default=-1) + 1
     while True:
         checkpointer.save(step, state_of(step), {"step": step})
-        told.send(checkpointer.saved_step)
+        told.send(step - 1)
         step += 1
 
 

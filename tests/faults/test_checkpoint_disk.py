@@ -78,7 +78,7 @@ def test_old_steps_that_cannot_be_deleted_are_a_warning(tmp_path, monkeypatch):
         checkpointer.save(1, STATE)
         monkeypatch.setattr(store.folders, "remove", refuse)
         checkpointer.save(2, STATE)
-    assert checkpointer.saved_step == 2
+    assert checkpointer.steps() == [1, 2]
     assert "Permission denied" in said[0]
 
 

@@ -153,9 +153,9 @@ def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_p
             state["kernel"].elements[:] = 99  # as the next step, which has the memory
             all_returned.wait()
             may_write.set()
-        return checkpointer.saved_step
+        return checkpointer.steps()
 
-    assert at_once(3, run) == [3] * 3
+    assert at_once(3, run) == [[3]] * 3
     found = Checkpointer(tmp_path, is_writer=False).restore({"kernel": KERNEL}, part=True).state
     np.testing.assert_array_equal(found["kernel"], KERNEL)
 
