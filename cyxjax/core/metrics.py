@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.rows import Losses, loss_rows, weighed
-from cyxjax.core.statistics import Packed, as_statistic, unpacked
+from cyxjax.core.statistics import Packed, Statistic
 from cyxjax.core.trees import PyTree, as_labels
 from cyxjax.errors import ConfigError, DataError
 
@@ -84,8 +84,7 @@ def _mean(pair: np.ndarray) -> float:
 class Metrics:
     """The metrics of a task, in a fixed order: `loss` first, then `accuracy`, then the user's own.
 
-    extra: functions (see Metric), statistics (`cx.F1(10)`, a `cx.Statistic`) and metric classes of clu and
-    metrax by name; or a clu Collection.
+    extra: functions (see Metric) and statistics (`cx.F1(10)`, a `cx.Statistic`) by name.
     better: "min" or "max" by name, for those of the user's that a run may watch: `{"top2": "max"}`.
     ignore_index: a label that counts nothing in accuracy, as in the loss. labels: (output, target) -> what of
     them are logits and labels. means: of how many means besides the samples' the loss may be made.
@@ -101,12 +100,12 @@ class Metrics:
         labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
         means: int = 0,
     ):
-        self.own, self._better = unpacked(extra), dict(better or {})
+        self.own, self._better = dict(extra or {}), dict(better or {})
         self.ignore_index, self.labels = ignore_index, labels or _whole
         self._first = 1 + means  # rows of the loss
         hit = lambda output, target: accuracy(*self.labels(output, target), ignore_index)  # noqa: E731
         self._measures: list[_Mean | Packed] = [
-            Packed(name, found) if (found := as_statistic(name, metric)) else _Mean(name, metric)
+            Packed(name, metric) if isinstance(metric, Statistic) else _Mean(name, metric)
             for name, metric in {"accuracy": hit, **self.own}.items()
         ]
         taken, ways, known = {"loss", GRAD_NORM} & {*self.own}, {*self._better.values()}, {*self.own}

@@ -2,13 +2,11 @@
 
 F1, AUC, R2 and a confusion matrix are not means of the samples' values, but functions of sums over samples. A
 step reduces these sums with all others, so they are those of the whole batch for any number of replicas.
-Metrics of clu and metrax, and objects with (init, update, merge, compute), become such statistics.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -116,118 +114,3 @@ class Packed:
 
 def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
     return jax.tree.structure(tree), [tuple(leaf.shape) for leaf in jax.tree.leaves(tree)]
-
-
-_PARTS = ("init", "update", "merge", "compute")
-_FOREIGN = ("from_model_output", "merge", "compute", "empty")
-_OUTPUT = ("logits", "predictions", "preds", "output", "outputs", "y_pred")
-_TARGET = ("labels", "targets", "target", "y_true", "label")
-
-
-def is_statistic(metric: Any) -> bool:
-    """Whether `as_statistic` would make one of `metric`."""
-    return _is_foreign(metric) or _has(metric, _PARTS)
-
-
-def as_statistic(name: str, metric: Any) -> Statistic | None:
-    """`metric` as a statistic; None for a function, which gives a value a sample."""
-    if _is_foreign(metric):
-        return _of_class(name, metric)
-    if _has(metric, _PARTS):
-        parts = (getattr(metric, part) for part in _PARTS)
-        return Statistic._make([*parts, getattr(metric, "better", None)])
-    return None
-
-
-def _has(metric: Any, parts: tuple[str, ...]) -> bool:
-    return all(callable(getattr(metric, part, None)) for part in parts)
-
-
-def _is_foreign(metric: Any) -> bool:
-    """Whether it is a class as clu and metrax have them, or a partial of one: its further keywords."""
-    return _has(_kind(metric)[0], _FOREIGN)
-
-
-def _kind(metric: Any) -> tuple[Any, dict[str, Any]]:
-    """(class, further keywords of its from_model_output)."""
-    if isinstance(metric, partial):
-        return metric.func, metric.keywords
-    return (metric if isinstance(metric, type) else type(metric)), {}
-
-
-def unpacked(metrics: Any) -> dict[str, Any]:
-    """A mapping as a dict; of a clu Collection its members, but for `loss`, which every run measures."""
-    if not isinstance(metrics, type):
-        return dict(metrics or {})
-    members = inspect.get_annotations(metrics, eval_str=True)
-    found = {name: one for name, one in members.items() if _is_foreign(one) and name != "loss"}
-    if not found and "loss" not in members:
-        raise ConfigError(
-            f"metrics={metrics.__name__}: a class without metrics as members. HINT: {{'name': "
-            f"{metrics.__name__}}} for a metric; a clu Collection names its metrics.",
-            key="metrics",
-        )
-    return found
-
-
-def _of_class(name: str, metric: Any) -> Statistic:
-    """Each sample is measured as a batch of its own, so that padding, whatever it holds, counts nothing."""
-
-    def update(state: PyTree, output: PyTree, target: PyTree, weight: jax.Array) -> PyTree:
-        def alone(o: PyTree, t: PyTree) -> Any:
-            return _state_of(name, metric, *jax.tree.map(lambda a: a[None], (o, t)))
-
-        each = jax.vmap(alone)(output, target)
-        for mine, one in zip(jax.tree.leaves(state), jax.tree.leaves(each), strict=True):
-            if mine.ndim and mine.shape != one.shape[1:]:
-                raise ConfigError(
-                    f"metric {name!r}: its state has the shape {one.shape[1:]} for the model's output and "
-                    f"{mine.shape} for a guess of 3 classes. HINT: use a cx.Statistic."
-                )
-        return jax.tree.map(lambda s, e: s + _summed(e, weight), state, each)
-
-    def init() -> PyTree:
-        # `empty()` may be scalars where a batch's state is arrays, so that a batch is made up.
-        for shapes in _LIKELY:
-            batch = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in shapes]
-            try:
-                form = jax.eval_shape(partial(_state_of, name, metric), *batch)
-            except Exception:  # not what it takes
-                continue
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), form)
-        return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), _kind(metric)[0].empty())
-
-    return Statistic(init, update, lambda a, b: a.merge(b), lambda state: state.compute())
-
-
-def _state_of(name: str, metric: Any, output: PyTree, target: PyTree) -> Any:
-    """The state that a metric class computes from a batch; arguments are matched by name.
-
-    Raises: ConfigError for one that takes logits or probabilities, and is not told which.
-    """
-    kind, options = _kind(metric)
-    takes = inspect.signature(kind.from_model_output).parameters
-    offered = dict(output) if isinstance(output, Mapping) else {}
-    offered |= dict.fromkeys(_OUTPUT, output) | dict.fromkeys(_TARGET, target)
-    is_open = any(one.kind is one.VAR_KEYWORD for one in takes.values())
-    given = {key: value for key, value in offered.items() if is_open or key in takes} | options
-    if "from_logits" in takes and "from_logits" not in given:
-        raise ConfigError(
-            f"metric {name!r} ({kind.__name__}) takes logits or probabilities, as from_logits says. HINT: "
-            f"functools.partial({kind.__name__}, from_logits=True)."
-        )
-    return kind.from_model_output(**given)
-
-
-_LIKELY = (
-    (((1, 3), jnp.float32), ((1,), jnp.int32)),
-    (((1,), jnp.float32), ((1,), jnp.float32)),
-    (((1, 1), jnp.float32), ((1, 1), jnp.float32)),
-    (((1, 4, 3), jnp.float32), ((1, 4), jnp.int32)),
-)
-
-
-def _summed(each: jax.Array, weight: jax.Array) -> jax.Array:
-    """sum_i weight_i * each_i; of rows that weigh nothing whatever they hold."""
-    by_row = weight.reshape(-1, *[1] * (each.ndim - 1))
-    return jnp.where(by_row > 0, by_row * each.astype(jnp.float32), 0.0).sum(0)

@@ -20,7 +20,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.objective.terms import terms_of
 from cyxjax.core.rows import WAYS_OUT, by_sample, row_by_row
-from cyxjax.core.statistics import is_statistic
+from cyxjax.core.statistics import Statistic
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
@@ -74,7 +74,7 @@ def split_check(loss: Any, metrics: Metrics) -> SplitCheck:
         if isinstance(term.loss, UserLoss) and term.loss.fn is not model_loss:
             found[f"the loss {term.name!r}" if named else "the loss"] = term.loss
     for name, metric in metrics.own.items():
-        if name not in named and not is_statistic(metric) and not hasattr(metric, "of_rows"):
+        if name not in named and not isinstance(metric, Statistic) and not hasattr(metric, "of_rows"):
             found[f"the metric {name!r}"] = metric
     return SplitCheck(found)
 

@@ -19,7 +19,7 @@ from cyxjax.core.losses import (
 from cyxjax.core.metrics import Metric, Metrics, accuracy
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
-from cyxjax.core.statistics import as_statistic
+from cyxjax.core.statistics import Statistic
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
@@ -162,9 +162,9 @@ def seen_through(measure: Any, output: Pick, target: Pick) -> Any:
         return UserLoss(seen_through(measure.fn, output, target))
     if isinstance(measure, GlobalLoss):
         return GlobalLoss(_seen_globally(measure, output, target), measure.by_row)
-    if (statistic := as_statistic("of the task", measure)) is not None:
-        inner = statistic.update
-        return statistic._replace(update=lambda s, o, t, w: inner(s, picked(o, output), picked(t, target), w))
+    if isinstance(measure, Statistic):
+        inner = measure.update
+        return measure._replace(update=lambda s, o, t, w: inner(s, picked(o, output), picked(t, target), w))
     return Seen(measure, output, target)
 
 

@@ -146,8 +146,8 @@ def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation
 
 
 def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
-    """The metrics of every task and those named: ours, functions (output, target) -> one value a sample,
-    statistics and classes of other libraries.
+    """The metrics of every task and those named: ours, functions (output, target) -> one value a sample
+    and statistics.
 
     An attribute `better`, "min" or "max", says which values are. Raises: ConfigError.
     """

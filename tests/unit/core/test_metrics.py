@@ -1,13 +1,14 @@
 """Metrics are sums and counts over real samples."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import flax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cyxjax.core.metrics import Metrics, metrics_of
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, DataError
 
 LOGITS = jnp.array([[2.0, 0.0], [0.0, 3.0], [5.0, 0.0], [0.0, 0.0]], jnp.float32)
 LABELS = jnp.array([0, 1, 1, 0], jnp.int32)
@@ -55,27 +56,13 @@ def test_metrics_that_are_no_metrics_are_refused():
             Metrics(own, better=better)
     with pytest.raises(ConfigError, match=r"cx\.Metrics.*list"):
         metrics_of(None, ["accuracy"])
-    with pytest.raises(ConfigError, match="Width"):
-        Metrics(Width)
-    with pytest.raises(ConfigError, match=r"'w'.*\(1,\).*\(3,\)"):
-        Metrics({"w": Width}).sums(jnp.ones(2), jnp.ones((2, 1)), jnp.zeros(2, jnp.int32), jnp.ones(2))
+    with pytest.raises(DataError, match="'it' of 4 samples.*Sums"):
+        Metrics({"it": Sums}).sums(jnp.ones(4), LOGITS, LABELS, jnp.ones(4))
 
 
-class Width(NamedTuple):
-    """A metric class whose state has a number for each output."""
+@flax.struct.dataclass
+class Sums:
+    """A metric class of clu or metrax: it is constructed from sums."""
 
-    sums: Any
-
-    @classmethod
-    def from_model_output(cls, logits, labels):
-        return cls(logits.sum(0))
-
-    @classmethod
-    def empty(cls):
-        return cls(jnp.zeros(3))
-
-    def merge(self, other):
-        return Width(self.sums + other.sums)
-
-    def compute(self):
-        return self.sums.sum()
+    total: Any
+    count: Any

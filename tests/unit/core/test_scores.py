@@ -1,8 +1,5 @@
 """Metrics with a name against scikit-learn's, however the samples are dealt out."""
 
-from functools import partial
-
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,75 +129,6 @@ def test_what_does_not_fit_is_one_line():
     for metric in (cx.AUC(), cx.R2(), cx.Perplexity()):  # jax's own words
         with pytest.raises((TypeError, ValueError)):
             measured(metric, TEXT, LABELS[:9])
-
-
-# ---- classes as clu and metrax have them -------------------------------------------------------------------
-
-
-@flax.struct.dataclass
-class Hits:
-    """As clu.metrics.Accuracy: a total and a count, and further keywords that are left alone."""
-
-    total: jax.Array
-    count: jax.Array
-
-    @classmethod
-    def empty(cls):
-        return cls(total=jnp.float32(0), count=jnp.int32(0))
-
-    @classmethod
-    def from_model_output(cls, *, logits, labels, **_):
-        right = (logits.argmax(-1) == labels).astype(jnp.float32)
-        return cls(total=right.sum(), count=jnp.int32(right.size))
-
-    def merge(self, other):
-        return type(self)(total=self.total + other.total, count=self.count + other.count)
-
-    def compute(self):
-        return self.total / self.count
-
-
-@flax.struct.dataclass
-class Signs(Hits):
-    """As metrax.AUCROC: an `empty` of scalars where a batch has an array, and further keywords."""
-
-    @classmethod
-    def empty(cls):
-        return cls(total=jnp.float32(0), count=jnp.float32(0))
-
-    @classmethod
-    def from_model_output(cls, predictions, labels, above=0.0):
-        assert predictions.ndim == 1
-        assert labels.shape == predictions.shape
-        return cls(total=jnp.stack([(predictions > above).sum()] * 2), count=jnp.float32(len(labels)))
-
-    def compute(self):
-        return self.total[1] / self.count
-
-
-@flax.struct.dataclass
-class Logits(Hits):
-    """As metrax.Perplexity: what it takes is a keyword with a default."""
-
-    @classmethod
-    def from_model_output(cls, predictions, labels, from_logits=False):
-        return Hits.from_model_output(logits=predictions, labels=labels)
-
-
-class Collection:
-    """As clu's: metrics by annotation, of which `loss` is measured anyway."""
-
-    hits: Hits
-    loss: Hits
-
-
-def test_classes_of_other_libraries_are_measured_sample_by_sample():
-    expected = (LOGITS.argmax(-1) == LABELS).mean()
-    assert measured(Hits, LOGITS, LABELS)["it"] == pytest.approx(expected)
-    assert cx.Metrics(Collection).names == ("loss", "accuracy", "hits")
-    assert measured(partial(Signs, above=0.5), SCORES, SCORES)["it"] == pytest.approx((SCORES > 0.5).mean())
-    with pytest.raises(ConfigError, match=r"'it' \(Logits\) .*from_logits"):
-        measured(Logits, LOGITS, LABELS)
 
 
 @pytest.mark.parametrize(
