@@ -60,25 +60,16 @@ def from_linen(module: linen.Module) -> ModelFns:
         losses = [name for name in sorted(sown) if holds_losses(name)] if train else []
         mutable = [*model_state, *losses] if train else []
 
-        def run(inputs: PyTree, key: jax.Array) -> tuple[PyTree, PyTree]:
-            called, (args, named) = _called(module, inputs, key, train)
-            call = partial(called.apply, variables, *args, mutable=mutable, **named)
-            with translated(), linen.intercept_methods(_batch_norm):
-                return _with_streams(lambda rngs: call(rngs=rngs), key)
-
-        output, new_state = run(inputs, key)
-        if own := _sown_in(new_state, losses):
-            again = lambda x, key: [one for _, one in _sown_in(run(x, key)[1], losses)]  # noqa: E731
-            output = Sown(output, sum_of_sown(own, again, inputs, key))
+        called, (args, named) = _called(module, inputs, key, train)
+        call = partial(called.apply, variables, *args, mutable=mutable, **named)
+        with translated(), linen.intercept_methods(_batch_norm):
+            output, new_state = _with_streams(lambda rngs: call(rngs=rngs), key)
+        if own := [(name, leaf) for name in losses for leaf in jax.tree.leaves(new_state.get(name, ()))]:
+            output = Sown(output, sum_of_sown(own, inputs))
         return output, model_state | {name: new_state[name] for name in model_state if train}
 
     # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
     return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)
-
-
-def _sown_in(state: PyTree, names: list[str]) -> list[tuple[str, jax.Array]]:
-    """(collection, leaf) of all that stands in the collections `names`."""
-    return [(name, leaf) for name in names for leaf in jax.tree.leaves(state.get(name, ()))]
 
 
 def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -> tuple[Any, tuple]:

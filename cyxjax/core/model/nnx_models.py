@@ -44,16 +44,12 @@ def from_nnx(module: nnx.Module) -> ModelFns:
         return jax.tree.map(jnp.array, (nnx.to_pure_dict(params), nnx.to_pure_dict(rest)))
 
     def apply(p: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        def run(inputs: PyTree, key: jax.Array) -> tuple[PyTree, nnx.State]:
-            states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
-            whole = nnx.merge(graphs[train], *states, copy=True)
-            args, named = call_arguments(whole.__call__, inputs, key, train, _as_rngs)
-            return whole(*args, **named), nnx.state(whole, _is_rest)
-
-        output, after = run(inputs, key)
+        states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
+        whole = nnx.merge(graphs[train], *states, copy=True)
+        args, named = call_arguments(whole.__call__, inputs, key, train, _as_rngs)
+        output, after = whole(*args, **named), nnx.state(whole, _is_rest)
         if train and (own := _sown_losses(after, rest)):
-            again = lambda inputs, key: [one for _, one in _sown_losses(run(inputs, key)[1], rest)]  # noqa: E731
-            output = Sown(output, sum_of_sown(own, again, inputs, key))
+            output = Sown(output, sum_of_sown(own, inputs))
         return output, _like(model_state, nnx.to_pure_dict(after))
 
     def _like(before: PyTree, after: PyTree) -> PyTree:

@@ -1,12 +1,10 @@
 """What a model may give back: samples first in each array, and losses of its own that it sows.
 
-A sown value a sample is added to the sample's loss. One number for a batch is added as it is where it is of
-parameters alone (a penalty of weights); one of the batch, such as a balance of experts over it, is another
-number for each share of the batch, and is refused, as such a number in the output is.
+A sown value a sample is added to the sample's loss. One number for a batch is refused: a balance of experts
+over the batch is another number for each share of it. In the output a number of parameters alone may stand.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,30 +20,25 @@ def holds_losses(collection: str) -> bool:
     return collection.split("_")[-1] in ("loss", "losses")
 
 
-def sum_of_sown(
-    losses: Sequence[tuple[str, jax.Array]], again: Callable, inputs: PyTree, key: Any
-) -> jax.Array:
+def sum_of_sown(losses: Sequence[tuple[str, jax.Array]], inputs: PyTree) -> jax.Array:
     """float32 (B,): all losses a model sowed, by the name of where.
 
-    again: (inputs, key) -> the same losses. Raises: DataError for one that is neither a value a sample nor of
-    parameters alone.
+    Raises: DataError for one that is no value a sample.
     """
-    rows, total = jax.tree.leaves(inputs)[0].shape[0], jnp.float32(0)
-    of_batch = [False] * len(losses)
-    if not all(leaf.ndim for _, leaf in losses):
-        of_batch = of_inputs(lambda given, _: again(*given), (inputs, key))
-    for (name, leaf), is_of_batch in zip(losses, of_batch, strict=True):
-        if leaf.shape[0] != rows if leaf.ndim else is_of_batch:
+    rows = jax.tree.leaves(inputs)[0].shape[0]
+    total = jnp.zeros(rows, jnp.float32)
+    for name, leaf in losses:
+        if leaf.shape[:1] != (rows,):
             raise DataError(
                 f"the model sows a loss of shape {leaf.shape} into {name!r}; expected ({rows},): one value a "
-                "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean."
+                "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean; "
+                "of a penalty of weights jnp.full(len(x), penalty)."
             )
-        leaf = leaf.astype(jnp.float32)
-        total = total + (leaf.reshape(rows, -1).mean(1) if leaf.ndim else leaf)
-    return jnp.broadcast_to(total, (rows,))
+        total = total + leaf.astype(jnp.float32).reshape(rows, -1).mean(1)
+    return total
 
 
-def of_inputs(run: Callable, given: PyTree, other: PyTree = ()) -> list[bool]:
+def of_inputs(run: Callable, given: PyTree, other: PyTree) -> list[bool]:
     """By leaf of `run(given, other)`, whether it is made from `given`. Nothing is computed."""
     closed = jax.make_jaxpr(run)(given, other)
     reached = set(closed.jaxpr.invars[: len(jax.tree.leaves(given))])
