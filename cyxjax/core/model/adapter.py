@@ -5,7 +5,7 @@
 
 What else `apply` takes it is given by name: a key for random draws (`key`, `rng`, ...), the mode (`train`,
 `is_training`, ...), several inputs as a model's own, and `model_state` or `state`: init then returns
-(params, state) and apply (output, state). Haiku's transformed functions and jax's stax are such pairs."""
+(params, state) and apply (output, state). Haiku's transformed functions are such pairs."""
 
 import inspect
 import sys
@@ -133,17 +133,14 @@ def from_pair(init: Callable, apply: Callable) -> ModelFns:
     """(init, apply) as functions of a model; see the head of this file."""
     takes = list(inspect.signature(apply).parameters.values())
     state = next((one.name for one in takes if one.name in _STATE), "")
-    is_stax = _is_stax(init)
-    drawn = _in_stax(init) if is_stax else init
 
     def init_fns(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # In training mode: Haiku's running statistics come to be there alone.
-        made = _called(drawn, key, {}, inputs, jax.random.fold_in(key, 1), True)
+        made = _called(init, key, {}, inputs, jax.random.fold_in(key, 1), True)
         return tuple(made) if state else (made, {})
 
     def apply_fns(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         own = {state: model_state} if state else {}
-        own |= {"rng": key} if is_stax else {}  # its layers pick it out of **kwargs
         found = _called(apply, params, own, inputs, key, train)
         return found if state else (found, model_state)
 
@@ -168,13 +165,3 @@ def _called(
         else:
             break
     return function(*given, *waiting, **named)
-
-
-def _is_stax(init: Callable) -> bool:
-    """Whether `init` is of jax.example_libraries.stax (or neural_tangents), by its arguments."""
-    return "input_shape" in inspect.signature(init).parameters
-
-
-def _in_stax(init: Callable) -> Callable:
-    """stax's `init(rng, input_shape) -> (output shape, params)` as ours."""
-    return lambda key, inputs: init(key, (-1, *inputs.shape[1:]))[1]

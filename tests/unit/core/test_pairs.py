@@ -9,7 +9,6 @@ import optax
 import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
-from jax.example_libraries import stax
 
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError
@@ -105,12 +104,6 @@ def test_transformed_functions_of_haiku():
 
     first = Transformed(lambda rng, *args: (init(rng, *args), {"n": jnp.zeros(())}), with_state)
     assert run(first)[1] == {"n": 1.0}
-
-
-def test_stax():
-    layers = stax.serial(stax.Dense(4), stax.Dropout(0.5), stax.Dense(2))
-    with jax.numpy_rank_promotion("allow"):  # as jax does by default
-        assert run(layers)[0].shape == (2, 2)
 
 
 class Norm(linen.Module):
