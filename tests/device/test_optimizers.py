@@ -13,7 +13,6 @@ import pytest
 import cyxjax as cx
 from cyxjax.core.optimizer import adapted
 from cyxjax.errors import ConfigError
-from cyxjax.sync.registry import STRATEGIES
 from tests.support.strategies import USUAL, Alone, built, mean_of, params, random_grads
 
 # optax warns of names it will drop; here they are still there.
@@ -221,17 +220,6 @@ def test_rules_that_need_leaves_whole_are_refused_parts_and_no_others(cut, whole
 @pytest.mark.parametrize("comm", ["mean", "zero1", "local_sgd"])
 def test_rules_that_need_more_than_a_step_gives_are_refused_everywhere(comm):
     assert {name for name in NEVER if refused(comm, TABLE[name])} == NEVER
-
-
-# Parts of leaves are what a rule may not bear; whole ones (`mean`; in a row: local_sgd) it has on one device.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "comm", ["zero1", *(pytest.param(c, marks=pytest.mark.wide) for c in STRATEGIES if c != "zero1")]
-)
-def test_every_rule_with_every_strategy_is_run_or_refused(comm):
-    taken = {name for name in TABLE if not refused(comm, TABLE[name])}
-    assert taken >= CUT
-    assert not taken & NEVER
 
 
 @pytest.mark.slow
