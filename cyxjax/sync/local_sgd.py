@@ -62,12 +62,8 @@ def local_step(
 
 
 def consensus(params: PyTree) -> PyTree:
-    """The mean over replicas of float parameters; of others (there are rarely any) the largest."""
-
-    def agree(p: jax.Array) -> jax.Array:
-        return lax.pmean(p, AXIS) if jnp.issubdtype(p.dtype, jnp.inexact) else lax.pmax(p, AXIS)
-
-    return jax.tree.map(agree, params)
+    """The mean over replicas."""
+    return lax.pmean(params, AXIS)
 
 
 def as_own(params: PyTree) -> PyTree:
