@@ -139,7 +139,6 @@ def build_train_step(
     accumulation: int = 1,
     metrics: Metrics | None = None,
     sync_batchnorm: bool = False,
-    donate: bool = True,
     several: bool = False,
 ) -> Callable[..., tuple[TrainState, jax.Array]]:
     """A function (state, batch) -> (next state, sums float32 (number of metrics + 2 + number of checks, 2)).
@@ -211,7 +210,7 @@ def build_train_step(
         return lax.fori_loop(first, stop, body, (state, out))
 
     options = memory_options(mesh) if sync.regather or fns.recomputes else {}
-    return jax.jit(steps if several else step, donate_argnums=0 if donate else (), compiler_options=options)
+    return jax.jit(steps if several else step, donate_argnums=0, compiler_options=options)
 
 
 def _over_micro_batches(
