@@ -52,6 +52,7 @@ def fit(
             return run(start)
         except causes as error:
             if not left:
+                error.args = (f"after max_rollbacks={settings.guard.max_rollbacks} rollbacks, {error}",)
                 raise
             left -= 1
             start = _past(go_back(error.good_step), error)
@@ -94,7 +95,7 @@ def _past(saved: RunState | None, error: BadStepError) -> RunState:
     """The state of `saved`, at the place in the data after the bad step."""
     if saved is None:
         raise CheckpointError(
-            f"there is no checkpoint of step {error.good_step} or before to roll back to ({error}) "
+            f"there is no checkpoint of step {error.good_step} or before to roll back to: {error.brief}. "
             "HINT: set checkpoint_every_n_steps, and keep_last so high that one from before is still there."
         ) from error
     place = error.position._replace(step=saved.position.step)
