@@ -158,7 +158,7 @@ def _natural(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong in the span that begins at optimizer step `step`, counted from 0.
+    """One thing wrong in the span that begins at optimizer step `step`, counted from 1 as on the console.
 
     `kind`: skipped, repeated, reordered (the order changed within an epoch), altered or behind.
     """
@@ -212,7 +212,7 @@ def walk(records: Iterable[Record]) -> Iterator[Stretch]:
 
 def _check_place(stretch: Stretch) -> Iterator[Finding]:
     """Whether the span began where the one before it ended."""
-    (facts, span), was, at, number = *stretch[:3], stretch.before.steps
+    (facts, span), was, at, number = *stretch[:3], stretch.before.steps + 1
     if span.epoch > at.epoch:
         # What is too little for a whole step may be dropped by the plan of either side of a resume.
         if was.ended(at.samples) or facts.ended(at.samples):
@@ -230,7 +230,7 @@ def _check_place(stretch: Stretch) -> Iterator[Finding]:
 
 def _check_samples(stretch: Stretch) -> Iterator[Finding]:
     """Whether the samples of the span are those that stand at its places."""
-    (facts, span), number = stretch.record, stretch.before.steps
+    (facts, span), number = stretch.record, stretch.before.steps + 1
     promised = facts.promised(span.epoch, span.first, span.stop)
     if span.found == promised:
         return

@@ -1,5 +1,6 @@
 """Audits a run: whether each sample was used exactly once per epoch through all its restarts."""
 
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,8 +45,8 @@ def examine(run: RunFolder, kept: Kept, max_findings: int = 10) -> Verdict:
     findings += _of_checkpoints(run.checkpoints, spans)
     left_out = _rolled_back(run.checkpoints, spans)
     notes = [
-        f"steps {first} to {stop - 1}: left out on purpose: a rollback took back what they had changed"
-        for first, stop in left_out
+        f"steps {first} to {last}: left out on purpose: a rollback took back what they had changed"
+        for first, last in left_out
     ]
     return Verdict(findings, notes, _summary(spans, kept.taken_back, len(findings), left_out))
 
@@ -64,7 +65,7 @@ def _of_checkpoints(folder: Path, spans: list[Stretch]) -> list[Finding]:
         at = recorded.get(found.steps) if found is not None else None
         if found is not None and at is not None and not at.after.same(found):
             text = f"the checkpoint of step {step} was trained on other samples than are recorded up to it"
-            findings.append(Finding(at.before.steps, "altered", text))
+            findings.append(Finding(at.before.steps + 1, "altered", text))
         if step == saved[-1]:
             findings += _behind(step, meta, found, end)
     return findings
@@ -93,7 +94,8 @@ def _behind(step: int, meta: dict, found: Tally | None, end: Stretch) -> list[Fi
 
 
 def _rolled_back(folder: Path, spans: list[Stretch]) -> list[tuple[int, int]]:
-    """(first, one past the last) step of each rollback that the newest checkpoint knows of; spans end there.
+    """(first, last) step of each rollback that the newest checkpoint knows of; spans end there. Steps are
+    numbered as on the console: a step that was taken back has given its number to a later one.
 
     A rollback that no checkpoint followed is undone by a resume, which trains on those samples again.
     """
@@ -107,7 +109,12 @@ def _rolled_back(folder: Path, spans: list[Stretch]) -> list[tuple[int, int]]:
     stops = [
         at.get(place, 0) for place in zip(history.rollback_epochs, history.rollback_samples, strict=True)
     ]
-    return [(stop - n, stop) for stop, n in zip(stops, history.rollback_steps, strict=True) if stop >= n]
+    lost = accumulate(history.rollback_steps, initial=0)  # before each
+    return [
+        (stop - earlier - n + 1, stop - earlier)
+        for stop, n, earlier in zip(stops, history.rollback_steps, lost, strict=False)
+        if stop >= n
+    ]
 
 
 def _summary(spans: list[Stretch], again: int, num_findings: int, left_out: list[tuple[int, int]]) -> str:
@@ -121,7 +128,9 @@ def _summary(spans: list[Stretch], again: int, num_findings: int, left_out: list
     redone = f", {again} of them made again after a restart" if again else ""
     verdict = "every sample came once per epoch" if not num_findings else counted(num_findings, "finding")
     if left_out:
-        verdict += f"; {counted(sum(stop - first for first, stop in left_out), 'step')} left out on purpose"
+        verdict += (
+            f"; {counted(sum(last - first + 1 for first, last in left_out), 'step')} left out on purpose"
+        )
     return (
         f"{verdict}: {place}, {last.samples:,} in all; {counted(last.steps + again, 'step')}{redone} in "
         f"{counted(len(spans), 'span')}, sum {last.total:016x}"

@@ -50,7 +50,7 @@ CUTS = [(0, 8), (0, 20), (1, 4), (1, 12), (2, 0), (2, 16), (3, 0)]
 def test_a_faithful_run_has_no_findings_and_one_with_a_line_less_has():
     records = run(*CUTS)
     assert audit(records) == []
-    assert [(f.step, f.kind) for f in audit(records[:2] + records[3:])] == [(5, "skipped")]
+    assert [(f.step, f.kind) for f in audit(records[:2] + records[3:])] == [(6, "skipped")]
     end = list(walk(records))[-1].after
     assert (end.steps, end.samples) == (
         18,
@@ -92,7 +92,7 @@ def test_what_was_lost_doubled_or_taken_for_another_is_named_in_its_span(ids_of_
         *CUTS, change=lambda number, ids: np.asarray(ids_of_span_4(ids), int) if number == 4 else ids
     )
     (finding,) = audit(records)
-    assert (finding.step, finding.kind) == (7, kind)
+    assert (finding.step, finding.kind) == (8, kind)
     assert said in str(finding)
     assert len(audit(records * 9, max_findings=7)) == 7
 
@@ -139,7 +139,7 @@ def test_a_run_resumed_at_another_size_at_any_sample_is_whole(changes, cut):
 )
 def test_a_resume_at_another_size_from_the_wrong_sample_is_found(at, kind, said):
     found = audit(run((1, 4)) + run((4, 8), facts=FACTS._replace(global_batch_size=5), at=at))
-    assert any((f.step, f.kind) == (7, kind) and said in f.text for f in found), found
+    assert any((f.step, f.kind) == (8, kind) and said in f.text for f in found), found
 
 
 def test_an_order_changed_within_an_epoch_is_found():

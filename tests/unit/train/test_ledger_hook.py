@@ -98,7 +98,7 @@ def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch,
     assert audit.main([str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "step 5: altered: steps 5 to 7 have 34 samples that are not the 34 of places 16"
+        "step 6: altered: steps 6 to 8 have 34 samples that are not the 34 of places 16"
     )
     assert len(lines) == 2
 
