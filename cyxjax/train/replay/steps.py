@@ -1,8 +1,8 @@
 """`cyxjax replay BOX`: repeats a run up to the step of a black box in one process and inspects it.
 
 Starts from the box's checkpoint (where it is gone, from one before it or from the run's beginning), with as
-many replicas as the run had, so the numbers are the run's own. The first step that is not
-finite may be an earlier one: it is found on the way.
+many replicas as the run had, so the numbers are the run's own. The first step that is not finite may be an
+earlier one: it is found on the way.
 """
 
 import math
@@ -17,7 +17,6 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import load_config
 from cyxjax.core.mesh import REPLICATED, local_value
-from cyxjax.core.portable import place_state
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
@@ -86,34 +85,22 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
 
 
 def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> None:
-    """To the box's checkpoint; where it is gone, to the newest before it or the run's beginning."""
-    if box.checkpoint_step is None:
-        return
-    earlier = [step for step in list_steps(checkpoints) if step <= box.checkpoint_step]
+    """To the box's checkpoint, or the newest before it; without one the run begins anew."""
+    earlier = [step for step in list_steps(checkpoints) if step <= (box.checkpoint_step or 0)]
     if earlier:
         trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
-    if box.checkpoint_step not in earlier:
-        begin = f"checkpoint step {earlier[-1]}" if earlier else "the beginning of the run"
-        print(f"The box's checkpoint (step {box.checkpoint_step}) is gone: running again from {begin}.")
 
 
 def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | None:
-    """The first step up to the box's that is not finite; None if all are.
-
-    Two passes: keeping the state before every step would copy the whole model as often.
-    """
-    feed, start = plan.feed, trainer.run_state
-    assert feed is not None
-    host = jax.device_get(start.state)
-    found = next((s for s in _steps(trainer, feed, start, box.step) if not _is_good(s)), None)
-    if found is None:
-        return None
-    position, came_from, _, loss = found
-    before = again = place_state(host, trainer.program.sync, plan.group.mesh)
-    for step in _steps(trainer, feed, start._replace(state=again), position.step - 1):
-        before = step.state
-    batch = next(iter(feed.train(came_from, lambda: NO_SIGNAL, 1))).batch
-    return Bad(position, came_from.samples, _by_replica(trainer.program, before), batch, loss)
+    """The first step up to the box's that is not finite; None if all are."""
+    assert plan.feed is not None
+    start = trainer.run_state
+    before = _by_replica(trainer.program, start.state)
+    for step in _steps(trainer, plan.feed, start, box.step):
+        if not _is_good(step):
+            return Bad(step.position, step.came_from.samples, before, step.batch, step.loss)
+        before = _by_replica(trainer.program, step.state)
+    return None
 
 
 def _by_replica(program: Program, state: TrainState) -> Callable[[int], TrainState]:
@@ -128,6 +115,7 @@ def _by_replica(program: Program, state: TrainState) -> Callable[[int], TrainSta
 class _Step(NamedTuple):
     position: Position  # after the step
     came_from: Position  # before it, in its epoch
+    batch: Batch
     state: TrainState
     loss: float  # mean over the samples; NaN for a step that was left out
 
@@ -148,7 +136,7 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) 
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
             loss, weight = local_value(sums)[0]
-            yield _Step(position, before, state, float(loss / weight) if weight else math.nan)
+            yield _Step(position, before, batch, state, float(loss / weight) if weight else math.nan)
             if position.step == last:
                 return
         position = Position(position.step, position.epoch + 1)

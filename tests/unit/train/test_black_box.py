@@ -131,7 +131,6 @@ def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
     assert read_box(folders[0]).checkpoint_step == 2  # not among the last three that the run kept
     shown = replayed(folders[0], capsys)
     assert "layer body (Fragile)" in shown
-    assert "The box's checkpoint (step 2) is gone: running again from the beginning of the run." in shown
 
 
 def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys):
