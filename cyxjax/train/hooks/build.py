@@ -75,7 +75,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *_sentinel(fit, saves),  # before saving: what is saved has been compared
         *_digests(fit, saves),  # before saving: a step on disk has its digests
         fit.run.ledger.begin(  # is part of a save
-            saves.wants_state, fit.folder.ledger if fit.folder else None, fit.console.note
+            fit.plan.group, saves.wants_state, fit.folder.ledger if fit.folder else None, fit.console.note
         ),
         *stream_positions.hooks_for(
             fit.run.stream_positions, fit.plan.group, fit.plan.facts.data, saves.wants_state

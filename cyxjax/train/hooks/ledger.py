@@ -6,17 +6,18 @@ made many steps at a time. At a save, where all ranks meet anyway, the steps sin
 """
 
 from collections.abc import Callable
+from functools import reduce
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from cyxjax.data import ledger_file
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.ledger import Delivered, Span, StreamFacts, Tally, delivered
+from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.files import append
 from cyxjax.observe.records import warn_if_unwritten
 from cyxjax.observe.sinks import warn_on_stderr
@@ -24,7 +25,6 @@ from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 _AT_ONCE = 64  # steps summed together: 2 us a step, where one alone costs 15
 _SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory
-_LOW = 2**32 - 1
 
 
 class Tape:
@@ -76,9 +76,6 @@ class LedgerHook(Hook):
         self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_tally`; None: not known
         self._was: StreamFacts | None = None  # of the checkpoint the run goes on from
         self._resumed = False
-        self._saving: Callable[[Position, bool], bool] = Hook().wants_state
-        self._path: Path | None = None
-        self._say: Callable[[str], None] = warn_on_stderr
         self._unwritten = ""  # what a full disk did not take; it is tried again with the next lines
 
     def open(self) -> Tape:
@@ -103,10 +100,14 @@ class LedgerHook(Hook):
         return found | {"stream": self.tape.facts._asdict()}
 
     def begin(
-        self, saving: Callable[[Position, bool], bool], path: Path | None, say: Callable[[str], None]
+        self,
+        group: ProcessGroup,
+        saving: Callable[[Position, bool], bool],
+        path: Path | None,
+        say: Callable[[str], None],
     ) -> "LedgerHook":
         """Records into `path` (None: nowhere but the checkpoints), brought up to date whenever `saving`."""
-        self._saving, self._path, self._say = saving, path, say
+        self._group, self._saving, self._path, self._say = group, saving, path, say
         return self
 
     def on_start(self, moment: RunState) -> None:
@@ -175,7 +176,7 @@ class LedgerHook(Hook):
         if self.tape.facts is None:
             return
         self._at = (position.epoch, position.samples)
-        spans = _of_all_ranks(_spans(self.tape.take(self._at)))
+        spans = _of_all_ranks(self._group, _spans(self.tape.take(self._at)))
         for span in spans:
             self._tally = self._tally.plus(span)
         self._write([span.to_json() for span in spans])
@@ -201,18 +202,12 @@ def _spans(steps: list[Span]) -> list[Span]:
     return spans
 
 
-def _of_all_ranks(mine: list[Span]) -> list[Span]:
+def _of_all_ranks(group: ProcessGroup, mine: list[Span]) -> list[Span]:
     """The shares of all ranks added up, span by span; every rank calls it after the same steps."""
-    if jax.process_count() == 1 or not mine:
+    if not mine:
         return mine
-    # 64-bit numbers cross as two halves: jax cuts them to 32 bits otherwise.
-    words = [[n & _LOW, n >> 32, total & _LOW, total >> 32] for n, total in (span.found for span in mine)]
-    ranks = multihost_utils.process_allgather(np.array(words, np.uint32))
-    return [span._replace(found=_added(ranks[:, i])) for i, span in enumerate(mine)]
-
-
-def _added(words: np.ndarray) -> Delivered:
-    found = Delivered()
-    for a, b, c, d in words.tolist():
-        found = found.plus(Delivered(a | b << 32, c | d << 32))
-    return found
+    ranks = agree(group, "the ledger", note=[span.found for span in mine])
+    shares = ([Delivered(*found) for found in of_span] for of_span in zip(*ranks, strict=True))
+    return [
+        span._replace(found=reduce(Delivered.plus, found)) for span, found in zip(mine, shares, strict=True)
+    ]
