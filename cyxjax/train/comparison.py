@@ -25,7 +25,6 @@ from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks, program_of
 from cyxjax.train.settings import Settings
 
 META = "same_run"  # of a checkpoint: digests of its data and code
-_PROGRAM = "the program of a step (the model's or the loss's code)"
 _FEW = 3  # records that are compared where a call has no time to read more
 
 
@@ -147,22 +146,13 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     """
     if group.topology.world_size == 1:
         return
-    program = program_of(lowered)
-    compare_facts(group, facts, program if data.indexed else "")
+    note: dict[str, Any] = {"config": equal_on_ranks(facts.config), "data": facts.data, "exact": facts.exact}
+    note |= {"program": program_of(lowered), "stream": "", "first": "", "shapes": ""}
     if is_shared(data.train):
-        first = data.train.first_digest()
-        what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
-        _compare(what, dict(enumerate(agree(group, "the first samples of streams", note=first))))
-    if not data.indexed:
-        mine = [OneStep(data.first).digest(), str(jax.tree.map(np.shape, data.first)), program]
-        ranks = agree(group, "the first batches of loaders", note=mine)
-        refuse_shared_samples([digest for digest, *_ in ranks])
-        refuse_other_programs([(shapes, digest) for _, shapes, digest in ranks])
-
-
-def compare_facts(group: ProcessGroup, facts: Facts, program: str) -> None:
-    """Raises: DesyncError on all ranks, with the values of each. program: "" where shapes may differ."""
-    note = {"config": equal_on_ranks(facts.config), "data": facts.data, "step": program, "exact": facts.exact}
+        note["stream"] = data.train.first_digest()
+    if not data.indexed:  # of a loader, whose batches may have other shapes on each rank
+        note["first"] = OneStep(data.first).digest()
+        note["shapes"] = str(jax.tree.map(np.shape, data.first))
     ranks = agree(group, "the start of training", note=note)
     for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
         values = [rank["config"].get(name, "(none)") for rank in ranks]
@@ -172,7 +162,12 @@ def compare_facts(group: ProcessGroup, facts: Facts, program: str) -> None:
     for name in facts.exact:  # one configuration: all ranks have it or none
         values = [rank["exact"][name] for rank in ranks]
         _compare(f"{name} that the bits of this exact run depend on", dict(enumerate(values)))
-    _compare(_PROGRAM, dict(enumerate(rank["step"] for rank in ranks)))
+    what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
+    _compare(what, dict(enumerate(rank["stream"] for rank in ranks)))
+    _refuse_shared_samples([rank["first"] for rank in ranks])
+    for shapes in dict.fromkeys(rank["shapes"] for rank in ranks):  # of others the programs are others
+        programs = {n: rank["program"] for n, rank in enumerate(ranks) if rank["shapes"] == shapes}
+        _compare("the program of a step (the model's or the loss's code)", programs)
 
 
 def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
@@ -204,7 +199,7 @@ def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bi
             _compare(f"the {name}: {what}", {0: mine, rank: its})
 
 
-def refuse_shared_samples(digests: list[str]) -> None:
+def _refuse_shared_samples(digests: list[str]) -> None:
     """digests: of the first batch on each rank. Raises: DesyncError where two ranks read the same one."""
     for rank, digest in enumerate(digests):
         if digest and digest in digests[:rank]:
@@ -213,12 +208,3 @@ def refuse_shared_samples(digests: list[str]) -> None:
                 "would be trained on more than once an epoch. HINT: give the loader a DistributedSampler, or "
                 "pass the dataset itself to fit."
             )
-
-
-def refuse_other_programs(made: list[tuple[str, str]]) -> None:
-    """made: (shapes of the first step's batches, digest of its program) of each rank.
-
-    Raises: DesyncError where batches of one shape have other programs; of other shapes nothing is known.
-    """
-    for shapes in dict.fromkeys(shapes for shapes, _ in made):
-        _compare(_PROGRAM, {rank: digest for rank, (own, digest) in enumerate(made) if own == shapes})

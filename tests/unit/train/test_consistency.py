@@ -228,7 +228,6 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     """What torch's DDP trains on in silence where the DistributedSampler was forgotten."""
     told = []
     monkeypatch.setattr(comparison, "agree", lambda group, call, note: told.append(note) or told)
-    monkeypatch.setattr(comparison, "compare_facts", lambda *facts: None)
 
     def start(x, y):
         comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=((x, y),)), None)
@@ -242,12 +241,21 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
         start(np.ones((8, 3), np.float32), np.zeros(8, np.int32))
 
 
-def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused():
+def differ(monkeypatch, facts, elsewhere, *, indexed):
+    """Starts a rank whose program is "a", beside ranks that say of `elsewhere` something else."""
+    data = FitData(None, None, indexed, first=((X[:4], Y[:4]),))
+    monkeypatch.setattr(comparison, "program_of", lambda lowered: "a")
+    others = lambda group, what, note: [note, *(note | other for other in elsewhere)]  # noqa: E731
+    monkeypatch.setattr(comparison, "agree", others)
+    comparison.compare_ranks(ranks(1 + len(elsewhere)), facts, data, None)
+
+
+def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused(monkeypatch):
     """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
-    refuse = comparison.refuse_other_programs
-    refuse([("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "aa")])
-    with pytest.raises(DesyncError, match="program.*aa .*rank 0.*cc .*rank 2"):
-        refuse([("(3, 4)", "aa"), ("(2, 4)", "bb"), ("(3, 4)", "cc")])
+    smaller = {"shapes": "(2, 4)", "program": "b", "first": "1"}
+    differ(monkeypatch, Facts({}), [smaller, {"first": "2"}], indexed=False)
+    with pytest.raises(DesyncError, match=r"program.*\ba .*rank 0.*\bc .*rank 2"):
+        differ(monkeypatch, Facts({}), [smaller, {"first": "2", "program": "c"}], indexed=False)
 
 
 @pytest.mark.parametrize(
@@ -256,20 +264,15 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
         ({"config": made(cx.SGDOptimizer(0.2))}, "optimizer .*configuration"),
         ({"config": made(cx.SGDOptimizer(0.1), cx.EMA())}, "callbacks .*configuration"),
         ({"exact": {"canary": "d"}}, r"canary .*\bc\b.*\bd\b"),
-        ({"step": "b"}, r"program .*\ba\b.*\bb\b"),
+        ({"program": "b"}, r"program .*\ba\b.*\bb\b"),
+        ({"stream": "b"}, "stream .*shared=False"),
     ],
 )
 def test_ranks_that_differ_are_named_it(other, said, monkeypatch):
     """Where optimizers differ, their compiled steps do too, and a digest of a program names nothing."""
     facts = Facts(made(cx.SGDOptimizer(0.1)), exact={"canary": "c"})
-    elsewhere = {
-        "config": facts.config,
-        "exact": facts.exact,
-        "step": "b" if "config" in other else "a",
-    } | other
-    elsewhere |= {"config": fingerprints.equal_on_ranks(elsewhere["config"]), "data": {}}
-    monkeypatch.setattr(comparison, "agree", lambda group, what, note: [note, note])
-    comparison.compare_facts(ranks(2), facts, "a")
-    monkeypatch.setattr(comparison, "agree", lambda group, what, note: [note, elsewhere])
+    if "config" in other:
+        other = {"config": fingerprints.equal_on_ranks(other["config"]), "program": "b"}
+    differ(monkeypatch, facts, [{}], indexed=True)
     with pytest.raises(DesyncError, match=said):
-        comparison.compare_facts(ranks(2), facts, "a")
+        differ(monkeypatch, facts, [other], indexed=True)
