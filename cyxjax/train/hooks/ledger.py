@@ -144,8 +144,6 @@ class LedgerHook(Hook):
 
     def _resume(self, facts: StreamFacts, place: tuple[int, int]) -> None:
         epoch, samples = place
-        for change in self._was.changes(facts) if self._was else []:
-            self._say(f"Resumed with other samples or steps: {change}.")
         if samples and self._was and not self._was.same_order(facts):
             self._say(
                 f"WARNING: the order of samples changed after {samples} samples of epoch {epoch}: some of "

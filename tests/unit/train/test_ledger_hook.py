@@ -107,7 +107,6 @@ def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys)
     fit(tmp_path, max_steps=6)  # two steps into epoch 1
     fit(tmp_path, seed=1, verbose=True)
     shown = capsys.readouterr().out
-    assert "Resumed with other samples or steps: seed is 1, was 42." in shown
     assert "WARNING: the order of samples changed after 32 samples of epoch 1" in shown
     assert audit.main([str(tmp_path)]) == 1
     assert "reordered: the order was changed after 32 samples of epoch 1" in capsys.readouterr().out
@@ -141,7 +140,6 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
     [((8, 1), (8, 2)), ((16, 1), (64, 1)), ((7, 2), (3, 1))],
 )
 def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first, then):
-    before, after = first[0] * first[1], then[0] * then[1]
     fit(tmp_path, first[1], batch_size=first[0], max_steps=6, **ONE_SAVE)
     before_it = places(tmp_path)
     capsys.readouterr()
@@ -150,7 +148,6 @@ def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first
     whole = stop == SAMPLES
     assert places(tmp_path)[len(before_it)][:2] == ((epoch + 1, 0) if whole else (epoch, stop))
     shown = capsys.readouterr().out
-    assert f"Resumed with other samples or steps: global_batch_size is {after}, was {before}." in shown
     assert f"epoch {epoch + whole}, sample {0 if whole else stop})" in shown
     assert audit.main([str(tmp_path)]) == 0
     assert "3 epochs of 50 samples, 150 in all" in capsys.readouterr().out
