@@ -16,7 +16,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, once, warn_if_unwritten, write_atomic
-from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
 """What takes time besides steps that count. detect: until the launcher noticed that the run was cut short;
@@ -77,9 +77,6 @@ class GoodputHook(Hook):
         self._step, self._steps = info.position.step, self._steps + 1
         if time.monotonic() - self._written_s > _EVERY_S:
             self._write()
-
-    def on_epoch(self, info: EpochInfo) -> None:
-        self._write()
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         seconds = self._write(ended=True)
