@@ -2,8 +2,6 @@
 
 import gzip
 import os
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -47,14 +45,6 @@ READERS = {
 def test_what_is_no_file_is_refused_and_not_waited_for(special, reader):
     with pytest.raises(CyxjaxError, match="/special"):
         READERS[reader](special)
-
-
-def test_the_command_ends_in_one_line(special):
-    command = [sys.executable, "-m", "cyxjax.train", "--config", str(special)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "expected a plain file" in done.stderr
 
 
 @pytest.mark.parametrize(
