@@ -170,7 +170,7 @@ def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
         ({"comm": "local_sgd"}, "sync"),
         ({"precision": "float16"}, "sync"),
         ({"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, "params/"),
-        ({"data": (X[:, :5], Y)}, r"params/.*kernel is stored as float32\[6, 3\], wanted as float32\[5, 3\]"),
+        ({"data": (X[:, :5], Y)}, r"params/.*kernel .*\[6, 3\], .*\[5, 3\]"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_by_its_arrays(then, said, tmp_path):

@@ -149,8 +149,9 @@ def test_a_spike_that_comes_back_is_an_error(tmp_path):
 
 
 def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
-    with pytest.raises(CheckpointError, match=r"^[^:]*step 11 .*: the loss was (?!.*HINT.*HINT).*keep_last"):
+    with pytest.raises(CheckpointError, match="step 11 .*keep_last") as refused:
         fit(tmp_path, keep_last=1, keep_best=0)
+    assert str(refused.value).count("HINT") == 1
     names = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
     assert len(names) == 1
     assert "abandoned" not in names[0]
