@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.exact.step import PartsStep
-from cyxjax.core.mesh import num_replicas, on_host
+from cyxjax.core.mesh import on_host
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import batch_shapes
 from cyxjax.data.content import drawn_anew
-from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
@@ -35,7 +32,8 @@ from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import RatesAsFactor, Schedule
-from cyxjax.train.start.dispatch import has_whole_batch, steps_at_once
+from cyxjax.train.start.at_once import steps_at_once
+from cyxjax.train.start.dispatch import has_whole_batch
 
 
 def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]], *, loaded: bool) -> Plan:
@@ -80,40 +78,15 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
-        several = _steps_at_once(plan, program, state)
+        several = steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
         asked = settings.course.steps_per_dispatch
         if several > 1 and asked == "auto" and "stablehlo.convolution" in lowered.as_text():
-            several = 1  # of the loss or the augmentation: `_steps_at_once` looks at the model
+            several = 1  # of the loss or the augmentation: `steps_at_once` looks at the model
             lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
     flops = partial(fingerprints.flops_of, lowered)
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)
-
-
-def _steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
-    """Steps of one dispatch: of arrays. Other data may give batches of other shapes, or take long to read.
-
-    auto: one on other devices than CPUs, where several were not measured.
-    """
-    assert plan.data is not None
-    assert plan.feed is not None
-    asked, mesh = plan.settings.course.steps_per_dispatch, plan.group.mesh
-    num_steps = plan.feed.steps_per_epoch
-    is_read_together = isinstance(plan.data.train, ArrayDataset) and program.train_steps is not None
-    if not is_read_together or num_steps is None or num_steps == 1:
-        return 1
-    if asked == "auto" and mesh.devices.flat[0].platform != "cpu":
-        return 1
-
-    def forward() -> Any:
-        inputs = batch_shapes(plan.inputs, num_replicas(mesh))
-        with whole_batch(has_whole_batch(plan.settings.step, mesh)):
-            return program.predict_step.trace(jax.eval_shape(program.consensus, state), inputs)
-
-    batch = plan.settings.step.batch
-    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    return steps_at_once(asked, forward, batch.batch_size * batch.accumulation, num_parameters, num_steps)
 
 
 def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> None:

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
-import jax
 from jax.sharding import Mesh
 
 from cyxjax.core.evaluation import build_eval_step
@@ -59,37 +57,6 @@ def _layout(plan: StepPlan, mesh: Mesh) -> Layout:
             f"HINT: use at most {num_parts} devices; another virtual_replicas gives other bits."
         )
     return Layout(mesh, num_parts)
-
-
-_FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # of a dispatch: some 10 ms on two cores
-
-
-def steps_at_once(
-    asked: int | Literal["auto"],
-    forward: Callable[[], jax.stages.Traced],
-    rows: int,
-    num_parameters: int,
-    num_steps: int,
-) -> int:
-    """How many steps a dispatch computes at most, as even over an epoch of `num_steps` as it goes.
-
-    auto: several where steps are short, by the operations of `forward`, the model traced on one sample a
-    replica, which all ranks have alike. rows: samples that a replica has in a step.
-    """
-    most = _most_at_once(forward(), rows, num_parameters) if asked == "auto" else asked
-    return -(-num_steps // -(-num_steps // most))
-
-
-def _most_at_once(forward: jax.stages.Traced, rows: int, num_parameters: int) -> int:
-    """1 with convolutions, which XLA computes 16 times slower inside a loop on CPUs, and with loops, whose
-    operations it counts once."""
-    primitives = str(forward.jaxpr)
-    if any(one in primitives for one in ("conv_general_dilated", "scan[", "while[")):
-        return 1
-    cost = forward.lower().cost_analysis() or {}
-    # Backward has two products for each one; the update, and the exchange, take some 20 for each parameter.
-    flop = cost.get("flops", _FLOP_AT_ONCE) * 3 * rows + 20 * num_parameters
-    return max(1, min(_MOST_STEPS, int(_FLOP_AT_ONCE / flop)))
 
 
 def has_whole_batch(plan: StepPlan, mesh: Mesh) -> bool:

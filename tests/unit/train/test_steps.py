@@ -223,7 +223,8 @@ def test_auto_is_several_for_short_steps_of_arrays_without_convolutions():
             trainer(model).prepare(*data, config=config(steps_per_dispatch=several, **values)).steps_at_once
         )
 
-    assert chosen(None, X, Y) > 1
+    assert chosen(None, X, Y) > 2
+    assert chosen(None, X, Y, steps_in_flight=1) == 2
     assert chosen(None, cx.data.DataLoader((X, Y), 8, sampler=list(range(60)))) == 1
     assert chosen(cx.get_model("cnn")(), np.zeros((16, 8, 8, 1), np.float32), np.zeros(16, np.int32)) == 1
     exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
