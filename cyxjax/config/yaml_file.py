@@ -1,6 +1,7 @@
 """Reads YAML files: a mapping, without what YAML would take for something else than it shows."""
 
 import re
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,9 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain, readable
 
-_MOST_LEVELS = 100
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
 
 
@@ -20,11 +20,9 @@ def read_yaml(path: str) -> dict[str, Any]:
 
     Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
     """
-    text = _read_text(path)
-    try:
-        values = _Loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date that is none
-        raise ConfigError(_yaml_problem(path, err)) from None
+    with readable(path, ConfigError, "name a YAML file; indent with spaces, one `name: value` a line"):
+        # as a stream: of a text the errors of YAML would show lines, where a secret may stand
+        values = _Loader(BytesIO(read_plain(Path(path), _MAX_BYTES))).get_single_data()
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
             f"{path}: holds a {type(values).__name__}, expected lines such as `epochs: 10`. "
@@ -33,38 +31,14 @@ def read_yaml(path: str) -> dict[str, Any]:
     return values or {}
 
 
-def _read_text(path: str) -> str:
-    file = Path(path)
-    if not file.exists():
-        folder = file.parent if file.parent.is_dir() else Path(".")
-        near = nearest(file.name, [p.name for p in folder.glob("*.y*ml")] or ["no YAML file there"])
-        raise ConfigError(f"{path}: no such file. {near} HINT: give --config the path of an experiment file.")
-    with readable(path, ConfigError, "give --config a YAML file"):
-        return read_plain(file, _MAX_BYTES).decode("utf-8")
-
-
-def _yaml_problem(path: str, err: Exception) -> str:
-    mark = getattr(err, "problem_mark", None)
-    where = f"{path}:{mark.line + 1}" if mark is not None else path
-    problem = getattr(err, "problem", None) or err
-    return f"{where}: YAML: {problem}. HINT: indent with spaces, one `name: value` a line."
-
-
 class _Loader(yaml.SafeLoader):
     """Without aliases, and keys that are repeated or are no strings."""
-
-    _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise ComposerError(None, None, "an alias (*name); write the value out there", mark)
-        self._depth += 1
-        if self._depth > _MOST_LEVELS:  # the values are walked by recursion later, here and in pydantic
-            raise ComposerError(None, None, f"more than {_MOST_LEVELS} levels; an experiment needs three")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()

@@ -124,16 +124,16 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
             r"x\.yaml: optimizer = 'adam': .*`optimizer: \{name: \.\.\.\}`",
         ),
         ("epochs: yes\n", r"x\.yaml: epochs = True"),
-        ("epochs: 3\nepochs: 4\n", r"x\.yaml:2: .*'epochs'"),
-        ("epochs: [3\n", r"x\.yaml:2: YAML"),
+        ("epochs: 3\nepochs: 4\n", r"x\.yaml: .*'epochs' .*line 2"),
+        ("epochs: [3\n", r"x\.yaml: .*line 2"),
         ("seed: 2024-13-45\n", r"x\.yaml: .*month"),  # YAML takes it for a date
-        ("model: {name: mlp}\nepochs: 010\n", r"x\.yaml:2: .*010 .*8"),
-        ("profile: 10:15\n", r"x\.yaml:1: .*10:15 .*615"),
-        (f"seed: {'9' * 5000}\n", r"x\.yaml: .*YAML: .*digits"),
+        ("model: {name: mlp}\nepochs: 010\n", r"x\.yaml: .*010 .*8.*line 2"),
+        ("profile: 10:15\n", r"x\.yaml: .*10:15 .*615"),
         ("- 3\n", r"x\.yaml: .*list"),
-        ("3: 4\n", r"x\.yaml:1: .*key"),
-        ("model: {options: {a: &x 1, b: *x}}\n", r"x\.yaml:1: .*alias"),
-        ("a: !!python/object/apply:os.system [date]\n", r"x\.yaml:1: YAML"),
+        ("3: 4\n", r"x\.yaml: .*key"),
+        ("model: {options: {a: &x 1, b: *x}}\n", r"x\.yaml: .*alias"),
+        ("a: !!python/object/apply:os.system [date]\n", r"x\.yaml: .*os\.system"),
+        ("wandb_token: 's3cr3t\n", r"x\.yaml: .*line 2"),
         ("data: {options: {api_key: s3cr3t}}\n", r"x\.yaml: data\.options\.api_key .*WANDB_API_KEY"),
         ("wandb_token: abc\n", "wandb_token .*WANDB_API_KEY"),
         ("sinks: [cvs]\n", r"sinks\.0 = 'cvs'.*'csv'"),
@@ -217,14 +217,14 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("digit.yaml", None, ".*'digits\\.yaml'"),
+        ("digit.yaml", None, ""),
         (".", None, ""),
         ("model.bin", b"\xff\xfe\x00", ""),
         ("big.yaml", b"#" * (1 << 20) + b"\n", ".*1048576 bytes"),
     ],
 )
-def test_missing_and_unreadable_files(experiment, tmp_path, name, content, said):
-    experiment("", "digits.yaml")
+def test_missing_and_unreadable_files(tmp_path, monkeypatch, name, content, said):
+    monkeypatch.chdir(tmp_path)
     if content:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"^{re.escape(name)}: {said}"):
