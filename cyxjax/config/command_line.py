@@ -1,6 +1,5 @@
 """Command-line words to plain values: `--optimizer.lr 0.1 --no-shuffle --model.options.hidden [64,32]`."""
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
@@ -11,8 +10,6 @@ from pydantic import BaseModel
 from cyxjax.config.errors import field_at, section_of, where_it_belongs
 from cyxjax.config.values import accepts_bool
 from cyxjax.errors import ConfigError
-
-_OF_THE_COMMAND = ("config", "help", "print_config")  # options that are no keys
 
 
 @dataclass
@@ -83,10 +80,7 @@ def _resolve(name: str, words: Sequence[str], model: type[BaseModel]) -> tuple[s
     if is_negated and _is_flag(field_at(model, positive.split("."))):
         return positive, True
     if kind is None:
-        depth = next((i for i in range(len(path)) if field_at(model, path[: i + 1]) is None), len(path))
-        ours = [] if path else difflib.get_close_matches(last, _OF_THE_COMMAND, 1, 0.8)
-        near = where_it_belongs([*path, last][depth], model, path[:depth])
-        near = f"Did you mean {ours[0]!r}?" if ours else near
+        near = where_it_belongs(last, model, path)
         raise ConfigError(
             f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists them all."
         )

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from cyxjax.errors import CheckpointError, ConfigError, DataError, nearest
+from cyxjax.errors import ConfigError, DataError
 
 Source = str | Callable[[str], str]  # where values came from: a text, or a function of the dotted key
 
@@ -62,38 +62,29 @@ _ELSEWHERE = {
     "workers": "num_workers",
     **dict.fromkeys(("extends", "defaults", "include", "inherit", "_base_"), "base"),
 }
-# What of an experiment a program says elsewhere than in its DistributedTrainingConfig.
-_TRAINER = "A program gives it to DistributedTrainer(model, loss, optimizer, metrics=..., callbacks=...)."
-_RULE = "A program gives it to the optimizer: cx.AdamOptimizer(1e-3)."
-_IN_A_PROGRAM = {
-    **dict.fromkeys(("model", "loss", "metrics", "callbacks", "optimizer"), _TRAINER),
-    **dict.fromkeys(("lr", "weight_decay", "optimizer.lr"), _RULE),
-    "schedule": "A program gives it to fit: fit(..., schedule=lambda step: ...).",
-    "data": "A program gives data to fit: fit(X, y, config).",
-    "run_dir": "A program gives it to fit: fit(X, y, run_dir='runs/a').",
-    **dict.fromkeys(("sinks", "wandb", "report"), "A program gives it to fit, with run_dir."),
+# Of an experiment, what a program does not say in its DistributedTrainingConfig.
+_OF_AN_EXPERIMENT = {
+    *("model", "data", "loss", "optimizer", "lr", "weight_decay", "schedule", "metrics", "callbacks"),
+    *("run_dir", "sinks", "wandb", "report"),
 }
-_FEW = 12  # keys of a section that can be listed in a line
 
 
 def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] = ()) -> str:
     """For the unknown `key` below `loc`: the section it stands in, our name for it, or the nearest name."""
-    everywhere, section = list(_paths(model)), section_of(field_at(model, loc))
+    everywhere, ours = list(_paths(model)), _ELSEWHERE.get(key, key)
     homes = [path for path in everywhere if path.rpartition(".")[2] == key]
     if homes:
         return f"Use {' or '.join(homes)}."
-    ours = _ELSEWHERE.get(key, key)
-    said = _IN_A_PROGRAM.get(ours) or _IN_A_PROGRAM.get(ours.partition(".")[0])
-    if said and "model" not in model.model_fields:
-        return said
+    if "model" not in model.model_fields and ours.partition(".")[0] in _OF_AN_EXPERIMENT:
+        return "A program gives it to its optimizer, cx.DistributedTrainer(...) or fit(...)."
     if ours != key and (ours == "base" or field_at(model, ours.split(".")) is not None):
         return f"Use {ours}."
-    known = list(section.model_fields) if section is not None else []
-    if len(known) <= _FEW or difflib.get_close_matches(key, known, 1):
-        return nearest(key, known)
-    last = {path.rpartition(".")[2]: path for path in everywhere}
-    close = difflib.get_close_matches(key, last, 1)
-    return f"Did you mean {last[close[0]]!r}?" if close else "No key is like it."
+    section = section_of(field_at(model, loc)) or model
+    known = {path.rpartition(".")[2]: path for path in everywhere} | {
+        key: key for key in section.model_fields
+    }
+    close = difflib.get_close_matches(key, known, 1)
+    return f"Did you mean {known[close[0]]!r}?" if close else "No key is like it."
 
 
 def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -109,17 +100,14 @@ def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 def blamed(config: Any, section: str = "") -> Iterator[None]:
     """A ConfigError about a value of `config`, or of its `section`, says where that value stands.
 
-    A DataError says it of the section, or of what meets in a run: the data, the model and the loss.
+    A DataError says it of the section, if one is given.
     """
     try:
         yield
     except DataError as err:
-        met = (f"model.name={config.model.name}", f"data.name={config.data.name}", f"loss={config.loss}")
-        if isinstance(err.__cause__, DataError):  # told already
+        if not section:
             raise
-        raise DataError(f"{_where(config, section)}: {section or ', '.join(met)}: {err}") from err
-    except CheckpointError as err:  # resume: must
-        raise type(err)(f"{_where(config, 'resume')}: {err}") from err
+        raise DataError(f"{_where(config, section)}: {section}: {err}") from err
     except ConfigError as err:
         key = ".".join(filter(None, (section, err.key)))
         if not key:
@@ -166,7 +154,7 @@ def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[Bas
         return f"unknown key {key!r}. {where_it_belongs(str(loc[-1]), model, loc[:-1])}"
     if error["type"] in ("model_type", "model_attributes_type"):
         return f"{key} = {_short(error.get('input'))}: a section, expected `{key}: {{name: ...}}`."
-    message = error["msg"].removeprefix("Value error, ").removesuffix(".")
+    message = error["msg"].removeprefix("Value error, ").removesuffix(".").replace("valid tuple", "list")
     if not loc:
         return f"{message}."
     value, end = error.get("input"), "" if message.endswith("?") else "."
