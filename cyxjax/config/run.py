@@ -3,8 +3,6 @@ experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong ke
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -171,26 +169,6 @@ class DistributedTrainingConfig(Strict):
         config = cls.__new__(cls)
         config._fill(values, source)
         return config
-
-    @contextmanager
-    def in_a_fit(self) -> Iterator[None]:
-        """A block in which no field can be set: the fit has taken them."""
-        object.__setattr__(self, "_in_fit", id(self))  # a copy has another
-        try:
-            yield
-        finally:
-            object.__setattr__(self, "_in_fit", 0)
-
-    if not TYPE_CHECKING:
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            if self.__dict__.get("_in_fit") == id(self):
-                raise ConfigError(
-                    f"{name}={value!r} was set in the middle of a fit, which began with the other value. "
-                    "HINT: set it before the fit; a callback ends one by returning True.",
-                    key=name,
-                )
-            super().__setattr__(name, value)
 
     def _fill(self, values: dict[str, Any], source: Source) -> None:
         try:

@@ -1,7 +1,6 @@
 """`DistributedTrainer`: the public interface of training. It passes values on; the core computes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing, nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -110,7 +109,6 @@ class DistributedTrainer:
         lr_schedule: Any = None,
         ckpt_path: str | None = None,
         console: Console | None = None,
-        open_sink: Callable[[int], Sink] = lambda step: NullSink(),
         **settings: Any,
     ) -> DistributedTrainingHistory:
         """Trains and returns the history: fit(X, y, config), fit(X, y, X_val, y_val, config),
@@ -119,7 +117,8 @@ class DistributedTrainer:
         Keys of the configuration may be given as keywords: fit(X, y, epochs=3, batch_size=32), and validation
         data as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
         learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: as `load_checkpoint`.
-        run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`.
+        run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. What is
+        set in `config` while the fit runs counts from the next fit on.
         A second call goes on from the trained parameters with a new optimizer state, also after one that
         ended in an error. With `config.resume` a run that was cut short goes on from its newest checkpoint.
         Raises: ConfigError and DataError before anything is written;
@@ -132,14 +131,11 @@ class DistributedTrainer:
         data, config = fit_arguments(data, config, validation_data, settings)
         lr = getattr(self.recipe.optimizer, "lr", None)
         schedule = schedule_of(schedule, lr_schedule, lr)
-        with nullcontext() if config is None else config.in_a_fit():
-            plan = self.prepare(*data, config=config, schedule=schedule)
-            if isinstance(config, TrainConfig):
-                history = fit_into_folder(self, plan, config, console)
-            else:
-                with ExitStack() as at_end:
-                    opening = lambda step: at_end.enter_context(closing(open_sink(step)))  # noqa: E731
-                    history = self.fit_prepared(plan, console=console, open_sink=opening)
+        plan = self.prepare(*data, config=config, schedule=schedule)
+        if isinstance(config, TrainConfig):
+            history = fit_into_folder(self, plan, config, console)
+        else:
+            history = self.fit_prepared(plan, console=console)
         end_program_if_stopped(history, prints=self.is_master())
         return history
 

@@ -9,7 +9,6 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.sinks import build_sinks
 from tests.support import sklearn_metrics as sk
 from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
 from tests.support.trainers import own_group as own_group
@@ -49,9 +48,8 @@ def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path)
         log_every_n_batches=1,
     )
     x, y = (part[:19] for part in VAL)
-    history = train.fit(
-        X[:19], Y[:19], x, y, config=cfg, open_sink=lambda step: build_sinks(("jsonl",), tmp_path, True, {})
-    )
+    folder = {"run_dir": str(tmp_path), "sinks": ["jsonl"], "report": False}
+    history = train.fit(X[:19], Y[:19], x, y, config=cfg, **folder)
     logits = np.asarray(train.predict(x))
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     found = train.evaluate_metrics(x, y)
