@@ -31,6 +31,6 @@ def check_goes_on(
     first.fit(make(), (X, Y), config(max_steps=cut, **options, **kept(folder)))
     history = second.fit(data, (X, Y), config(**options, **kept(folder)))
     assert bits(second) == bits(whole)
-    assert history.train_losses == expected.train_losses
-    assert history.num_steps == expected.num_steps
+    assert (history.train_losses, history.val_losses) == (expected.train_losses, expected.val_losses)
+    assert (history.num_steps, history.val_steps) == (expected.num_steps, expected.val_steps)
     return whole, data

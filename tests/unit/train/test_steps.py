@@ -18,6 +18,7 @@ from cyxjax.data.order import Order
 from cyxjax.data.sources import as_dataset
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.placing import RowPlacer
+from tests.support.resuming import check_goes_on
 from tests.support.trainers import VAL, At, X, Y, batches, config, same_bits, trainer, use_devices
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
@@ -90,14 +91,10 @@ def test_the_best_checkpoint_is_of_the_best_evaluation(tmp_path):
 
 
 def test_a_run_that_was_cut_has_the_evaluations_of_one_that_was_not(tmp_path):
-    kept = {"checkpoint_every_n_steps": 4, "checkpoint_dir": str(tmp_path), "resume": "auto"}
-    whole, first, second = trainer(), trainer(), trainer()
-    expected = whole.fit(*ALL, by_steps(4))
-    first.fit(*ALL, by_steps(4, max_steps=17, **kept))
-    history = second.fit(*ALL, by_steps(4, **kept))
-    assert history.val_steps == expected.val_steps == [4, 8, 12, 16, 20, 24, 28]
-    assert history.val_losses == expected.val_losses
-    assert same_bits(whole.params, second.params)
+    whole, _ = check_goes_on(
+        tmp_path, lambda: (X, Y), 17, evaluate_every_n_steps=4, evaluate_every_n_epochs=0
+    )
+    assert whole.history.val_steps == [4, 8, 12, 16, 20, 24, 28]
 
 
 # ---- epochs of so many steps ------------------------------------------------------------------------
@@ -149,14 +146,7 @@ def test_what_has_no_such_epochs_is_refused(make, steps, error, said):
 
 @pytest.mark.parametrize(("make", "cut"), [(loader, 4), (endless, 3)])
 def test_a_stream_goes_on_where_it_was_cut(tmp_path, make, cut):
-    more = {"steps_per_epoch": 2, "epochs": 4, "evaluate_every_n_steps": 1}
-    kept = {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(tmp_path), "resume": "auto"}
-    whole, first, second = trainer(), trainer(), trainer()
-    expected = whole.fit(make(), VAL, config(**more))
-    first.fit(make(), VAL, config(max_steps=cut, **more, **kept))
-    history = second.fit(make(), VAL, config(**more, **kept))
-    assert same_bits(whole.params, second.params)
-    assert (history.train_losses, history.val_losses) == (expected.train_losses, expected.val_losses)
+    check_goes_on(tmp_path, make, cut, steps_per_epoch=2, epochs=4, evaluate_every_n_steps=1)
 
 
 def test_a_loader_of_other_batches_than_before_goes_on_after_what_it_gave_and_says_so(tmp_path, capfd):
