@@ -1,4 +1,4 @@
-"""The run of a trainer: its current state, and what else its checkpoints hold."""
+"""The run of a trainer: its plan, program and current state, and what else its checkpoints hold."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,19 +25,21 @@ from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook, Tape
 from cyxjax.train.plan import Plan
-from cyxjax.train.program import Program
+from cyxjax.train.program import Program, build_program
 
 PyTree = Any
 
 
 class Run:
-    """State, history, ledger and stream positions over any number of fits and loads of one trainer.
+    """Plan, program, state, history, ledger and stream positions over any number of fits and loads of one
+    trainer.
 
     A step consumes the state before it, so only the present state is kept: a fit says where it is with
     `follow`.
     """
 
     def __init__(self) -> None:
+        self.last: tuple[Plan, Program] | None = None  # of the last fit, load or evaluation
         self.history = DistributedTrainingHistory()
         self.ledger = LedgerHook()
         self.stream_positions = StreamPositions()  # where this rank stands in its stream
@@ -86,13 +88,26 @@ class Run:
         tape.stream_positions = self.stream_positions
         return tape
 
-    def begin(self, plan: Plan, program: Program, previous: tuple[Plan, Program] | None) -> None:
-        """The state that `plan` begins with: the first one; the parameters of the `previous` fit with a new
-        optimizer state; or the state that was loaded.
+    def begun(self) -> tuple[Plan, Program]:
+        """Those of the last fit, load or evaluation. Raises: GroupError before the first."""
+        if self.last is None:
+            raise GroupError(
+                "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
+            )
+        return self.last
 
-        Raises: ConfigError where `plan` cannot go on from `previous`.
+    def begin(self, plan: Plan) -> tuple[Program, TrainState]:
+        """The program for `plan`, the last one where it was compiled for the same step, and the state that
+        `plan` begins with: the first one; the parameters of the fit before with a new optimizer state; or the
+        state that was loaded.
+
+        Raises: ConfigError where `plan` cannot go on from the one before.
         """
-        before, made = previous or (plan, program)
+        if self.last is not None and self.last[0].settings.step == plan.settings.step:
+            program = self.last[1]
+        else:
+            program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
+        before, made = self.last or (plan, program)
         for key in ("lora", "comm") if self.is_loaded else ("lora",):
             was, now = (getattr(one.settings.step, key) for one in (before, plan))
             if was != now:
@@ -115,9 +130,12 @@ class Run:
             self.restored = {}
             self.history = DistributedTrainingHistory()
             self.describe_group(plan)
+        self.last = plan, program
+        return program, self.state.state
 
-    def warn_if_untrained(self, call: str, plan: Plan) -> None:
+    def warn_if_untrained(self, call: str) -> None:
         """Prints a warning where the parameters were neither trained nor loaded."""
+        plan, _ = self.begun()
         untrained = self.state.position.step == 0 and not self.is_loaded
         if untrained and plan.group.topology.is_master and not holds_values(plan.recipe.fns, plan.inputs):
             warn_on_stderr(

@@ -15,36 +15,31 @@ from cyxjax.core.metrics import Metrics, metrics_of
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.augment import as_augment
 from cyxjax.core.model.lora import merged
-from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.model_sync import ModelSync
-from cyxjax.errors import CheckpointError, GroupError
 from cyxjax.launch.backend import pages, programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
-from cyxjax.observe.sinks import NullSink, warn_on_stderr
+from cyxjax.observe.sinks import NullSink
 from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, reason_of
-from cyxjax.train import loop, reporting, resume
+from cyxjax.train import between_fits, reporting, resume
 from cyxjax.train.checks import order as checks
-from cyxjax.train.comparison import changed_files, compare_samples
+from cyxjax.train.comparison import compare_samples
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.feeding.feed import eval_batches
-from cyxjax.train.feeding.predicting import predict_all, source_of, with_nan_warning
+from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_of_checkpoint, plan_without_data
-from cyxjax.train.program import Program, Recipe, build_program
+from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_without_data
+from cyxjax.train.program import Program, Recipe
 from cyxjax.train.reporting import fit_into_folder
-from cyxjax.train.resume import restorer_for
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
-from cyxjax.train.start.dispatch import placer_for
 from cyxjax.train.start.optimizer_groups import groups_of
 
 PyTree = Any
@@ -89,7 +84,6 @@ class DistributedTrainer:
         )
         self._group = process_group.ensure()
         self._remat = "none"
-        self._last: tuple[Plan, Program] | None = None  # of the last fit, load or evaluation
         self._run = Run()
 
     # What the trainer was made with. It cannot be set: steps are compiled from it.
@@ -155,25 +149,9 @@ class DistributedTrainer:
         plan = plan_fit(*here, schedule=schedule, remat=self._remat)
         assert plan.data is not None
         run.stream_positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
-        plan = checks.before_training(plan, lambda: self._begin(plan), loaded=run.is_loaded)
-        self._last = plan, self.program
+        plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
+        run.last = plan, self.program
         return plan
-
-    def _begin(self, plan: Plan) -> tuple[Program, TrainState]:
-        """The program and the state for `plan`; the last program, where it was compiled for the same step."""
-        if self._last is not None and self._last[0].settings.step == plan.settings.step:
-            program = self._last[1]
-        else:
-            program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
-        self._run.begin(plan, program, self._last)
-        self._last = plan, program
-        return program, self._run.state.state
-
-    def _begin_without_data(self, inputs: PyTree) -> None:
-        """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
-        if self._last is None:
-            config = DistributedTrainingConfig()
-            self._begin(plan_without_data(self._recipe, self._group, inputs, config, remat=self._remat))
 
     def fit_prepared(
         self,
@@ -217,16 +195,8 @@ class DistributedTrainer:
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         compare_samples(self._group, "evaluate", dataset)
         samples = fit_data.unsplit(dataset)
-        self._model_sync.refuse_changed_parameters()
-        self._begin_without_data(fit_data.one_input(samples))
-        self._run.warn_if_untrained("evaluate", self.plan)
-        step = self.plan.settings.step
-        size = batch_size or step.batch.batch_size
-        checks.before_evaluation(self.plan, self.program, self.state, samples, size)
-        unpadded = is_own(self.recipe.loss, self.recipe.metrics)
-        placer = placer_for(step, self.plan.group.mesh, unpadded=unpadded)
-        batches = eval_batches(placer, dataset, size, max_batches)
-        return loop.evaluate(self.program, self.state, batches)
+        self._begin_untrained("evaluate", fit_data.one_input(samples))
+        return between_fits.evaluate(self._run, samples, batch_size, max_batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
         """The model's outputs for X in evaluation mode, on every rank: numpy, a row for each of X's.
@@ -236,13 +206,16 @@ class DistributedTrainer:
         """
         source = source_of(X)
         compare_samples(self._group, "predict", source.compared)
+        self._begin_untrained("predict", source.first)
+        return between_fits.predict(self._run, source, batch_size)
+
+    def _begin_untrained(self, call: str, inputs: PyTree) -> None:
+        """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
         self._model_sync.refuse_changed_parameters()
-        self._begin_without_data(source.first)
-        self._run.warn_if_untrained("predict", self.plan)
-        each = batch_size or self.plan.settings.step.batch.batch_size
-        state = self.program.consensus(self.state)
-        outputs = predict_all(self.program.predict_step, state, self.plan.group.mesh, source, each)
-        return with_nan_warning(outputs, self.is_master())
+        if self._run.last is None:
+            config = DistributedTrainingConfig()
+            self._run.begin(plan_without_data(self._recipe, self._group, inputs, config, remat=self._remat))
+        self._run.warn_if_untrained(call)
 
     def save_checkpoint(self, path: str) -> None:
         """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
@@ -257,22 +230,7 @@ class DistributedTrainer:
         """
         self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
         on_any_rank(self._group, "load_checkpoint")  # a peer may still be writing what is read here
-        stored = restorer_for(path, self._group)
-        newest = stored.newest_manifest() if stored and self._last is None else None
-        if newest is not None:
-            self._begin(plan_of_checkpoint(self._recipe, self._group, newest.meta, remat=self._remat))
-        if not (stored and self._last and resume.restore(*self._last, self._run, stored, step)):
-            raise CheckpointError(
-                f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
-                "checkpoints/ of a run."
-            )
-        files = changed_files(self._run.restored) if self.is_master() else []
-        if files:
-            warn_on_stderr(
-                f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded "
-                "computes as the code says now. HINT: go back to the code of then, or train again."
-            )
-        self._run.is_loaded = True
+        between_fits.load(self._run, path, step, self._recipe, self._group, self._remat)
         self._hand_out_values()
 
     validate = test = evaluate_metrics
@@ -310,7 +268,7 @@ class DistributedTrainer:
     @property
     def run_state(self) -> RunState:
         """Where training stands. Raises: GroupError before the first fit or load."""
-        self._begun()
+        self._run.begun()
         return self._run.state
 
     @property
@@ -345,19 +303,12 @@ class DistributedTrainer:
     @property
     def program(self) -> Program:
         """The compiled functions. Raises: GroupError before the first fit or load."""
-        return self._begun()[1]
+        return self._run.begun()[1]
 
     @property
     def plan(self) -> Plan:
         """What the last fit, load or evaluation was planned as. Raises: GroupError before the first."""
-        return self._begun()[0]
-
-    def _begun(self) -> tuple[Plan, Program]:
-        if self._last is None:
-            raise GroupError(
-                "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
-            )
-        return self._last
+        return self._run.begun()[0]
 
     @property
     def params(self) -> PyTree:

@@ -1,0 +1,59 @@
+"""What a trainer does outside a fit, with the state of its run: evaluate, predict, load."""
+
+from typing import Any
+
+from cyxjax.core.objective.split_check import is_own
+from cyxjax.distributed.process_group import ProcessGroup
+from cyxjax.errors import CheckpointError
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train import loop, resume
+from cyxjax.train.checks import order as checks
+from cyxjax.train.comparison import changed_files
+from cyxjax.train.feeding.feed import eval_batches
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.predicting import Source, predict_all, with_nan_warning
+from cyxjax.train.plan import plan_of_checkpoint
+from cyxjax.train.program import Recipe
+from cyxjax.train.run_state import Run
+from cyxjax.train.start.dispatch import placer_for
+
+PyTree = Any
+
+
+def evaluate(run: Run, samples: FitData, batch_size: int | None, max_batches: int | None) -> dict[str, Any]:
+    """All metrics by name over `max_batches` of `samples`, or all of them. Raises: DataError, ConfigError."""
+    plan, program = run.begun()
+    step, recipe, state = plan.settings.step, plan.recipe, run.state.state
+    size = batch_size or step.batch.batch_size
+    checks.before_evaluation(plan, program, state, samples, size)
+    placer = placer_for(step, plan.group.mesh, unpadded=is_own(recipe.loss, recipe.metrics))
+    return loop.evaluate(program, state, eval_batches(placer, samples.train, size, max_batches))
+
+
+def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
+    """The outputs for the rows of `source`, numpy. Raises: DataError where there are none."""
+    plan, program = run.begun()
+    each = batch_size or plan.settings.step.batch.batch_size
+    state = program.consensus(run.state.state)
+    outputs = predict_all(program.predict_step, state, plan.group.mesh, source, each)
+    return with_nan_warning(outputs, plan.group.topology.is_master)
+
+
+def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup, remat: str) -> None:
+    """Goes back to the newest good step in the folder `path`, or to `step`. Raises: CheckpointError."""
+    stored = resume.restorer_for(path, group)
+    newest = stored.newest_manifest() if stored and run.last is None else None
+    if newest is not None:
+        run.begin(plan_of_checkpoint(recipe, group, newest.meta, remat=remat))
+    if not (stored and run.last and resume.restore(*run.last, run, stored, step)):
+        raise CheckpointError(
+            f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
+            "checkpoints/ of a run."
+        )
+    files = changed_files(run.restored) if group.topology.is_master else []
+    if files:
+        warn_on_stderr(
+            f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded "
+            "computes as the code says now. HINT: go back to the code of then, or train again."
+        )
+    run.is_loaded = True
