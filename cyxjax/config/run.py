@@ -231,16 +231,6 @@ class DistributedTrainingConfig(Strict):
         return Path(self.checkpoint_dir)
 
     @property
-    def saves(self) -> bool:
-        """Whether a run keeps checkpoints at all."""
-        every = (
-            self.checkpoint_every_n_epochs,
-            self.checkpoint_every_n_steps,
-            self.checkpoint_every_n_minutes,
-        )
-        return any(every)
-
-    @property
     def run_folder(self) -> RunFolder | None:
         """Where a run keeps what it records besides checkpoints; None: nowhere."""
         return None

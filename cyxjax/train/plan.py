@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
@@ -138,14 +139,7 @@ def stored_inputs(meta: Mapping[str, Any]) -> PyTree:
     leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}
     if set(leaves) == {""}:
         return leaves[""]
-    tree: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        *path, last = name.split("/")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-        node[last] = leaf
-    parts, fields = _with_tuples(tree), meta.get("input_fields")
+    parts, fields = _with_tuples(unflatten_dict(leaves, sep="/")), meta.get("input_fields")
     return namedtuple("Inputs", fields)(*map(parts.get, fields)) if fields else parts
 
 
