@@ -45,9 +45,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax doctor",
         description="Checks versions, devices, threads, ports and disk of this machine. Under a launcher it "
-        "examines the group: hosts, names, ports, clocks, versions, devices, memory, disk, the run folder, "
-        "all-reduces, two steps of training; with --config FILE (and keys, as of train) also configuration "
-        "and data.",
+        "examines the group: hosts, names, ports, clocks, versions, devices, memory, disk, the run folder "
+        "and all-reduces; with --config FILE (and keys, as of train) also configuration and data.",
         example="cd /where/runs/go && cyxjax doctor    "
         "(of a group: cyxjax launch --nproc-per-node 2 -m cyxjax.cli doctor)",
     )

@@ -1,6 +1,6 @@
 """The checks of `cyxjax doctor` for a group: what all ranks found is judged, then the group is tried.
 
-Tried are files in the run folder, all-reduces, and two training steps.
+Tried are files in the run folder, and all-reduces.
 """
 
 import os
@@ -20,6 +20,7 @@ from cyxjax.files import flock_now, try_flock, write_whole
 from cyxjax.launch.output import disagreement, ranks_text
 
 _LOW_BYTES = 1 << 30
+_CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
 _SHOWN = 3  # findings of one kind; more say the same
 _ROOM = {
     "memory": "fewer processes on that host, or a smaller batch_size",
@@ -32,8 +33,15 @@ _TIMES = 7  # each; the median counts
 Facts = Mapping[str, Any]
 
 
-def judge(ranks: Sequence[Facts], wrong: Sequence[Mapping[str, Sequence[str]]]) -> Iterator[Check]:
-    """Rows of a group. ranks: what each rank is; wrong: what each found, by topic (`group_doctor`)."""
+def judge(
+    ranks: Sequence[Facts],
+    wrong: Sequence[Mapping[str, Sequence[str]]],
+    clocks: Sequence[tuple[float, float]],
+) -> Iterator[Check]:
+    """Rows of a group. ranks: what each rank is; wrong: what each found, by topic (`group_doctor`).
+
+    clocks: when each rank began an exchange with all others, and when it ended, by its own clock.
+    """
     found = {topic: [text for one in wrong for text in one[topic]] for topic in wrong[0]}
     hosts: dict[str, list[int]] = {}
     for rank, facts in enumerate(ranks):
@@ -42,7 +50,7 @@ def judge(ranks: Sequence[Facts], wrong: Sequence[Mapping[str, Sequence[str]]]) 
     yield Check("ok", "group", f"{len(ranks)} ranks on {len(hosts)} hosts met with the same code: {here}")
     yield from _rows("names", "warn", found["names"], "every host name resolves to its host on other hosts")
     yield from _rows("ports", "FAIL", found["ports"], "every rank was reached on a port of its own")
-    yield from _rows("clocks", "warn", found["clocks"], "those of all hosts agree with rank 0's")
+    yield from _rows("clocks", "warn", _wrong_clocks(clocks), "those of all hosts agree with rank 0's")
     yield from _rows("versions", "FAIL", _unequal(ranks, "software"), "packages are equal on all ranks")
     yield from _run(ranks)
     yield from _rows("devices", "warn", _unequal(ranks, "devices"), "as many on each rank")
@@ -58,6 +66,19 @@ def judge(ranks: Sequence[Facts], wrong: Sequence[Mapping[str, Sequence[str]]]) 
 def _rows(topic: str, level: Literal["warn", "FAIL"], wrong: Iterable[str], fine: str) -> Iterable[Check]:
     """A row for each of the first things that are wrong, or one that nothing is."""
     return [Check(level, topic, text) for text in islice(wrong, _SHOWN)] or [Check("ok", topic, fine)]
+
+
+def _wrong_clocks(clocks: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Clocks that are certainly ahead of rank 0's, or behind it: a rank begins before another one ends."""
+    began_s, ended_s = clocks[0]
+    for rank, (its_began_s, its_ended_s) in enumerate(clocks):
+        ahead_s, behind_s = its_began_s - ended_s, began_s - its_ended_s
+        if max(ahead_s, behind_s) > _CLOCK_S:
+            side = "ahead of" if ahead_s > behind_s else "behind"
+            yield (
+                f"the clock of rank {rank} is at least {max(ahead_s, behind_s):.1f} s {side} rank 0's. "
+                "HINT: run a time service on its host (chrony, ntpd)."
+            )
 
 
 def _unequal(ranks: Sequence[Facts], fact: str) -> list[str]:
@@ -186,56 +207,3 @@ def _timed(reduce: Any, rows: Any) -> float:
     began = time.perf_counter()
     reduce(rows).block_until_ready()
     return time.perf_counter() - began
-
-
-def two_steps(group: Any) -> Check:
-    """Two steps of a small model on all devices, against one device with the whole batches."""
-    import jax
-    from jax.sharding import Mesh
-
-    from cyxjax.core.mesh import AXIS, local_value
-    from cyxjax.core.trees import named_leaves
-
-    alone = Mesh(np.array(jax.local_devices()[:1]), (AXIS,))
-    many, one = (jax.tree.map(local_value, _trained(mesh, group.mesh.size)) for mesh in (group.mesh, alone))
-    pairs = zip(named_leaves(many), named_leaves(one), strict=True)
-    gap, name = max((float(np.abs(a - b).max()), name) for (name, a), (_, b) in pairs)
-    if not gap < 1e-5:  # sums in another order, of numbers near 1: some 1e-7
-        return Check(
-            "FAIL",
-            "training",
-            f"{group.mesh.size} devices train other parameters than one: {name} by {gap:.2g}. "
-            "HINT: run again; if it stays, try --backend gloo, then look at the drivers.",
-        )
-    return Check("ok", "training", f"two steps on {group.mesh.size} devices are those of one (to {gap:.1g})")
-
-
-def _trained(mesh: Any, replicas: int) -> Any:
-    """Parameters after two steps of 2 samples a replica of the whole group, on `mesh`."""
-    import jax
-    import optax
-
-    from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-    from cyxjax.core.mesh import local_replicas
-    from cyxjax.core.model.adapter import adapt
-    from cyxjax.core.step import build_train_step, init_state
-    from cyxjax.data.batches import BatchPlan, read_batch
-    from cyxjax.data.order import Order
-    from cyxjax.data.sources import ArrayDataset
-    from cyxjax.models import get_model
-    from cyxjax.sync.mean import mean
-    from cyxjax.train.feeding.placing import RowPlacer
-
-    samples = 4 * replicas
-    inputs = np.random.default_rng(0).normal(size=(samples, 8)).astype(np.float32)
-    data = ArrayDataset(inputs, (np.arange(samples) % 3).astype(np.int32))
-    fns = adapt(get_model("mlp")(hidden=(16,), num_classes=3))
-    sync, placer = mean(optax.sgd(0.1)), RowPlacer(mesh)
-    state = init_state(sync, mesh, *fns.init(jax.random.key(0), inputs[:1]), 0)
-    step = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
-    plan = BatchPlan(samples, 2 * replicas // mesh.size, mesh.size)
-    for number in range(plan.num_steps):
-        state, _ = step(
-            state, placer.put(read_batch(data, Order(samples), plan, local_replicas(mesh), number))
-        )
-    return state.params

@@ -49,5 +49,5 @@ def test_two_ranks_that_differ_in_much_are_told_all_of_it(tmp_path):
     assert "epochs: 3 on rank 0; 4 on rank 1" in wrong["config"]
     assert "does not see" in wrong["folder"]
     fine = {row["topic"] for row in found["checks"]} - {*wrong}
-    assert fine >= {"group", "ports", "clocks", "data", "wires", "training"}
+    assert fine >= {"group", "ports", "clocks", "data", "wires"}
     assert second.stdout == ""
