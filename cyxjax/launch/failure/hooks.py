@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -18,7 +19,6 @@ from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost
 
 STACKS = "CYXJAX_STACK_FILE"
-TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torchrun shows what it finds there
 _installed: "Exits | None" = None
 
 
@@ -30,7 +30,6 @@ class Exits:
         self.report: Callable[[str], None] = lambda summary: None  # nobody to tell
         self.code = 0  # what sys.exit was last called with
         self.error_file = env.get(records.VARIABLE)
-        self.torch_file = env.get(TORCH_ERROR_FILE)
         self._process = os.getpid()
         self._ending = threading.Lock()
         self._lost, self._why = threading.Event(), ""
@@ -40,16 +39,12 @@ class Exits:
         return os.getpid() != self._process
 
     def die(self, error: BaseException) -> NoReturn:
-        """Writes `error` to a file, informs the peers and ends the process. Later callers wait."""
+        """Files or shows `error`, informs the peers and ends the process. Later callers wait."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()
         record = records.of_exception(error, rank=self.rank, progress=heartbeat.progress(), start=self.start)
         if record.secondary and self._lost.wait(0.5) and self._why not in record.message:
             record.message = f"{self._why}; noticed as {record.message}"
-        try:
-            self._file(record)
-        except OSError:  # no room, or the launcher's folder is gone: it reads our stderr then
-            print(record.traceback, end="", file=sys.stderr)  # the usual one, without its secrets
         self._show(record, error)
         if not record.secondary:
             self.report(record.summary)
@@ -63,17 +58,12 @@ class Exits:
         threading.Event().wait(0.2)
         self.die(PeerLost(why))
 
-    def _file(self, record: ErrorRecord) -> None:
-        if self.error_file:
-            records.save(record, self.error_file)
-        if self.torch_file:
-            extra = {"py_callstack": record.traceback, "timestamp": str(int(record.at_s))}
-            records.write_json(self.torch_file, {"message": {"message": record.summary, "extraInfo": extra}})
-
     def _show(self, record: ErrorRecord, error: BaseException) -> None:
-        """Under our launcher nothing: it prints the first error alone, last. Else the usual traceback."""
+        """Under our launcher in a file: it prints the first error alone, last. Else on standard error."""
         if self.error_file:
-            return
+            with suppress(OSError):  # no room, or the launcher's folder is gone: it reads our stderr then
+                records.save(record, self.error_file)
+                return
         if record.secondary or isinstance(error, CyxjaxError):
             print(f"[rank {self.rank}] {record.type}: {record.message}", file=sys.stderr)
         else:

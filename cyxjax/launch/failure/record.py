@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from cyxjax.errors import (
     EXIT_CONFIG,
@@ -165,14 +164,9 @@ def source_of(error: BaseException) -> str:
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} {own[-1].name}" if own else ""
 
 
-def write_json(path: str, value: dict[str, Any]) -> None:
-    """Writes `value` to `path` whole or not at all, readable by this user only."""
-    write_whole(path, json.dumps(value, indent=1) + "\n", mode=PRIVATE)
-
-
 def save(record: ErrorRecord, path: str) -> None:
-    """Writes `record` where `load` finds it."""
-    write_json(path, asdict(record))
+    """Writes `record` to `path` whole or not at all, readable by this user only."""
+    write_whole(path, json.dumps(asdict(record), indent=1) + "\n", mode=PRIVATE)
 
 
 def load(path: str) -> ErrorRecord | None:
