@@ -124,9 +124,7 @@ def _start_jax(topology: Topology, group: GroupConnection, env: Mapping[str, str
     _choose_devices(topology, env)
     jax_private.use_gloo_address(group.own_address, env.get("GLOO_SOCKET_IFNAME"))
     address, served = str(group.coordinator["address"]), bool(group.coordinator["served"])
-    keep = "JAX_ENABLE_PREEMPTION_SERVICE" in env  # the user's own word
-    place = (address, topology.rank, topology.world_size)
-    jax_private.start_distributed(*place, served=served, keep_preemption_service=keep)
+    jax_private.start_distributed(address, topology.rank, topology.world_size, served=served)
 
 
 def _choose_devices(topology: Topology, env: Mapping[str, str]) -> None:

@@ -72,16 +72,13 @@ class CoordinationService:
         self._service = None
 
 
-def start_distributed(
-    address: str, rank: int, world_size: int, *, served: bool, keep_preemption_service: bool = False
-) -> None:
+def start_distributed(address: str, rank: int, world_size: int, *, served: bool) -> None:
     """Starts `jax.distributed` against `address`; unless `served`, rank 0 hosts the service there itself."""
     import jax
 
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_check_proxy_envs", False)  # it warns of what `prepare` has dealt with
-    if not keep_preemption_service:  # it would swallow SIGTERM, which then never reaches the program
-        jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     if served:
         _connect_client(address, rank, world_size)
         return
@@ -122,7 +119,6 @@ def _connect_client(address: str, rank: int, world_size: int) -> None:
         shutdown_on_destruction=False,
     )
     state.client.connect()
-    state.initialize_preemption_sync_manager()
 
 
 def shut_down_client() -> None:
@@ -130,9 +126,6 @@ def shut_down_client() -> None:
     from jax._src import distributed
 
     state = distributed.global_state
-    if state.preemption_sync_manager is not None:  # it uses the client, so it ends first
-        state.preemption_sync_manager.shutdown()
-        state.preemption_sync_manager = None
     if state.client is not None:
         state.client.shutdown()
         state.client = None
