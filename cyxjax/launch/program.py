@@ -12,7 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -53,8 +53,8 @@ def own_modules() -> dict[str, tuple[str, str]]:
         if path is None or (name == "__main__" and _program(module) is None):
             continue
         with suppress(OSError):  # deleted since, or in an archive
-            changed_ns = Path(path).stat().st_mtime_ns
-            found[Path(path).stem if name == "__main__" else name] = _own_digest(path, changed_ns), path
+            digest = _digest([Path(path)], Path(path).parent)
+            found[Path(path).stem if name == "__main__" else name] = digest, path
     return dict(list(found.items())[:_MOST])
 
 
@@ -71,13 +71,6 @@ def _source(module: object) -> str | None:
 def _libraries() -> tuple[str, ...]:
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     return (f"{PACKAGE}{os.sep}", *{sysconfig.get_paths()[kind] for kind in kinds})
-
-
-@lru_cache(4096)
-def _own_digest(path: str, changed_ns: int) -> str:
-    """changed_ns: when the file was written, so that one that is edited in the meantime is read again."""
-    del changed_ns
-    return _digest([Path(path)], Path(path).parent)
 
 
 def _rooms() -> dict[str, list[Path]]:
