@@ -15,7 +15,6 @@ from cyxjax.launch.group.server import GroupServer, Log, Peer
 from cyxjax.launch.output import disagreement, printable, ranks_text
 
 LINE_EVERY_S = 10.0
-LONGEST_TICK_S = 2.0  # what was longer, this process was suspended, and nobody could join meanwhile
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,7 @@ class Rendezvous:
         self._cannot_form = ""  # why, once a rank with another WORLD_SIZE has come
         self._loss_sent = False
         self._num_done = 0
-        self._ticked_at = time.monotonic()
-        self._waited_s, self._next_line = 0.0, LINE_EVERY_S
+        self._began, self._next_line = time.monotonic(), LINE_EVERY_S
 
     def close(self) -> None:
         """Ends every rank's connection."""
@@ -100,17 +98,14 @@ class Rendezvous:
 
     def tick(self) -> None:
         """Ends a formation that takes too long; names who is awaited."""
-        now = time.monotonic()
-        passed_s, self._ticked_at = now - self._ticked_at, now
         if self.formed or not self.here:
-            return
-        self._waited_s += min(passed_s, LONGEST_TICK_S)
-        if self._waited_s > self.job.timeout_s:
+            self._began, self._next_line = time.monotonic(), LINE_EVERY_S
+        elif (waited_s := time.monotonic() - self._began) > self.job.timeout_s:
             self._abort(
                 f"Timeout waiting for peers: {self._awaited(self.job.timeout_s)}. HINT: see why those ranks "
                 "did not start (their host's log), or raise DISTRIBUTED_TIMEOUT_MS."
             )
-        elif self._waited_s > self._next_line:
+        elif waited_s > self._next_line:
             self._log(f"waiting for {self._awaited(self._next_line)}")
             self._next_line += LINE_EVERY_S
 
@@ -206,4 +201,3 @@ class Rendezvous:
         self._log(why)
         self._send_all({"abort": why})
         self.close()
-        self._waited_s, self._next_line = 0.0, LINE_EVERY_S

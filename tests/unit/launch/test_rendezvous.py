@@ -3,16 +3,14 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import connect
-from cyxjax.launch.group import client, ports, rendezvous, server
+from cyxjax.launch.group import client, ports, server
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator
-from cyxjax.launch.group.rendezvous import Hello, Job, Rendezvous
 from cyxjax.launch.topology import Topology
 from tests.support.meeting import Meeting, by_hand
 from tests.support.programs import free_port
@@ -207,18 +205,3 @@ def test_a_reserved_port_keeps_others_out_but_lets_a_sharing_service_in():
             service.settimeout(5)
             connection, _ = service.accept()  # the reserving socket does not listen, so we are reached
             connection.close()
-
-
-def test_the_wait_for_a_missing_rank_stands_still_while_the_server_is_suspended(meet, monkeypatch):
-    now, said = [0.0], []
-    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    meeting = Rendezvous(Job(2, timeout_s=30.0), dict, meet(1).server, said.append)
-    meeting.here[0] = rendezvous.Joined(Hello(0, 2), SimpleNamespace(send=said.append, is_open=False))
-    for seconds in (0.5, 3600.0, 0.5):
-        now[0] += seconds
-        meeting.tick()
-    assert said == []
-    for _ in range(60):
-        now[0] += 0.5
-        meeting.tick()
-    assert said[-1]["abort"].startswith("Timeout waiting for peers: rank 1 after 30 s; here: rank 0")
