@@ -7,7 +7,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from cyxjax.cli.machine_checks import Check, machine_checks, open_files, threads
+from cyxjax.cli.machine_checks import Check, machine_checks, threads
 from cyxjax.command import Parser, quiet_output
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.launch import environment
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         from cyxjax.cli.group_doctor import group_checks
 
-        checks = chain(group_checks(words, Path.cwd()), [threads(), open_files()])
+        checks = chain(group_checks(words, Path.cwd()), [threads()])
     shown: list[Check] = []
     failed = False
     with quiet_output() if given.json else nullcontext():

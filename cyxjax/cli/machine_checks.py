@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -55,7 +54,6 @@ def machine_checks(env: Mapping[str, str], folder: Path) -> Iterator[Check]:
     yield network()
     yield port(DEFAULT_PORT)
     yield disk(folder)
-    yield open_files()
 
 
 def versions() -> Iterator[Check]:
@@ -142,11 +140,3 @@ def disk(folder: Path, low_bytes: int = _LOW_DISK_BYTES) -> Check:
     if free_bytes < low_bytes:
         return Check("warn", "disk", f"{text}. HINT: checkpoints need room; set run_dir elsewhere.")
     return Check("ok", "disk", text)
-
-
-def open_files(needed: int = 1024) -> Check:
-    """How many files and sockets a process may hold open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        return Check("warn", "files", f"at most {soft} open files. HINT: ulimit -n {needed}")
-    return Check("ok", "files", f"at most {soft} open files")

@@ -68,16 +68,14 @@ def check_started(topology: Topology, chosen: str, started: str, processes: int)
 
 
 def advice(backend: str, platform: str, topology: Topology) -> list[str]:
-    """Lines for a group that gains nothing in parallel, or runs where cyxjax never ran. platform: sys's."""
-    here, lines = topology.local_world_size, []
-    if backend == "gloo" and here > (1 if platform == "darwin" else os.cpu_count() or 1):
-        lines.append(
-            f"{here} CPU processes share {os.cpu_count()} cores: no parallel benefit. "
-            "HINT: start at most one process per core, and one on a Mac."
-        )
-    if backend not in ("gloo", "nccl"):
-        lines.append(f"jax runs on {backend}: cyxjax was tested on CPUs and NVIDIA GPUs, and never there.")
-    return lines
+    """A line for a group that gains nothing in parallel, or none. platform: sys's."""
+    here = topology.local_world_size
+    if backend != "gloo" or here <= (1 if platform == "darwin" else os.cpu_count() or 1):
+        return []
+    return [
+        f"{here} CPU processes share {os.cpu_count()} cores: no parallel benefit. "
+        "HINT: start at most one process per core, and one on a Mac."
+    ]
 
 
 def visible_gpus(env: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
