@@ -55,11 +55,12 @@ def test_what_was_suspended_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
-    run = under_way(tmp_path, STEPS=200)
+    run = under_way(tmp_path, UNTIL=tmp_path / "enough")
     run.process.send_signal(signal.SIGTSTP)
     job = [psutil.Process(pid) for pid in processes_of(run, "the job")]
     all_stopped = until(lambda: {one.status() for one in job} == {psutil.STATUS_STOPPED}, 90)
     run.process.send_signal(signal.SIGCONT)
+    (tmp_path / "enough").touch()
     run.wait()
     assert all_stopped
     assert (run.code, run.first) == (0, {}), run.err

@@ -40,7 +40,7 @@ faults/launch_dump 8 0
 faults/launch_elastic 0 64
 faults/launch_forming 14 0
 faults/launch_matrix 53 0
-faults/launch_suspended 10 70
+faults/launch_suspended 10 55
 faults/launch_upkeep 8 4
 faults/mirror 30 15
 faults/other_host 12 0
