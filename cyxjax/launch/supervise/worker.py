@@ -96,7 +96,6 @@ class Worker:
         self.rank, self.files = rank, files
         self.returncode: int | None = None
         self._reaping = threading.Lock()  # while it is held, the pid is the rank's or nobody's
-        self._log_dir, self._start = log_dir, start
         self._log = output.open_log(log_dir, rank, start) if log_dir else None
         with processes.held_back():
             self._process = subprocess.Popen(
@@ -186,12 +185,6 @@ class Worker:
         self._err.finish()
         record.stderr_tail = redact("\n".join(self._err.tail)).splitlines()  # a private key has many
         return record
-
-    def append_to_log(self, text: str) -> None:
-        """Adds `text` to the rank's log file, if it has one and the disk has room."""
-        if self._log_dir is not None:
-            with suppress(OSError), output.open_log(self._log_dir, self.rank, self._start) as log:
-                log.write(text.encode())
 
     def _wait(self, on_exit: Callable[["Worker"], None]) -> None:
         # Seen but not reaped: until the group is killed its number cannot become another's.

@@ -5,6 +5,7 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
@@ -124,9 +125,9 @@ class WorkerGroup:
             path = records.save_first(first, self.options.log_dir or error_folder())
         except OSError as error:
             path = f"none ({error.strerror})"
-        for worker in start.workers:
-            if worker.rank == first.rank:
-                worker.append_to_log(records.text_of(first))
+        if self.options.log_dir and any(worker.rank == first.rank for worker in start.workers):
+            with suppress(OSError), output.open_log(self.options.log_dir, first.rank, start.number) as log:
+                log.write(records.text_of(first).encode())
         others = [record for record in start.records if record is not first]
         records.show_failure(first, others, start.killed, path, then)
 
