@@ -1,4 +1,4 @@
-"""The checks of one machine: versions, devices, threads, memory pages, network, disk."""
+"""The checks of one machine: versions, devices, threads, memory pages, ports, disk."""
 
 import json
 import os
@@ -51,7 +51,6 @@ def machine_checks(env: Mapping[str, str], folder: Path) -> Iterator[Check]:
     yield devices()
     yield threads()
     yield memory_pages(env)
-    yield network()
     yield port(DEFAULT_PORT)
     yield disk(folder)
 
@@ -104,18 +103,6 @@ def memory_pages(env: Mapping[str, str]) -> Check:
     """How processes on CPUs get their memory, and whether the kernel gives huge pages."""
     refusal = pages.refused_by_kernel(env)
     return Check("warn", "pages", refusal) if refusal else Check("ok", "pages", pages.described(env, 1))
-
-
-def network() -> Check:
-    """Whether this host's own name leads to an address, which multi-host runs need."""
-    name = socket.gethostname()
-    try:
-        address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-    except OSError as err:
-        return Check(
-            "warn", "network", f"host name {name!r} has no address: {err}. HINT: use MASTER_ADDR=IP."
-        )
-    return Check("ok", "network", f"host name {name} is {address}")
 
 
 def port(number: int) -> Check:
