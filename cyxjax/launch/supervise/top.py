@@ -89,19 +89,12 @@ def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
         Row(
             r.rank,
             r.pid,
-            _progress(r.beat_file),
+            heartbeat.read(r.beat_file),
             _resident_bytes(processes / str(r.pid)),
             bool(s and s.is_stopped),
         )
         for r, s in zip(ranks, stats, strict=True)
     ]
-
-
-def _progress(path: str) -> Progress:
-    try:
-        return heartbeat.read(path) if path else Progress()
-    except (OSError, ValueError):  # it ended meanwhile, or the file is none of ours
-        return Progress()
 
 
 def _resident_bytes(folder: Path) -> int | None:
