@@ -31,10 +31,13 @@ def check_labels(
     if not odd.any():
         return
     place = tuple(np.argwhere(odd)[0])
+    label = labels[place]
+    hint = "give the model one output per class, counted from 0"
+    if label < 0:
+        hint = f"if it stands for no class, CrossEntropyLoss(ignore_index={label}) leaves it out"
     raise DataError(
-        f"{what}: sample {place[0]} has label {labels[place]}, but the model has {num_classes} outputs "
-        f"(labels 0 to {num_classes - 1}). HINT: give the model one output per class, counted from 0; "
-        f"CrossEntropyLoss(ignore_index={labels[place]}) leaves out a label of no class."
+        f"{what}: sample {place[0]} has label {label}, but the model has {num_classes} outputs "
+        f"(labels 0 to {num_classes - 1}). HINT: {hint}."
     )
 
 
