@@ -1,7 +1,7 @@
 """`ledger.jsonl`: one line per span of steps, and one with the order of samples at each start of a run.
 
-At a resume the file is cut to end where the checkpoint stands. Where lines before that are missing or
-damaged, all are written again from the order of samples, if that gives the sum that the checkpoint holds.
+At a resume the file is cut to end where the checkpoint stands. What is missing or damaged before that is
+written again from the order of samples, if that gives the sum of all ids that the checkpoint holds.
 """
 
 import json
@@ -19,7 +19,7 @@ class Cut(NamedTuple):
     """What a resume did to the file."""
 
     taken_back: int = 0  # steps after the checkpoint's, to be made again
-    made_again: int = 0  # steps of a file that was lost or damaged, written again and proved
+    made_again: int = 0  # steps whose lines were lost or damaged, written again and proved
     missing: int = 0  # steps that could not be
     total: int | None = None  # of all ids up to the checkpoint, where the file says it
 
@@ -63,19 +63,25 @@ def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts)
     if at:
         _truncate(path, lines[at - 1].end)
         return Cut(taken_back=lines[-1].tally.steps - end.steps, total=lines[at - 1].tally.total)
-    spans = _from_order(end, place, facts)
-    if spans is not None:
-        begin(path)
-        append(path, "".join(map(line, [facts._asdict(), *(span.to_json() for span in spans)])).encode())
-        return Cut(made_again=end.steps)
+    for kept in (lines, []):  # []: all of it is of another run, or a value in it is damaged
+        lost = _lost(kept, end, place, facts)
+        if lost is not None:
+            if kept:
+                _truncate(path, kept[-1].end)
+            else:
+                begin(path)
+            append(path, "".join(map(line, [facts._asdict(), *(span.to_json() for span in lost)])).encode())
+            return Cut(made_again=sum(span.steps for span in lost))
     left = [one for one in lines if one.tally.steps <= end.steps]
     _truncate(path, left[-1].end if left else 0)
     return Cut(missing=end.steps - (left[-1].tally.steps if left else 0))
 
 
-def _from_order(end: Tally, place: tuple[int, int], facts: StreamFacts) -> list[Span] | None:
-    """The spans up to `place`, made from the order; None if they do not lead to `end`."""
-    tally, (epoch, first) = Tally(), (0, 0)
+def _lost(kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFacts) -> list[Span] | None:
+    """The spans after `kept` up to `place`, made from the order; None if they do not lead to `end`."""
+    last = next((one.span for one in reversed(kept) if one.span is not None), None)
+    tally = kept[-1].tally if kept else Tally()
+    epoch, first = (last.epoch, last.stop) if last else (0, 0)
     made: list[Span] = []
     while (epoch, first) < place and tally.steps < end.steps:
         plan = facts.plan(first)
