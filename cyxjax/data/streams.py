@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
+from cyxjax.data.labels import WatchedLoader
 from cyxjax.data.loader import tell_epoch
 from cyxjax.data.sources import as_batches
 from cyxjax.errors import CheckpointError, DataError
@@ -62,11 +63,14 @@ class Reader:
     """One pass over `loader`, from `place` on: `raw` batches, or with `pairs` (inputs, targets) arrays."""
 
     def __init__(self, loader: Any, place: Any = None):
-        self.raw, self._state = _opened(loader, place)
+        self._loader = loader
+        inner = loader.loader if isinstance(loader, WatchedLoader) else loader
+        self.raw, self._state = _opened(inner, place)
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Batches as arrays."""
-        return as_batches(self.raw)
+        """Batches as arrays, their labels looked at where the loader is watched."""
+        watched = isinstance(self._loader, WatchedLoader)
+        return self._loader.watch(self.raw) if watched else as_batches(self.raw)
 
     def place(self) -> Any:
         """Where the next batch will be read, as JSON; None where the loader does not say it."""

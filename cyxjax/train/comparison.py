@@ -13,6 +13,7 @@ import numpy as np
 
 from cyxjax.config.compared import differing_values
 from cyxjax.data.content import content_of, find_difference
+from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, DesyncError
@@ -20,7 +21,7 @@ from cyxjax.launch.output import disagreement
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
-from cyxjax.train.feeding.fit_data import FitData, is_loader, is_shared
+from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks, program_of
 from cyxjax.train.settings import Settings
 
@@ -149,7 +150,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     note: dict[str, Any] = {"config": equal_on_ranks(facts.config), "data": facts.data, "exact": facts.exact}
     note |= {"program": program_of(lowered), "stream": "", "first": "", "shapes": ""}
     if is_shared(data.train):
-        note["stream"] = data.train.first_digest()
+        note["stream"] = getattr(data.train, "loader", data.train).first_digest()
     if not data.indexed:  # of a loader, whose batches may have other shapes on each rank
         note["first"] = OneStep(data.first).digest()
         note["shapes"] = str(jax.tree.map(np.shape, data.first))
@@ -177,7 +178,7 @@ def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
     """
     if group.topology.world_size == 1:
         return
-    content = None if is_loader(data) else content_of(data, _FEW)
+    content = content_of(data, _FEW) if isinstance(data, Dataset) else None
     _compare_data(f"data of {call}", agree(group, call, note=content))
 
 

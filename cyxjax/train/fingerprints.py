@@ -29,7 +29,7 @@ from cyxjax.data.content import content_of
 from cyxjax.data.sources import Dataset
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
-from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
 from cyxjax.train.hooks.composite import in_the_step
 from cyxjax.train.hooks.hook import Position
@@ -91,7 +91,7 @@ def own_code() -> dict[str, str]:
 def numbered(data: FitData) -> dict[str, Dataset]:
     """Training and validation data by name; a loader, whose samples have no numbers, is not among them."""
     parts = {"training data": data.train, "validation data": data.val}
-    return {name: part for name, part in parts.items() if part is not None and not is_loader(part)}
+    return {name: part for name, part in parts.items() if isinstance(part, Dataset)}
 
 
 def data_of(data: FitData) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import batch_shapes
-from cyxjax.data.labels import check_labels
+from cyxjax.data.labels import check_labels, watched
 from cyxjax.errors import ConfigError, translated
 from cyxjax.train.feeding.fit_data import FitData, is_loader, unsplit
 from cyxjax.train.plan import Plan
@@ -59,7 +59,7 @@ def shapes_of(plan: Plan, program: Program, state: TrainState, inputs: PyTree, t
 def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState) -> None:
     """The loss, and shapes and labels of the data, before anything is compiled or written.
 
-    Raises: DataError naming a label of arrays that is no class; else as `shapes_of`.
+    Raises: DataError naming a label of no class; else as `shapes_of`.
     """
     parts = {"training data": data, "validation data": None if data.val is None else unsplit(data.val)}
     form: PyTree = None
@@ -68,22 +68,27 @@ def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState
         if part is not None:
             before, form = form, batch_shapes(_first(part), 1)
             looked = looked if form == before else shapes_of(plan, program, state, *_first(part))
-            _check_labels(part.train, looked, plan.recipe, what)
+            _watch(part.train, looked, plan.recipe, what)
 
 
-def check_samples(data: FitData, plan: Plan, program: Program, state: TrainState) -> None:
-    """The loss, and shapes and labels of `data` that are to be evaluated. Raises: as `check_batches`."""
-    _check_labels(data.train, shapes_of(plan, program, state, *_first(data)), plan.recipe, "data")
+def watched_samples(data: FitData, plan: Plan, program: Program, state: TrainState) -> Any:
+    """The samples of `data`, to be evaluated, whose labels all name a class where the loss takes labels.
+
+    Raises: DataError naming the sample; of a loader as its batches are read.
+    """
+    found = watched(data.train)
+    _watch(found, shapes_of(plan, program, state, *_first(data)), plan.recipe, "data")
+    return found
 
 
 def _first(data: FitData) -> Sample:
     return data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
 
 
-def _check_labels(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
+def _watch(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
     """Integer targets are class labels for a classification loss of ours alone.
 
-    Raises: DataError naming a label of arrays that is no class.
+    Raises: DataError naming a label of no class; of samples that are read one by one as they are read.
     """
     if takes_labels(recipe.loss):
         check_labels(data, *recipe.metrics.labels(*looked), what, recipe.metrics.ignore_index)

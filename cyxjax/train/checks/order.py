@@ -21,8 +21,8 @@ from cyxjax.train.checks.batch_checks import (
     check_batches,
     check_full_batches,
     check_norms,
-    check_samples,
     check_whole_batch,
+    watched_samples,
 )
 from cyxjax.train.comparison import compare_ranks
 from cyxjax.train.feeding.fit_data import FitData, is_loader
@@ -89,14 +89,15 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)
 
 
-def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> None:
-    """All checks of an evaluation in batches of `size`.
+def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:
+    """All checks of an evaluation in batches of `size`. Returns the samples, checked as they are read.
 
     Raises: DataError naming the sample; ConfigError for a loss that `samples` cannot be given to.
     """
-    check_samples(samples, plan, program, state)
+    dataset = watched_samples(samples, plan, program, state)
     shape = plan.settings.step.batch._replace(batch_size=size)
-    check_full_batches(plan.recipe.loss, samples.train, shape, "data")
+    check_full_batches(plan.recipe.loss, dataset, shape, "data")
+    return dataset
 
 
 def _num_steps(plan: Plan) -> int | None:

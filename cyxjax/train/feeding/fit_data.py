@@ -10,6 +10,7 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import is_frame, matrix_of, stack
+from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_batches, as_dataset
@@ -56,7 +57,8 @@ def _batched(data: Any, config: DistributedTrainingConfig, local_replicas: int, 
 
 def is_shared(data: Any) -> bool:
     """Whether all ranks read one stream, of which each takes its share."""
-    return isinstance(data, RowBatches) and data.rows.shared
+    inner = getattr(data, "loader", data)
+    return isinstance(inner, RowBatches) and inner.rows.shared
 
 
 def order_of(loader: Any, local_replicas: int) -> tuple[int, bool] | None:
@@ -167,7 +169,7 @@ def parse(
         found = as_dataset(train, num_workers=config.num_workers)
         if val is None:
             return _split(found, config), config
-        return FitData(found, for_evaluation(val, config.num_workers), True), config
+        return FitData(watched(found), watched(for_evaluation(val, config.num_workers)), True), config
     raise ConfigError(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
@@ -218,9 +220,9 @@ def _from_loader(
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
     val = None if val is None else for_evaluation(val, config.num_workers)
     if order is None:
-        return FitData(train, val, False), config
+        return FitData(watched(train), watched(val), False), config
     config = config.model_copy(update={"drop_last": train.drop_last})
-    known = FitData(train.dataset, val, True)
+    known = FitData(watched(train.dataset), watched(val), True)
     held_out = _split(train.dataset, config) if val is None else known
     return held_out._replace(order=order), config
 
@@ -275,7 +277,7 @@ def for_evaluation(val: Any, num_workers: int = 0) -> Any:
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
     """Holds out `validation_split` of the samples, drawn once from the seed: the same on every rank."""
     if not config.validation_split:
-        return FitData(dataset, None, True)
+        return FitData(watched(dataset), None, True)
     count = round(len(dataset) * config.validation_split)
     if not 0 < count < len(dataset):
         raise DataError(
@@ -285,4 +287,4 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
         )
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
     train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
-    return FitData(train, val, True)
+    return FitData(watched(train), watched(val), True)

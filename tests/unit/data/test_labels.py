@@ -1,4 +1,4 @@
-"""Labels that name no class: refused by value and sample in arrays; else their loss is NaN."""
+"""Labels that name no class: refused by value and sample, wherever they are read from."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from cyxjax.core.mesh import build_mesh, put_rows
 from cyxjax.data.labels import check_labels
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.errors import DataError, NonFiniteError, WrappingError
+from cyxjax.errors import DataError, WrappingError
 from tests.support.trainers import batches, config, trainer
 
 X = np.zeros((40, 6), np.float32)
@@ -28,39 +28,32 @@ def test_what_is_no_label_is_left_alone():
     check_labels(ArrayDataset(X, labels(77)), jax.ShapeDtypeStruct((1,), np.float32), TARGET)
 
 
+def samples(y):
+    return list(zip(X, y, strict=True))
+
+
 GOOD = np.arange(40) % 3
-ARRAYS = {  # by whom -> (the call, what is named)
-    "a fit": (lambda t, y: t.fit(X, y, config()), "training data: sample 17"),
+READ = {  # by whom -> (the call, what is named)
+    "arrays": (lambda t, y: t.fit(X, y, config()), "training data: sample 17"),
     "held out": (lambda t, y: t.fit(X, y, config(validation_split=0.25)), r"data: sample \d+"),
-    "validation": (lambda t, y: t.fit(X, GOOD, X, y, config()), "validation data: sample 17"),
+    "items": (lambda t, y: t.fit(samples(y), samples(GOOD), config()), "training data: sample 17"),
+    "loader": (lambda t, y: t.fit(batches(X, y, 8), config()), "training .*batch 2: sample 1"),
+    "validation": (
+        lambda t, y: t.fit(batches(X, GOOD, 8), batches(X, y, 8), config()),
+        "validation .*batch 2: sample 1",
+    ),
     "evaluated": (lambda t, y: t.evaluate(X, y), "data: sample 17"),
+    "evaluated loader": (lambda t, y: t.evaluate(batches(X, y, 8)), "data: batch 2: sample 1"),
 }
 
 
 @pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
-@pytest.mark.parametrize("given", ARRAYS)
-def test_a_fit_and_an_evaluation_of_arrays_refuse_it(given, wrong):
-    call, said = ARRAYS[given]
+@pytest.mark.parametrize("read", READ)
+def test_a_fit_and_an_evaluation_refuse_it_wherever_it_is_read(read, wrong):
+    call, said = READ[read]
     with pytest.raises(DataError, match=f"{said} .*label {wrong}.* 3 outputs"):
         call(trainer(), labels(wrong))
-
-
-READ = {  # one by one, or in batches
-    "items": lambda y: list(zip(X, y, strict=True)),
-    "loader": lambda y: batches(X, y, 8),
-}
-
-
-@pytest.mark.usefixtures("two_devices")
-@pytest.mark.parametrize("wrong", [-1, 3])
-@pytest.mark.parametrize("read", READ)
-def test_what_is_read_bit_by_bit_has_no_loss_with_it(read, wrong):
-    odd, good = READ[read](labels(wrong)), READ[read](GOOD)
-    with pytest.raises(NonFiniteError, match="step [1-5] .*labels"):
-        trainer().fit(odd, config(shuffle=False))
-    assert np.isnan(trainer().fit(good, odd, config()).val_losses[0])
-    assert np.isnan(trainer().evaluate(odd)[0])
 
 
 @pytest.mark.parametrize(
