@@ -1,6 +1,7 @@
 """The habits of all our command lines: one line for a wrong word, and help that a pipe may cut short."""
 
 import argparse
+import difflib
 import math
 import os
 import sys
@@ -22,7 +23,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())
-        raise ConfigError(f"{message} (from the command line). HINT: {usage}; see --help.")
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        choices = [one.choices for one in self._actions if isinstance(one.choices, dict)]
+        inner = [parser for commands in choices for parser in commands.values()]
+        actions = [action for parser in (self, *inner) for action in parser._actions]
+        options = [option for action in actions for option in action.option_strings]
+        near = difflib.get_close_matches(unknown, options, 1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{message} (from the command line).{meant} HINT: {usage}; see --help.")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:

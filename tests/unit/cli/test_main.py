@@ -67,7 +67,7 @@ def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
     [
         (["docter"], "no command 'docter'. Did you mean 'doctor'?"),
         (["config", "--epocs", "7"], "Did you mean 'epochs'"),
-        (["hash", ".", "--jsn"], "--jsn (from the command line). HINT: cyxjax hash "),
+        (["hash", ".", "--jsn"], "--jsn (from the command line). Did you mean '--json'?"),
         (["checkpoint", "ls", ".", "--json", "b"], "unrecognized arguments: b"),
         (["checkpoint", "lss", "x"], "invalid choice: 'lss'"),
         (["doctor", "here"], "unrecognized arguments: here"),
