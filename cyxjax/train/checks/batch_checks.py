@@ -18,9 +18,9 @@ from cyxjax.core.objective.terms import shares_of
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import batch_shapes
+from cyxjax.core.trees import batch_shapes, kind_of
 from cyxjax.data.labels import check_labels, watched
-from cyxjax.errors import ConfigError, translated
+from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
 from cyxjax.train.feeding.fit_data import FitData, is_loader, unsplit
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, Recipe
@@ -29,14 +29,15 @@ from cyxjax.train.start.dispatch import has_whole_batch
 
 PyTree = Any
 Sample = tuple[PyTree, PyTree]
+_LONGEST = 160  # of what another library says
 _WAY = "HINT: put the batch first in what it takes, or drop_last=True."
 
 
 def shapes_of(plan: Plan, program: Program, state: TrainState, inputs: PyTree, targets: PyTree) -> Sample:
     """(outputs, targets) as shapes of a batch of the plan, of samples; nothing is computed.
 
-    Raises: ConfigError for a loss or a metric that cannot be called on one sample where a step has a part of
-        the batch; else what model, loss and metrics raise.
+    Raises: DataError for samples that the loss does not take; ConfigError for a loss or a metric that cannot
+        be called on one sample where a step has a part of the batch; else what the model raises.
     """
     loss, metrics, step, mesh = plan.recipe.loss, plan.recipe.metrics, plan.settings.step, plan.group.mesh
     replicas, rows, is_whole = num_replicas(mesh), step.batch.batch_size, has_whole_batch(step, mesh)
@@ -46,9 +47,21 @@ def shapes_of(plan: Plan, program: Program, state: TrainState, inputs: PyTree, t
     check_samples_first(output, 1, replicas)
     output, target = batch_shapes(output, rows), batch_shapes(targets, rows)
     weight = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    try:
+        with whole_batch(is_whole):
+            jax.eval_shape(partial(shares_of, of_one_device(loss)), output, target, weight)
+    except (TypeError, ValueError) as err:
+        if isinstance(err, CyxjaxError):
+            raise
+        given = [", ".join(kind_of(leaf) for leaf in jax.tree.leaves(tree)) for tree in (output, target)]
+        text = " ".join(str(err).split())[:_LONGEST]
+        raise DataError(
+            f"the loss does not take the model's output, {given[0]}, with the target, {given[1]}: "
+            f"{type(err).__name__}: {text} HINT: it is called as loss(output, target) on arrays of these "
+            "shapes; labels (N, 1) are y[:, 0]."
+        ) from err
     metrics.check_merges()
     with whole_batch(is_whole):
-        jax.eval_shape(partial(shares_of, of_one_device(loss)), output, target, weight)
         jax.eval_shape(partial(metrics.sums, []), output, target, weight)
     check = split_check(loss, metrics)
     if check.measures and not is_whole:
