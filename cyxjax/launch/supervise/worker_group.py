@@ -209,10 +209,17 @@ class WorkerGroup:
     def _kill_if_due(self, start: Start) -> None:
         if start.deadline_s is None or time.monotonic() < start.deadline_s:
             return
+        if start.is_asked_to_end and self._is_saving(start):
+            return
         for worker in start.running:
             if worker.rank not in start.killed:
                 start.killed.append(worker.rank)
                 worker.signal_group(signal.SIGKILL)
+
+    def _is_saving(self, start: Start) -> bool:
+        """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
+        within = time.monotonic() < start.signalled_s + self.options.grace_s
+        return within and not start.hurried and any(w.progress().phase == "checkpoint" for w in start.running)
 
     # -- signals --------------------------------------------------------------------------------------
 
