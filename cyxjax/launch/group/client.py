@@ -20,7 +20,7 @@ from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.group.rendezvous import Hello
 from cyxjax.launch.group.server import Log
 from cyxjax.launch.output import printable
-from cyxjax.launch.topology import Topology, join_address
+from cyxjax.launch.topology import Topology, is_loopback, join_address
 
 GONE = "the server of the group at {} is gone: the launcher or rank 0 has ended, or its host is unreachable"
 
@@ -126,6 +126,7 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     """
     place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count)
     hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
+    _refuse_loopback_name(topology)
     where = (topology.master_addr, topology.master_port, topology.token, topology.timeout_ms / 1000)
     server = Server(*where, f"rank {topology.rank}", topology.source)
     end = time.monotonic() + server.timeout_s
@@ -242,3 +243,21 @@ def _unreachable(server: Server, error: OSError) -> GroupError:
 
 def _why(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def _refuse_loopback_name(topology: Topology) -> None:
+    """A host's name that means 'this host' everywhere (Debian's 127.0.1.1) would split the group.
+
+    127.0.0.1 itself is taken at its word: several launchers on one host.
+    """
+    name, spread = topology.master_addr, 0 < topology.local_world_size < topology.world_size
+    if not spread or is_loopback(name):
+        return
+    with suppress(socket.gaierror):  # connecting reports it, after trying for a while
+        address = ports.resolve(name, topology.master_port)[0][1][0]
+        if is_loopback(address):
+            raise GroupError(
+                f"MASTER_ADDR={name} is {address}, the loopback address, but only "
+                f"{topology.local_world_size} of {topology.world_size} ranks are on this host. HINT: give an "
+                "address other hosts can reach."
+            )

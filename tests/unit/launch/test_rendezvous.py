@@ -170,9 +170,12 @@ def test_a_rank_that_comes_before_rank_0_waits_for_it(monkeypatch):
     [
         ("no-such-host.invalid", r"MASTER_ADDR='no-such-host\.invalid' .*HINT"),
         ("127.0.0.9", r"^Connection refused .*127\.0\.0\.9:\d+ .*HINT"),
+        ("node1", r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 1 .*2 ranks"),  # Debian's name of its own host
     ],
 )
-def test_a_wrong_address_says_in_which_way(addr, said):
+def test_a_wrong_address_says_in_which_way(monkeypatch, addr, said):
+    if addr == "node1":
+        monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
     _, rank_1 = by_hand(master_addr=addr, local_world_size=1, timeout_ms=300)
     with pytest.raises(GroupError, match=said):
         client.join(rank_1)
