@@ -84,11 +84,11 @@ LAUNCHER = [
     Row(
         "launcher",
         "its folder tidied away; leftovers of a killed one, records of failed ones",
-        "errors are shown, the next start has another; removed at the next job, all but five records",
+        "made anew, in one line; removed at the next start, of the records all but five",
         tests_in(
             _UPKEEP,
             "test_of_error_records_without_a_better_place_the_newest_stay",
-            "test_where_the_folder_is_tidied_away_an_error_is_shown_and_the_next_start_has_one",
+            "test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown",
             "test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one",
         ),
     ),

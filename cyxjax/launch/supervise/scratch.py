@@ -1,8 +1,7 @@
 """The launcher's folder under the temporary directory: heartbeats, error files and stacks of its ranks.
 
-Cleaners of temporary files may remove it while a job runs: a rank that fails then writes to standard error,
-and the next start has another folder. What a killed launcher left is removed by the next launcher; of the
-folders with the error of a job without --log-dir the newest stay.
+Cleaners of temporary files may remove it while a job runs. What a killed launcher left is removed by the next
+launcher; of the folders with the error of a job without --log-dir the newest stay.
 """
 
 import os
@@ -12,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cyxjax import files
+from cyxjax.launch import output
 from cyxjax.launch.failure.record import FIRST_ERROR
 
 PREFIX, LOCK = "cyxjax-", "launcher.lock"
@@ -24,22 +24,32 @@ class Scratch:
 
     def __init__(self) -> None:
         _tidy(Path(tempfile.gettempdir()))
-        self._make()
+        self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self._take()
 
     def ensure(self) -> None:
-        """Another folder in place of one that was removed, even if somebody has put one there meanwhile."""
-        if os.fstat(self._lock).st_nlink == 0:
-            os.close(self._lock)
-            self._make()
+        """Creates the folder again, with a line, if it was removed."""
+        if os.path.isdir(self.path):
+            return
+        old = self.path
+        os.close(self._lock)
+        try:
+            os.mkdir(old, 0o700)  # where the ranks look; not one that another user has put there meanwhile
+        except OSError:
+            self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self._take()
+        output.say(
+            f"{old} was removed while the job was running and was created again as {self.path}. "
+            f"HINT: keep cleaners off {PREFIX}*, or set TMPDIR to a folder that they do not clean."
+        )
 
     def clear(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
-    def _make(self) -> None:
-        """Makes it. The lock file gets its name when it is held, so that no process sees the folder free."""
-        self.path = tempfile.mkdtemp(prefix=PREFIX)
+    def _take(self) -> None:
+        """Locks the folder. The lock file gets its name when it is held, so that no process sees it free."""
         draft = os.path.join(self.path, f"{LOCK}.new")
         self._lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         files.try_flock(self._lock)

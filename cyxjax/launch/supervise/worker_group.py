@@ -61,6 +61,7 @@ class WorkerGroup:
         self._previous: dict[str, object] = {}
         self._is_asked_to_end = False
         self._detected_s = 0.0  # of the start before
+        self._error_folder = ""  # without --log-dir
 
     def __enter__(self) -> "WorkerGroup":
         self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
@@ -79,7 +80,6 @@ class WorkerGroup:
 
     def run(self, place: LocalRanks, number: int) -> Start:
         """Start number `number` at `place`, from its first process to the end of its last."""
-        self._scratch.ensure()
         start = Start(number, [])
         try:
             for local_rank in range(place.nproc):
@@ -92,6 +92,14 @@ class WorkerGroup:
             for worker in start.workers:
                 worker.close()
         return start
+
+    def _errors(self) -> str:
+        """The folder of first_error.json, made again where it was removed meanwhile. Raises: OSError."""
+        if self.options.log_dir:
+            return self.options.log_dir
+        if not os.path.isdir(self._error_folder):
+            self._error_folder = error_folder()
+        return self._error_folder
 
     @property
     def folder(self) -> str:
@@ -122,7 +130,7 @@ class WorkerGroup:
     def show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
         """Shows and files how a start failed, and in one line what follows."""
         try:
-            path = records.save_first(first, self.options.log_dir or error_folder())
+            path = records.save_first(first, self._errors())
         except OSError as error:
             path = f"none ({error.strerror})"
         if self.options.log_dir and any(worker.rank == first.rank for worker in start.workers):
@@ -180,6 +188,7 @@ class WorkerGroup:
                 self._obey(start, event)
             elif event is not None:
                 self._follow(start, event)
+            self._scratch.ensure()
             self._kill_if_due(start)
             if start.deadline_s is None and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
