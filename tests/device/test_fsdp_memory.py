@@ -41,16 +41,16 @@ def test_no_more_than_some_leaves_are_whole_while_they_are_drawn():
 
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
-def test_over_processes_no_gradient_stays_whole_either(monkeypatch):
-    asked = {"width": 512, "layers": 6, "rows": 2, "optimizer": optax.adam(1e-3)}
+def test_over_processes_no_layer_stays_whole_either(monkeypatch):
+    asked = {"width": 384, "layers": 20, "rows": 2, "optimizer": optax.adam(1e-3)}
     here = sharded.step_of("fsdp", 4, **asked)[0].memory_analysis().temp_size_in_bytes
     for room in ("exchange", "replica"):
         monkeypatch.setattr(f"cyxjax.core.{room}.sends_one_by_one", lambda mesh: True)
+    monkeypatch.setattr("cyxjax.core.exchange._PIECE_BYTES", 1 << 15)
     compiled = sharded.step_of("fsdp", 4, **asked)[0]
     assert "all-to-all" in compiled.as_text()
-    assert (
-        compiled.memory_analysis().temp_size_in_bytes < 1.2 * here
-    )  # measured 0.96; 3.6 with sums that wait
+    # measured 0.87; 1.49 with gathers in pieces too
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * here
 
 
 def test_activations_take_no_more_than_those_of_mean():
