@@ -144,7 +144,7 @@ class DistributedDataParallel:
         if since.mean_grads is not None:
             raise GroupError(
                 "backward was called after the gradients were averaged, which would not include these. "
-                "HINT: call sync_gradients() after the last backward of a step."
+                "HINT: call sync_gradients() after the last backward of a step; zero_grad() begins another."
             )
         values.check_like(output_grad, since.output, at)
         placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
