@@ -8,7 +8,7 @@ libraries and of the system that have one known cause, and the line that says it
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -77,7 +77,11 @@ class DamagedStep(CheckpointError):
 
 
 class OtherStateError(CheckpointError):
-    """A checkpoint that holds other arrays than are wanted."""
+    """A checkpoint that holds other arrays than are wanted. unlike: what is the matter with each, by name."""
+
+    def __init__(self, text: str, unlike: Mapping[str, str]) -> None:
+        super().__init__(text)
+        self.unlike = dict(unlike)
 
 
 class NotSavedError(CheckpointError):

@@ -134,7 +134,8 @@ def refuse(unlike: Mapping[str, str]) -> None:
         raise OtherStateError(
             f"The checkpoint is of another state: {'; '.join(shown)} ({len(unlike)} in all). "
             "HINT: continue with the model, optimizer, callbacks and comm it was saved with; or start over "
-            "with its parameters: init_from: its folder, in another run_dir."
+            "with its parameters: init_from: its folder, in another run_dir.",
+            unlike,
         )
 
 

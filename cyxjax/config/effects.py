@@ -16,6 +16,7 @@ from pydantic import BaseModel
 Effect = Literal["numbers", "arrays", "content", "length", "course", "speed", "view"]
 PER_RANK: frozenset[Effect] = frozenset({"content", "speed", "view"})
 NO_NUMBERS: frozenset[Effect] = frozenset({"course", "speed", "view"})
+ARRAYS: frozenset[Effect] = frozenset({"arrays", "content"})
 
 
 class Affects(NamedTuple):

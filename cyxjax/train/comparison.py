@@ -4,19 +4,24 @@ What changed since the checkpoint is a warning where the state still goes with t
 refused. Ranks that differ train to wrong numbers without an error, so every rank refuses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from cyxjax.config.compared import differing_values
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.config.compared import differing_values, effect_of
+from cyxjax.config.effects import ARRAYS
 from cyxjax.data.content import content_of, find_difference
 from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, ConfigError, DesyncError
+from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DesyncError, OtherStateError
 from cyxjax.launch.output import disagreement
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
@@ -27,6 +32,7 @@ from cyxjax.train.settings import Settings
 
 META = "same_run"  # of a checkpoint: digests of its data and code
 _FEW = 3  # records that are compared where a call has no time to read more
+_LONGEST = 250  # characters of a list of arrays
 
 
 # ---- with a checkpoint ------------------------------------------------------------------------------------
@@ -135,6 +141,34 @@ def compare_with_digests(directory: Path, step: int, settings: Settings, group: 
     other = agree(group, "comparing the checkpoint with its digests", note=other)[0]
     where = f"of step {step} in {directory}, {len(other)} leaves have other digests than {bits.name}: "
     judge([where + other[0]] if other else [], settings)
+
+
+@contextmanager
+def naming_settings(
+    checkpointer: Checkpointer, step: int | None, config: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Iterator[None]:
+    """A block whose OtherStateError first names the settings that differ.
+
+    config and inputs: of this run, as its own checkpoints say them. Raises: OtherStateError.
+    """
+    try:
+        yield
+    except OtherStateError as error:
+        meta: Mapping[str, Any] = {}
+        with suppress(CyxjaxError, OSError, ValueError):
+            newest = max(list_steps(checkpointer.directory)) if step is None else step
+            meta = read_manifest(step_folder(checkpointer.directory, newest)).meta
+        values = differing_values(meta.get("config", config), config, later=True)
+        other = [f"{key} was {was}, is {now}" for key, was, now in values if effect_of(key) in ARRAYS]
+        if (then := meta.get("inputs", inputs)) != inputs:
+            other.insert(0, f"a sample was {then}, is {inputs}")
+        arrays = "; ".join(f"{name} {what}" for name, what in sorted(error.unlike.items()))
+        raise OtherStateError(
+            f"the checkpoint is of another run than this: {'; '.join(other) or 'its model or optimizer'} "
+            f"({arrays[:_LONGEST]}). HINT: set it as it was; or start over with its parameters: init_from: "
+            f"{checkpointer.directory}, with another folder for this run's checkpoints.",
+            error.unlike,
+        ) from None
 
 
 # ---- across ranks -----------------------------------------------------------------------------------------

@@ -33,7 +33,11 @@ from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.comparison import compare_with_checkpoint, compare_with_digests
+from cyxjax.train.comparison import (
+    compare_with_checkpoint,
+    compare_with_digests,
+    naming_settings,
+)
 from cyxjax.train.comparison import to_meta as facts_to_meta
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan
@@ -88,7 +92,8 @@ def restore(
 ) -> bool:
     """Restores the newest good step of a folder, or `step`, as the current state; False without one."""
     group, here = plan.group, run.state.state
-    found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
+    with naming_settings(checkpointer, step, plan.facts.config, shapes_of(plan.inputs)):
+        found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
     if found is None:
         return False
     moment, history, meta = found

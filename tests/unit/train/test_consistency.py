@@ -163,20 +163,30 @@ def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("first", "then", "said"),
     [
-        ({"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}, "sync/.*trace"),
-        ({"callbacks": [cx.EMA()]}, "sync/.*average"),
-        ({"comm": "local_sgd"}, "sync"),
-        ({"precision": "float16"}, "sync"),
-        ({"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, "params/"),
-        ({"data": (X[:, :5], Y)}, r"params/.*kernel .*\[6, 3\], .*\[5, 3\]"),
+        (
+            {},
+            {"optimizer": cx.MomentumOptimizer(0.2)},
+            "optimizer.name was 'SGD.*', is 'Momentum.*'",
+        ),
+        ({}, {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}, "optimizer.momentum was 0.0, is 0.9 .*trace"),
+        ({}, {"callbacks": [cx.EMA()]}, "callbacks was 'none', is 'EMA'"),
+        ({}, {"comm": "local_sgd"}, "comm was 'mean', is 'local_sgd'"),
+        ({}, {"precision": "float16"}, "precision was 'float32', is 'float16'"),
+        ({"optimizer": optax.sgd(0.1)}, {"optimizer": optax.sgd(0.1, 0.9)}, r"its model or optimizer \("),
+        ({}, {"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, r"its model or optimizer \(.*params/"),
+        ({}, {"data": (X[:, :5], Y)}, r"a sample was .*6.*float32.*, is .*5.*float32"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_by_its_arrays(then, said, tmp_path):
-    fit(tmp_path, epochs=1)
-    with pytest.raises(OtherStateError, match=f"{said}.*init_from"):
+def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, said, tmp_path):
+    fit(tmp_path, epochs=1, **first)
+    with pytest.raises(OtherStateError) as refused:
         fit(tmp_path, epochs=2, **then)
+    text = str(refused.value)
+    assert re.search(f"^the checkpoint is of another run than this: .*{said}", text), text
+    assert f"init_from: {tmp_path}" in text
+    assert len(text) < 600
 
 
 def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
