@@ -20,7 +20,7 @@ help:  ## lists the targets
 train: $(READY)  ## trains CONFIG (default: configs/digits.yaml); ARGS="--epochs 30" goes on
 	$(RUN) -m cyxjax.train --config $(CONFIG) $(ARGS)
 
-test: $(DEV)  ## runs the tests but for the slow rows; those: ARGS="-m slow"
+test: $(DEV)  ## runs the tests but for the slow rows; those: ARGS="-m 'slow and not wide'"
 	$(PYTEST) $(ARGS)
 
 # Nothing of it waits, so a worker a core: each loads jax and all files. Left out is what compiles or trains.
