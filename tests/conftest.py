@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from unittest import mock
 
 # A shell that puts the tests into the background has SIGINT ignored, and the launcher would respect that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -114,6 +113,12 @@ def group() -> Iterator[None]:
     does what `init` wrote into the environment, for jax and for child processes."""
     from cyxjax.distributed import process_group
 
-    with mock.patch.dict(os.environ):
-        yield
-        process_group.finalize()
+    before = dict(os.environ)
+    yield
+    process_group.finalize()
+    # Only what differs: threads of XLA may read variables meanwhile, which the C library does not allow.
+    for name in os.environ.keys() | before.keys():
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
