@@ -5,7 +5,7 @@ waiting in the next step.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -24,22 +24,27 @@ from cyxjax.train.monitor import Watchable
 
 AnyRank = Callable[[str, bool], bool]
 """(what, mine) -> whether it is true on one rank at least; all ranks call it."""
+_SPEAK = ("on_start", "ask", "on_step", "on_epoch", "on_evaluation", "on_end")
 
 
 def hooks_of(
-    callbacks: Sequence[Hook],
+    callbacks: Iterable[Hook],
     history: DistributedTrainingHistory,
     group: ProcessGroup,
     hand_out: Callable[[], None] | None,
 ) -> list[Hook]:
-    """The hooks that a run calls for `callbacks`.
+    """The hooks that a run calls for `callbacks`. Callbacks of cyxjax alone stay as they are: they decide by
+    numbers that are equal on all ranks, and need no exchange.
 
     hand_out: gives a model that holds values the present ones: a copy, once an epoch.
     """
-    if not callbacks:
-        return []
-    together = CompositeCallback(list(callbacks), history, partial(on_any_rank, group))
-    return [HandOutHook(hand_out), together] if hand_out else [together]
+    found = list(callbacks)
+    others = [one for one in found if not type(one).__module__.startswith("cyxjax.")]
+    if not any(overriding(others, name) for name in _SPEAK):
+        hooks = found
+    else:
+        hooks = [CompositeCallback(found, history, partial(on_any_rank, group))]
+    return [HandOutHook(hand_out), *hooks] if others and hand_out else hooks
 
 
 class CompositeCallback(Hook):

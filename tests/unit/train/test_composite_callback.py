@@ -5,7 +5,8 @@ import pytest
 import cyxjax as cx
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL
-from cyxjax.train.hooks.composite import CompositeCallback
+from cyxjax.train.hooks.callbacks import EarlyStopping
+from cyxjax.train.hooks.composite import CompositeCallback, hooks_of
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.saving import StopHook
 from tests.support.trainers import X, Y, config, trainer
@@ -92,6 +93,13 @@ def test_states_go_through_the_hooks_that_want_them():
     assert hook.wants_state(Position(8), False)
     assert hook.on_state(MOMENT) == 16  # 8 given back twice, the second on top of the first
     assert hook.next_state(EPOCH, []) == [8, 9, 8]
+
+
+def test_no_rank_is_asked_for_hooks_that_are_ours_or_say_nothing():
+    for quiet in ([EarlyStopping(1)], [says("wants_state"), EarlyStopping(1)], []):
+        assert hooks_of(quiet, DistributedTrainingHistory(), None, None) == quiet
+    (one,) = hooks_of([EarlyStopping(1), says("on_step")], DistributedTrainingHistory(), None, None)
+    assert isinstance(one, CompositeCallback)
 
 
 @pytest.mark.usefixtures("two_devices")
