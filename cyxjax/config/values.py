@@ -19,8 +19,9 @@ from cyxjax.errors import ConfigError
 from cyxjax.files import scientific
 from cyxjax.plugins import is_known, known_or
 
+_SHELL = re.compile(r"\$\{|^\$\w+(/|$)|^~(/|$)")
 _NAMED = {"name", "options"}
-_ELSEWHERE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://|\$\{|^\$\w+(/|$)|^~(/|$)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNITS = {"d": 86400, "h": 3600, "m(?:in)?": 60, "s": 1, "ms": 1e-3, "us": 1e-6}
 _SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 
@@ -95,14 +96,26 @@ def accepts_bool(annotation: Any) -> bool:
     return annotation in (bool, Any) or annotation is True
 
 
-def on_this_machine(path: str | None) -> str | None:
-    """`path`. Raises: ValueError for an address elsewhere and for what only a shell fills in, which would be
-    taken for a folder here, and for an empty text, which would be taken for the folder one happens to be in.
-    """
-    if path is not None and (not path.strip() or _ELSEWHERE.search(path)):
+def _refuse_shell(value: Any) -> None:
+    """Raises: ValueError for what only a shell fills in, at any depth: it would be taken by the letter."""
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _refuse_shell(part)
+    elif isinstance(value, str) and _SHELL.search(value):
         raise ValueError(
-            "expected a whole path of this machine; `~` and variables are not filled in (${env:NAME} in a "
-            "file is), and an address is neither read nor written (`mirror` copies a run folder to one)"
+            "only a shell fills in `~` and variables; write the whole path, or ${env:NAME} or "
+            "${env:NAME:default} in a file, or give the value on the command line"
+        )
+
+
+def on_this_machine(path: str | None) -> str | None:
+    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
+    empty text, which would be taken for the folder one happens to be in.
+    """
+    if path is not None and (not path.strip() or _SCHEME.match(path)):
+        raise ValueError(
+            "expected a path of this machine; an address is neither read nor written here (mount it or "
+            "copy it; `mirror` names where a run folder is copied to)"
         )
     return path
 
@@ -125,6 +138,8 @@ class Strict(BaseModel):
         field = cls.model_fields[info.field_name]
         if isinstance(value, bool) and not accepts_bool(field.annotation):
             raise ValueError("true/false where another kind of value belongs")
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            _refuse_shell(value)  # a section looks at its own
         return value
 
     if not TYPE_CHECKING:  # a type checker then knows which fields there are
