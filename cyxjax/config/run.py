@@ -127,7 +127,7 @@ class DistributedTrainingConfig(Strict):
     """Optimizer steps between digests of an exact run's state, for `cyxjax hash`; 0: none."""
     steps_in_flight: Course[int] = Field(default=8, ge=1, le=10_000)
     """Steps queued on the device before the host waits for the older half; two dispatches at least."""
-    steps_per_dispatch: Course[Annotated[int, Field(ge=1, le=256)] | Literal["auto"]] = "auto"
+    steps_per_dispatch: Numbers[Annotated[int, Field(ge=1, le=256)] | Literal["auto"]] = "auto"
     """Steps of a dispatch, at most; a save ends it. auto: up to 16 and 2 * steps_in_flight, if short."""
     compile_cache: Speed[bool | str] = "auto"
     """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
