@@ -114,7 +114,7 @@ def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
         train_step=lambda state, batch: (state, sums),
         train_steps=lambda state, batches, first, stop: (state, several),
     )
-    trainer._last = plan, nothing
+    trainer._run.last = plan, nothing
     trainer.fit_prepared(plan)
 
 
