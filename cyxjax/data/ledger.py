@@ -158,7 +158,8 @@ def _natural(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong in the span that begins at optimizer step `step`, counted from 1 as on the console.
+    """One thing wrong in the span that begins at optimizer step `step` of the record: from 1, with
+    the steps that a rollback took back.
 
     `kind`: skipped, repeated, reordered (the order changed within an epoch), altered or behind.
     """
