@@ -9,7 +9,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import read_plain, readable
 
 _MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
@@ -20,9 +20,13 @@ def read_yaml(path: str) -> dict[str, Any]:
 
     Raises: ConfigError for a file that is missing, unreadable, not YAML, not a mapping, or repeats a key.
     """
-    with readable(path, ConfigError, "name a YAML file; indent with spaces, one `name: value` a line"):
+    file = Path(path)
+    if not file.exists():
+        near = nearest(file.name, [p.name for p in file.parent.glob("*.y*ml")])
+        raise ConfigError(f"{path}: no such file. {near} HINT: give --config the path of an experiment file.")
+    with readable(path, ConfigError, "indent with spaces, one `name: value` a line"):
         # as a stream: of a text the errors of YAML would show lines, where a secret may stand
-        values = _Loader(BytesIO(read_plain(Path(path), _MAX_BYTES))).get_single_data()
+        values = _Loader(BytesIO(read_plain(file, _MAX_BYTES))).get_single_data()
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
             f"{path}: holds a {type(values).__name__}, expected lines such as `epochs: 10`. "

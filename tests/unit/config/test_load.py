@@ -218,7 +218,7 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("digit.yaml", None, ""),
+        ("digit.yaml", None, ".*'digits.yaml'"),
         (".", None, ""),
         ("model.bin", b"\xff\xfe\x00", ""),
         ("big.yaml", b"#" * (1 << 20) + b"\n", ".*1048576 bytes"),
@@ -226,6 +226,7 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
 )
 def test_missing_and_unreadable_files(tmp_path, monkeypatch, name, content, said):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits.yaml").touch()
     if content:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"^{re.escape(name)}: {said}"):
