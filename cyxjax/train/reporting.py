@@ -171,6 +171,7 @@ def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: Ope
     Gives `open_sink` for the fit: one that is refused before it opens its sinks has changed nothing.
     """
     folder, is_master = config.run_folder, trainer.is_master()
+    draws, resolved = config.report, config.resolved()  # a callback may set what counts from the next fit
     opened: list[Sink] = []
     with locked(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
         try:
@@ -185,8 +186,8 @@ def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: Ope
             if is_master and opened:
                 with warn_if_unwritten(folder.history, console.note):
                     trainer.history.save(folder.history)
-                if config.report:
-                    draw(folder, config.resolved(), TrainConfig().resolved(), console.note)
+                if draws:
+                    draw(folder, resolved, TrainConfig().resolved(), console.note)
 
 
 @contextmanager

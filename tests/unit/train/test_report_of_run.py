@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from flax import linen
 
 from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train import reporting
-from tests.support.trainers import At, fitted, run_experiment, use_devices
+from tests.support.trainers import At, X, Y, fitted, run_experiment, trainer, use_devices
 
 
 def names(folder):
@@ -71,6 +72,19 @@ def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
     run_experiment(tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert "report.html was not drawn: MemoryError: no room" in line
+
+
+def test_what_is_set_while_a_fit_runs_counts_from_the_next(tmp_path):
+    use_devices(2)
+    config = TrainConfig(run_dir=str(tmp_path / "run"), epochs=2, checkpoint_every_n_epochs=1)
+    config.batch_size = 4
+
+    def act(info):
+        config.report, config.epochs = False, 9
+
+    one = trainer(linen.Dense(3), callbacks=[At(3, act)])
+    assert one.fit(X[:24], Y[:24], config).epochs == [0, 1]
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def raising(error):
