@@ -1,4 +1,4 @@
-"""`profile: "10:15"`: traces steps 10 to 14 of a run on every rank, and writes one summary page."""
+"""`profile: "10:15"`: traces steps 10 to 14 of a run on every rank, and writes a summary for each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,13 +7,15 @@ from cyxjax.files import describe
 from cyxjax.launch import heartbeat
 from cyxjax.observe.profile import Tracing
 from cyxjax.observe.records import write_atomic
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 
 class ProfileHook(Hook):
     """Traces the steps from `first` to `stop` (not included) into `folder`, once.
 
-    Begins and ends between two steps, when no other is under way. What goes wrong is printed once by `say`.
+    Begins and ends between two steps, when no other is under way. `say` prints where it is, on one rank; what
+    goes wrong is printed on each.
     """
 
     def __init__(self, first: int, stop: int, folder: Path, say: Callable[[str], None]) -> None:
@@ -72,6 +74,6 @@ class ProfileHook(Hook):
         )
 
     def _fail(self, err: Exception) -> None:
-        self._say(
+        warn_on_stderr(
             f"WARNING: no profile: {describe(err)}. HINT: free space in {self._folder}, or profile: null."
         )

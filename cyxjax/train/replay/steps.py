@@ -89,6 +89,7 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
     earlier = [step for step in list_steps(checkpoints) if step <= (box.checkpoint_step or 0)]
     if earlier:
         trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
+    print(f"Running again from step {earlier[-1] if earlier else 0}.")
 
 
 def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | None:
