@@ -175,6 +175,14 @@ def shard_putter() -> Callable[..., Any] | None:
     return put_shards
 
 
+def convolution_rule() -> Callable[..., Any] | None:
+    """How jax lowers `lax.conv_general_dilated_p` on CPUs; None where it has no such rule."""
+    from jax._src.lax import convolution
+
+    lower = getattr(convolution, "_conv_general_dilated_lower", None)
+    return lower and functools.partial(lower, expand_complex_convolutions=True)
+
+
 def program_folder() -> str | None:
     """The user's folder for jax's compiled programs (JAX_COMPILATION_CACHE_DIR); None: nowhere."""
     import jax

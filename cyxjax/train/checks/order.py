@@ -80,10 +80,6 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
         several = steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
-        asked = settings.course.steps_per_dispatch
-        if several > 1 and asked == "auto" and "stablehlo.convolution" in lowered.as_text():
-            several = 1  # of the loss or the augmentation: `steps_at_once` looks at the model
-            lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
     flops = partial(fingerprints.flops_of, lowered)
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)

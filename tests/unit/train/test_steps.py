@@ -207,7 +207,7 @@ def test_a_dispatch_ends_at_evaluations_and_at_the_last_step():
     assert (history.num_steps, history.val_steps) == (23, [5, 10, 15, 20])
 
 
-def test_auto_is_several_for_short_steps_of_arrays_without_convolutions():
+def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions():
     def chosen(model, *data, several="auto", **values):
         return (
             trainer(model).prepare(*data, config=config(steps_per_dispatch=several, **values)).steps_at_once
@@ -216,7 +216,9 @@ def test_auto_is_several_for_short_steps_of_arrays_without_convolutions():
     assert chosen(None, X, Y) > 2
     assert chosen(None, X, Y, steps_in_flight=1) == 2
     assert chosen(None, cx.data.DataLoader((X, Y), 8, sampler=list(range(60)))) == 1
-    assert chosen(cx.get_model("cnn")(), np.zeros((16, 8, 8, 1), np.float32), np.zeros(16, np.int32)) == 1
+    images = np.zeros((16, 8, 8, 4), np.float32), np.zeros(16, np.int32)
+    assert chosen(Convolutions(), *images) > 2
+    assert chosen(Convolutions(groups=2), *images) == 1
     exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
     assert chosen(None, X, Y, several=4, **exact) == 1
 
@@ -236,12 +238,24 @@ class Autoencoder(linen.Module):
         return linen.Dense(6)(linen.BatchNorm(use_running_average=not train)(linen.Dense(3)(x)))
 
 
+class Convolutions(linen.Module):
+    groups: int = 1
+
+    @linen.compact
+    def __call__(self, x, train=False):
+        x = linen.Conv(4, (3, 3), feature_group_count=self.groups)(x)
+        return linen.Dense(3)(linen.max_pool(x, (2, 2), (2, 2)).reshape(len(x), -1))
+
+
+IMAGES = np.random.default_rng(3).normal(size=(60, 4, 4, 2)).astype(np.float32)
+
 # (devices, of the trainer, of the configuration, data): of 60 samples 8 leave a short last batch, and 5 steps
 # of a dispatch do not divide the steps of an epoch
 KINDS = {
     "padded": (2, {}, {"batch_size": 4}, (X, Y)),
     "own size": (1, {"loss": of_the_batch}, {"batch_size": 8}, (X, Y)),
     "augmented": (2, {"augment": noisy}, {"batch_size": 2}, (X, Y)),
+    "convolutions": (2, {"model": Convolutions()}, {"batch_size": 2}, (IMAGES, Y)),
     "inputs as targets": (2, {"model": Autoencoder(), "loss": cx.MSELoss()}, {"batch_size": 4}, (X, X)),
     "micro-batches": (2, {}, {"batch_size": 2, "gradient_accumulation_steps": 2}, (X, Y)),
     "sharded": (4, {}, {"batch_size": 2, "comm": "zero1"}, (X, Y)),
