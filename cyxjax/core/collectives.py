@@ -38,14 +38,7 @@ def build_reduce(mesh: Mesh, op: str) -> Callable[[PyTree], PyTree]:
 @lru_cache(maxsize=64)
 def build_broadcast(mesh: Mesh, src: int) -> Callable[[PyTree], PyTree]:
     """A function (rows) -> row `src`, replicated, bit for bit."""
-
-    def one(a: jax.Array) -> jax.Array:
-        bits = _to_bits(a)
-        # A sum with zeros: half the traffic of a gather, and memory for one row only.
-        mine = jnp.where(lax.axis_index(AXIS) == src, bits, jnp.zeros_like(bits))
-        return _from_bits(lax.psum(mine, AXIS), a.dtype)
-
-    return _program(mesh, lambda tree: jax.tree.map(one, tree), REPLICATED)
+    return _program(mesh, lambda tree: jax.tree.map(lambda a: held_by(src, a), tree), REPLICATED)
 
 
 @lru_cache(maxsize=64)
@@ -72,6 +65,16 @@ def build_all_to_all(mesh: Mesh) -> Callable[[list[PyTree]], list[PyTree]]:
         ]
 
     return _program(mesh, swap, PER_REPLICA)
+
+
+def held_by(replica: Any, a: jax.Array) -> jax.Array:
+    """`a` as `replica` holds it, bit for bit: a sum of floats would lose -0.0 and NaN's payload."""
+    if jnp.iscomplexobj(a):
+        return lax.complex(held_by(replica, a.real), held_by(replica, a.imag))
+    bits = _to_bits(a)
+    # A sum with zeros: half the traffic of a gather, and memory for one row only.
+    mine = jnp.where(lax.axis_index(AXIS) == replica, bits, jnp.zeros_like(bits))
+    return _from_bits(lax.psum(mine, AXIS), a.dtype)
 
 
 def reduce_leaf(a: jax.Array, op: str) -> jax.Array:

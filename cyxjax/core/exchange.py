@@ -7,8 +7,8 @@ samples/s with four gradients and the metrics apart, 47 k together. On GPU and T
 Callers use `lax.psum` as usual: `joined` finds the reductions in the traced function and sends them together.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial, reduce
 from typing import Any
@@ -21,6 +21,7 @@ from jax.extend.core import Literal
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
 # A larger array goes alone: a copy would cost more than the transfer that it saves.
@@ -47,14 +48,9 @@ def sends_one_by_one(mesh: Mesh) -> bool:
     return devices[0].platform == "cpu" and len({d.process_index for d in devices}) > 1
 
 
-@contextmanager
-def over(mesh: Mesh) -> Iterator[None]:
+def over(mesh: Mesh) -> AbstractContextManager[None]:
     """What is traced inside travels between the processes of `mesh`."""
-    token = _one_by_one.set(sends_one_by_one(mesh))
-    try:
-        yield
-    finally:
-        _one_by_one.reset(token)
+    return holding(_one_by_one, sends_one_by_one(mesh))
 
 
 def reduce_scattered(rows: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from cyxjax.core.memory import memory_options
 from cyxjax.core.mesh import (
@@ -109,19 +109,6 @@ def _memory_of(leaf: Any) -> str | None:
     """The kind of memory a leaf is kept in, where that is the host's."""
     kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
     return kind if kind == HOST_MEMORY else None
-
-
-def place_state(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
-    """Host arrays (numpy leaves, whole) put on the mesh as `sync` wants them; equal on all ranks."""
-    mine = local_replicas(mesh)
-
-    def place(spec: PyTree, tree: PyTree) -> PyTree:
-        if spec == PER_REPLICA:
-            return put_rows(mesh, jax.tree.map(lambda a: a[mine.start : mine.stop], tree))
-        return put_replicated(mesh, tree)
-
-    is_spec = lambda s: isinstance(s, PartitionSpec)  # noqa: E731
-    return sync.stow(jax.tree.map(place, state_spec(sync), state, is_leaf=is_spec))
 
 
 def holds_values(fns: ModelFns, inputs: PyTree) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from cyxjax.core.collectives import held_by
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
 from cyxjax.core.trees import PyTree, bits_as_keys, joined, keys_as_bits, leaf_names
@@ -78,7 +79,7 @@ def build_heal(
     def local(tree: PyTree, sources: jax.Array) -> PyTree:
         tree = keys_as_bits(tree)
         leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
-        chosen = [_from(leaf, source) for leaf, source in zip(leaves, sources, strict=True)]
+        chosen = [held_by(source, leaf) for leaf, source in zip(leaves, sources, strict=True)]
         return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
 
     mapped = model_map(local, mesh, (spec, REPLICATED), spec)
@@ -106,18 +107,6 @@ def _sums(leaf: jax.Array) -> jax.Array:
     place = lax.iota(jnp.uint32, bits.size)
     odd = place * jnp.uint32(2) + jnp.uint32(1)  # odd: no bit of an element is multiplied away
     return jnp.stack([bits.sum(dtype=jnp.uint32), (bits * odd).sum(dtype=jnp.uint32)])
-
-
-def _from(leaf: jax.Array, source: jax.Array) -> jax.Array:
-    """`leaf` as replica `source` holds it, to the bit (a sum of floats would lose -0.0 and NaN's payload)."""
-    if jnp.iscomplexobj(leaf):
-        return lax.complex(_from(leaf.real, source), _from(leaf.imag, source))
-    bits = _bits(leaf)
-    mine = jnp.where(lax.axis_index(AXIS) == source, bits.astype(jnp.uint32), jnp.uint32(0))
-    chosen = lax.psum(mine, AXIS).astype(bits.dtype)
-    if leaf.dtype == jnp.bool_:
-        return chosen.astype(jnp.bool_)
-    return lax.bitcast_convert_type(chosen, leaf.dtype)
 
 
 def _bits(leaf: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import optax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from cyxjax.core.exchange import concatenated, cut, reduce_scattered
+from cyxjax.core.exchange import reduce_scattered, together
 from cyxjax.core.memory import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.optimizer import refuse_unless_elementwise
@@ -76,19 +76,15 @@ def whole(parts: PyTree, like: PyTree, dtype: Any = None) -> PyTree:
     rounded before or after the gather, a number is the same. Large leaves are gathered one by one, so that
     each lives as shortly as it can; small ones together.
     """
-    leaves, structure = jax.tree.flatten(parts)
-    shapes, sent_as = jax.tree.leaves(like), [_shorter(leaf.dtype, dtype) for leaf in leaves]
-    out: list[Any] = [None] * len(leaves)
-    groups: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        together = leaf.size * sent_as[i].itemsize <= _TOGETHER_BYTES
-        groups.setdefault((leaf.dtype, sent_as[i]) if together else i, []).append(i)
-    for mine in groups.values():
-        rows = _gathered(concatenated([leaves[i].reshape(-1) for i in mine]), sent_as[mine[0]])
-        for i, row in zip(mine, cut(rows, [leaves[i].size for i in mine]), strict=True):
-            flat = row.reshape(-1)[: shapes[i].size].reshape(shapes[i].shape)
-            out[i] = checkpoint_name(flat, GATHERED)
-    return jax.tree.unflatten(structure, out)
+    leaves, structure = jax.tree.flatten(jax.tree.map(jnp.ravel, parts))
+    is_small = lambda leaf: leaf.size * _shorter(leaf.dtype, dtype).itemsize <= _TOGETHER_BYTES  # noqa: E731
+    kinds = [leaf.dtype if is_small(leaf) else i for i, leaf in enumerate(leaves)]
+    rows = together(leaves, kinds, lambda part: _gathered(part, _shorter(part.dtype, dtype)))
+    return jax.tree.map(_as_whole, jax.tree.unflatten(structure, rows), like)
+
+
+def _as_whole(rows: jax.Array, like: jax.Array) -> jax.Array:
+    return checkpoint_name(rows.reshape(-1)[: like.size].reshape(like.shape), GATHERED)
 
 
 def _shorter(kept: Any, computes: Any) -> Any:

@@ -71,13 +71,9 @@ def part_shape(shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:
 
 def state_spec(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Spec by leaf of the optimizer's state: counters are replicated, what is shaped like params is rows."""
-    state = jax.eval_shape(optimizer.init, _parts(params, 1))
+    flat = jax.tree.map(lambda p: jax.ShapeDtypeStruct(part_shape(p.shape, 1), p.dtype), params)
+    state = jax.eval_shape(optimizer.init, flat)
     return jax.tree.map(lambda leaf: PER_REPLICA if leaf.ndim else REPLICATED, state)
-
-
-def _parts(params: PyTree, num_replicas: int) -> PyTree:
-    """Shapes of one replica's parts."""
-    return jax.tree.map(lambda p: jax.ShapeDtypeStruct(part_shape(p.shape, num_replicas), p.dtype), params)
 
 
 def _rows(leaf: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import optax
 
 from cyxjax.core.evaluation import build_consensus
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_rows
-from cyxjax.core.portable import place_state
+from cyxjax.core.portable import Share, placed, to_portable
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
 from cyxjax.core.step import TrainState, init_state, state_spec
 from cyxjax.core.strategy import Stepped, Sync, norm_row
@@ -101,7 +101,9 @@ class Alone:
 
     def reload(self) -> "Alone":
         """The state through host arrays, as a checkpoint takes it."""
-        self.state = place_state(jax.device_get(self.state), self.sync, self.mesh)
+        stored = to_portable(self.state, self.sync, self.mesh)
+        values = lambda one: one.values() if isinstance(one, Share) else np.asarray(one)  # noqa: E731
+        self.state = self.sync.stow(jax.tree.map(lambda one: placed(one, values(one), self.mesh), stored))
         return self
 
     def copies(self) -> Sequence[PyTree]:
