@@ -74,17 +74,11 @@ def build_forward(
         _refuse_sown(output)
         check_samples_first(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()
-        return output, from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
-
-    in_specs = (REPLICATED, spec, REPLICATED, PER_REPLICA, PER_REPLICA)
-    run = model_map(local, mesh, in_specs, PER_REPLICA)
-
-    @jax.jit
-    def forward(*args: Any) -> tuple[PyTree, PyTree, Carried]:
-        output, (pullback, carried) = run(*args)
+        pullback, carried = from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
         return output, pullback, carried
 
-    return forward
+    in_specs = (REPLICATED, spec, REPLICATED, PER_REPLICA, PER_REPLICA)
+    return jax.jit(model_map(local, mesh, in_specs, PER_REPLICA))
 
 
 def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree], PyTree]:

@@ -13,10 +13,9 @@ from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import jax
 import numpy as np
 
-from cyxjax.core.trees import PyTree, path_name
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import DesyncError, GroupError
 from cyxjax.launch import heartbeat
@@ -134,8 +133,7 @@ def on_any_rank(group: ProcessGroup, what: str, mine: bool = False) -> bool:
 
 def describe(tree: PyTree) -> list[tuple[str, str]]:
     """(name, dtype and shape) of every leaf, such as ("0_linear/kernel", "float32[784,256]")."""
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    return [(path_name(path) or "(the array)", leaf_type(leaf)) for path, leaf in found]
+    return [(name or "(the array)", leaf_type(leaf)) for name, leaf in named_leaves(tree)]
 
 
 def leaf_type(leaf: Any) -> str:

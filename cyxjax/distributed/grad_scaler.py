@@ -61,7 +61,11 @@ class GradScaler:
         if new_scale is not None:
             self._scale = float(new_scale)
         elif self._enabled and self._finite is not None:
-            self._adapt(self._finite)
+            self._good_steps = self._good_steps + 1 if self._finite else 0
+            if not self._finite:
+                self._scale *= self._backoff_factor
+            elif self._good_steps == self._growth_interval:
+                self._scale, self._good_steps = self._scale * self._growth_factor, 0
         self._finite = None
 
     def get_scale(self) -> float:
@@ -77,11 +81,3 @@ class GradScaler:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._scale, self._good_steps = float(saved["scale"]), int(saved["good_steps"])
-
-    def _adapt(self, finite: bool) -> None:
-        if not finite:
-            self._scale, self._good_steps = self._scale * self._backoff_factor, 0
-            return
-        self._good_steps += 1
-        if self._good_steps == self._growth_interval:
-            self._scale, self._good_steps = self._scale * self._growth_factor, 0
