@@ -7,7 +7,7 @@ samples/s with four gradients and the metrics apart, 47 k together. On GPU and T
 Callers use `lax.psum` as usual: `joined` finds the reductions in the traced function and sends them together.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial, reduce
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal, subjaxprs
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS
@@ -88,7 +88,7 @@ def joined(f: Callable) -> Callable:
 
     def run(*args: Any) -> Any:
         traced, flat, structure = trace(f, *args)
-        return jax.tree.unflatten(structure, _run(traced, flat))
+        return jax.tree.unflatten(structure, _run(traced, *flat))
 
     return run
 
@@ -106,7 +106,14 @@ def trace(f: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
     return jax.make_jaxpr(leaves)(*flat), flat, made[0]
 
 
-def _run(traced: Any, args: list[Any]) -> list[Any]:
+def operations(jaxpr: Jaxpr) -> Iterator[str]:
+    """Names of the operations of a traced function, and of the functions that it calls."""
+    yield from (eqn.primitive.name for eqn in jaxpr.eqns)
+    for inner in subjaxprs(jaxpr):
+        yield from operations(inner)
+
+
+def _run(traced: Any, *args: Any) -> list[Any]:
     """The traced function in rounds: all that can be computed, then all sums that can be sent."""
     known = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
     known |= zip(traced.jaxpr.invars, args, strict=True)
@@ -137,7 +144,7 @@ def _is_sum(eqn: Any) -> bool:
 def _computed(eqn: Any, values: Iterable[Any]) -> list[Any]:
     if eqn.primitive.name == "cond":
         index, *operands = values
-        return lax.switch(index, [partial(_run_branch, b) for b in eqn.params["branches"]], *operands)
+        return lax.switch(index, [partial(_run, b) for b in eqn.params["branches"]], *operands)
     return bind(eqn, values)
 
 
@@ -146,10 +153,6 @@ def bind(eqn: Any, values: Iterable[Any]) -> list[Any]:
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return out if eqn.primitive.multiple_results else [out]
-
-
-def _run_branch(traced: Any, *args: Any) -> list[Any]:
-    return _run(traced, list(args))
 
 
 def summed(values: list[jax.Array]) -> list[jax.Array]:

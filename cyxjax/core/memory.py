@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr, subjaxprs
 from jax.sharding import Mesh, NamedSharding
 
+from cyxjax.core.exchange import operations
 from cyxjax.core.mesh import HOST_MEMORY, PER_REPLICA
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import by_spec
@@ -94,21 +94,16 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
         if sync.regather and train:
             # Inside another, a `jax.checkpoint` keeps what the outer policy lets it keep, and its own policy
             # says nothing. Where the outer keeps nothing it is run again as it is, for one more forward.
-            own = fns.recomputes or _recomputes(jax.make_jaxpr(run)(*args).jaxpr)
+            own = fns.recomputes or _checkpoint_name() in operations(jax.make_jaxpr(run)(*args).jaxpr)
             run = jax.checkpoint(run, policy=None if own else _but_complex(keeps))
         return run(*args)
 
     return fns._replace(apply=apply)
 
 
-def _recomputes(jaxpr: Jaxpr) -> bool:
-    """Whether a model is in part a `jax.checkpoint`, as `linen.remat` and `nnx.remat` make of it."""
-    here = any(eqn.primitive.name == _checkpoint_name() for eqn in jaxpr.eqns)
-    return here or any(_recomputes(inner) for inner in subjaxprs(jaxpr))
-
-
 @functools.cache
 def _checkpoint_name() -> str:
+    """Of the operation that `linen.remat` and `nnx.remat` make of a part of a model."""
     return jax.make_jaxpr(jax.checkpoint(lambda x: -x))(0.0).eqns[0].primitive.name
 
 

@@ -16,7 +16,7 @@ from jax import lax
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.scopes import holding
-from cyxjax.core.strategy import Stepped, Sync, stored_inside
+from cyxjax.core.strategy import Stepped, Sync, stepped_if, stored_inside
 from cyxjax.core.trees import PyTree
 
 
@@ -105,7 +105,7 @@ def skip_nonfinite(sync: Sync) -> Sync:
 
     def update(grads: PyTree, state: SkipState, params: PyTree) -> Stepped:
         finite = all_finite(grads)
-        new = _if_finite(finite, sync, grads, state.inner, params)
+        new = stepped_if(finite, sync, grads, state.inner, params)
         return new._replace(state=SkipState(state.skipped + (~finite).astype(jnp.int32), new.state))
 
     return sync._replace(
@@ -139,7 +139,7 @@ def with_loss_scale(
     def update(grads: PyTree, state: LossScaleState, params: PyTree) -> Stepped:
         grads = jax.tree.map(lambda g: g / state.scale.astype(g.dtype), grads)
         finite = all_finite(grads)
-        new = _if_finite(finite, sync, grads, state.inner, params)
+        new = stepped_if(finite, sync, grads, state.inner, params)
         good = jnp.where(finite, state.good_steps + 1, 0)
         grow = good >= growth_interval
         factor = jnp.where(finite, jnp.where(grow, growth_factor, 1.0), backoff_factor)
@@ -165,10 +165,3 @@ def all_finite(grads: PyTree) -> jax.Array:
     # A sum is finite unless a term is not (or it overflows, which is no gradient to step on either).
     bad = [~jnp.isfinite(jnp.sum(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
     return lax.psum(jnp.sum(jnp.stack(bad).astype(jnp.float32)), AXIS) == 0
-
-
-def _if_finite(finite: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
-    # A choice of results, not of branches: the check travels in the same reduction as the gradients.
-    new = Stepped(*sync.update(grads, state, params))
-    params, state = jax.tree.map(lambda n, old: jnp.where(finite, n, old), new[:2], (params, state))
-    return new._replace(params=params, state=state)

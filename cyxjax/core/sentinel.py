@@ -16,13 +16,9 @@ from jax.sharding import Mesh
 from cyxjax.core.collectives import held_by
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
-from cyxjax.core.trees import PyTree, bits_as_keys, joined, keys_as_bits, leaf_names
+from cyxjax.core.trees import PyTree, bits_as_keys, joined, keys_as_bits, leaf_names, unchanged
 
 Move: TypeAlias = Callable[[PyTree], PyTree]
-
-
-def _here(tree: PyTree) -> PyTree:
-    return tree
 
 
 class Difference(NamedTuple):
@@ -38,12 +34,12 @@ class Sentinel(NamedTuple):
 
     spec: PyTree  # PartitionSpec prefix of the state: what is kept per replica is not compared
     fingerprints: Callable[[PyTree], jax.Array]
+    """tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
+
+    Two sums over a leaf's bits, plain and weighted by place, modulo 2^32: one changed element always shows
+    in the first, exchanged elements in the second."""
     heal: Callable[[PyTree, np.ndarray], PyTree]
-
-
-def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = _here, stow: Move = _here) -> Sentinel:
-    """For states placed as `spec` says on `mesh`. fetch, stow: see `Sync`."""
-    return Sentinel(spec, build_fingerprints(mesh, spec, fetch), build_heal(mesh, spec, fetch, stow))
+    """(tree, sources) -> tree in which replicated leaf i is as replica sources[i] holds it."""
 
 
 def replicated_part(tree: PyTree, spec: PyTree) -> PyTree:
@@ -56,34 +52,26 @@ def replicated_names(tree: PyTree, spec: PyTree) -> list[str]:
     return leaf_names(replicated_part(tree, spec))
 
 
-def build_fingerprints(mesh: Mesh, spec: PyTree, fetch: Move = _here) -> Callable[[PyTree], jax.Array]:
-    """A function tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
+def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move = unchanged) -> Sentinel:
+    """For states placed as `spec` says on `mesh`. fetch, stow: see `Sync`."""
 
-    Two sums over a leaf's bits, plain and weighted by place, modulo 2^32: one changed element always shows
-    in the first, exchanged elements in the second.
-    """
-
-    def local(tree: PyTree) -> jax.Array:
+    def local_sums(tree: PyTree) -> jax.Array:
         rows = [_sums(leaf) for leaf in jax.tree.leaves(replicated_part(keys_as_bits(tree), spec))]
         return lax.all_gather(jnp.stack(rows), AXIS)
 
-    mapped = model_map(local, mesh, (spec,), REPLICATED)
-    return jax.jit(lambda tree: mapped(fetch(tree)))
-
-
-def build_heal(
-    mesh: Mesh, spec: PyTree, fetch: Move = _here, stow: Move = _here
-) -> Callable[[PyTree, np.ndarray], PyTree]:
-    """A function (tree, sources) -> tree in which replicated leaf i is as replica sources[i] holds it."""
-
-    def local(tree: PyTree, sources: jax.Array) -> PyTree:
+    def local_heal(tree: PyTree, sources: jax.Array) -> PyTree:
         tree = keys_as_bits(tree)
         leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
         chosen = [held_by(source, leaf) for leaf, source in zip(leaves, sources, strict=True)]
         return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
 
-    mapped = model_map(local, mesh, (spec, REPLICATED), spec)
-    return jax.jit(lambda tree, sources: stow(mapped(fetch(tree), sources)))
+    sums = model_map(local_sums, mesh, (spec,), REPLICATED)
+    heal = model_map(local_heal, mesh, (spec, REPLICATED), spec)
+    return Sentinel(
+        spec,
+        jax.jit(lambda tree: sums(fetch(tree))),
+        jax.jit(lambda tree, sources: stow(heal(fetch(tree), sources))),
+    )
 
 
 def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:

@@ -18,14 +18,10 @@ from jax import lax
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, unchanged
 
 Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
-
-
-def _same(params: PyTree) -> PyTree:
-    return params
 
 
 def _whole_already(params: PyTree, dtype: Any) -> PyTree:
@@ -57,15 +53,15 @@ class Sync(NamedTuple):
     # state -> factor the loss is multiplied by (float16)
     loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
     skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps left out
-    consensus: Callable[[PyTree], PyTree] = _same  # a replica's params -> replicated params, to evaluate
-    hold: Callable[[PyTree], PyTree] = _same  # whole params -> what a replica keeps of them, in `sync_map`
+    consensus: Callable[[PyTree], PyTree] = unchanged  # a replica's params -> replicated params, to evaluate
+    hold: Callable[[PyTree], PyTree] = unchanged  # whole params -> what a replica keeps, in `sync_map`
     # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the shorter
     # of that dtype and their own. Differentiated through: LOCAL grads are of what is kept.
     whole: Callable[[PyTree, Any], PyTree] = _whole_already
     regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
     # A TrainState, as it is kept between steps -> as a step computes with it, and back; in `jit` or outside.
-    fetch: Callable[[Any], Any] = _same
-    stow: Callable[[Any], Any] = _same
+    fetch: Callable[[Any], Any] = unchanged
+    stow: Callable[[Any], Any] = unchanged
     # Shapes of (state, what is kept of params), all rows -> as `mean` has them: so checkpoints hold them. A
     # leaf in rows that is of another shape there is cut: its elements in C order, row by row, then padding.
     stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda state, params: (state, params)
@@ -74,6 +70,16 @@ class Sync(NamedTuple):
     def keeps_parts(self) -> bool:
         """Whether a replica keeps parts of the parameters, and the model must make them whole."""
         return self.whole is not _whole_already
+
+
+def stepped_if(holds: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
+    """A step of `sync` where `holds`, bool () and equal on all replicas; else parameters and state rest.
+
+    A choice of results, not of branches: what is summed over replicas is so in every step, in one exchange.
+    """
+    new = Stepped(*sync.update(grads, state, params))
+    params, state = jax.tree.map(lambda n, old: jnp.where(holds, n, old), new[:2], (params, state))
+    return new._replace(params=params, state=state)
 
 
 def stored_inside(sync: Sync) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:

@@ -91,6 +91,10 @@ def bits_as_keys(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree, is_leaf=lambda node: isinstance(node, KeyBits))
 
 
+def unchanged(tree: PyTree) -> PyTree:
+    return tree
+
+
 def as_labels(target: jax.Array) -> jax.Array:
     """`target`; booleans, which are labels of two classes, as int32."""
     return target.astype(jnp.int32) if target.dtype == bool else target

@@ -3,7 +3,6 @@
 gradients -> the leaves of a group -> its strategy -> that group's parameters and state, or those of before"""
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cyxjax.core.mesh import AXIS, REPLICATED
-from cyxjax.core.strategy import Stepped, Sync, stored_inside
+from cyxjax.core.strategy import Stepped, Sync, stepped_if, stored_inside
 from cyxjax.core.trees import PyTree, joined, leaf_names, matches
 from cyxjax.errors import ConfigError
 
@@ -28,10 +27,8 @@ def in_turn(sync: Sync, every: int, offset: int) -> Sync:
 
     def update(grads: PyTree, state: Turns, params: PyTree) -> Stepped:
         due = state.count % every == offset
-        new = Stepped(*sync.update(grads, state.inner, params))
-        # A choice of results, not of branches: what is summed over replicas must be so in every step.
-        moved, inner = jax.tree.map(lambda n, old: jnp.where(due, n, old), new[:2], (params, state.inner))
-        return new._replace(params=moved, state=Turns(state.count + 1, inner))
+        new = stepped_if(due, sync, grads, state.inner, params)
+        return new._replace(state=Turns(state.count + 1, new.state))
 
     return sync._replace(
         init=lambda params: Turns(jnp.int32(0), sync.init(params)),
@@ -93,7 +90,7 @@ def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
     """
     names = leaf_names(params)
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(
                 f"trainable: {pattern!r} matches no parameter. HINT: names are such as "
                 f"{', '.join(names[:6])}; * is any text.",

@@ -38,7 +38,7 @@ def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
     def update(grads: PyTree, state: LocalSgdState, params: PyTree) -> tuple[PyTree, LocalSgdState]:
         num_steps = state.num_steps + 1
         params, inner = local_step(optimizer, grads, state.inner, params)
-        params = lax.cond(num_steps % every == 0, _averaged, lambda p: p, params)
+        params = lax.cond(num_steps % every == 0, lambda p: as_own(consensus(p)), lambda p: p, params)
         return params, LocalSgdState(num_steps, inner)
 
     spec = LocalSgdState(REPLICATED, PER_REPLICA)
@@ -70,10 +70,6 @@ def as_own(params: PyTree) -> PyTree:
     """Replicated params as each replica's own, from where they may part."""
     # The branches of a `cond` must give values of one type.
     return params if lax.axis_size(AXIS) == 1 else lax.pcast(params, AXIS, to="varying")
-
-
-def _averaged(params: PyTree) -> PyTree:
-    return as_own(consensus(params))
 
 
 class DilocoState(NamedTuple):

@@ -27,7 +27,7 @@ from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
 from cyxjax.train.feeding.fit_data import FitData, is_shared
-from cyxjax.train.fingerprints import Facts, OneStep, equal_on_ranks, program_of
+from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks, program_of
 from cyxjax.train.settings import Settings
 
 META = "same_run"  # of a checkpoint: digests of its data and code
@@ -186,7 +186,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     if is_shared(data.train):
         note["stream"] = getattr(data.train, "loader", data.train).first_digest()
     if not data.indexed:  # of a loader, whose batches may have other shapes on each rank
-        note["first"] = OneStep(data.first).digest()
+        note["first"] = digest_of_first(data.first)
         note["shapes"] = str(jax.tree.map(np.shape, data.first))
     ranks = agree(group, "the start of training", note=note)
     for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import PER_RANK
-from cyxjax.core.exact.calls import Part, Parts
+from cyxjax.core.exact.calls import Part, Parts, tree_of_each
 from cyxjax.core.exact.step import PartsStep, by_device
 from cyxjax.core.exact.tree_sum import widened
 from cyxjax.core.step import TrainState
@@ -27,6 +27,7 @@ from cyxjax.data.batches import HostBatch
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of
 from cyxjax.data.sources import Dataset
+from cyxjax.data.streams import Batches
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
@@ -113,21 +114,12 @@ class OneSample:
         return inputs, targets
 
 
-class OneStep:
-    """A loader's batches of the first step alone; `set_epoch` is not called."""
-
-    def __init__(self, batches: Sequence[Any]):
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
-
-    def digest(self) -> str:
-        """Equal where two ranks read the same samples; "" for rows that are all equal."""
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self._batches[:1])]
-        if not any((leaf[1:] != leaf[:1]).any() for leaf in leaves):
-            return ""
-        return hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+def digest_of_first(batches: Sequence[Any]) -> str:
+    """Equal where two ranks read the same samples; "" for rows that are all equal."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batches[:1])]
+    if not any((leaf[1:] != leaf[:1]).any() for leaf in leaves):
+        return ""
+    return hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).hexdigest()
 
 
 # ---- program ----------------------------------------------------------------------------------------------
@@ -143,7 +135,7 @@ def lower_step(
     """
     if not hasattr(program.train_step, "lower"):
         return None
-    first = OneSample(data.train) if data.indexed else OneStep(data.first)
+    first = OneSample(data.train) if data.indexed else Batches(data.first)
     feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
     with closing(iter(feed.train(Position(), lambda: NO_SIGNAL, at_once))) as fed:  # type: ignore[type-var]
         one = next(fed)
@@ -174,11 +166,11 @@ def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threa
     not), so there is a canary: the digest of what the part's program really gives on the first samples, with
     the parameters of `state`, which is given away. A difference is found in the process that has it.
     """
-    device = step.layout.devices[0]
+    device = step.layout.mesh.local_devices[0]
     here, total = by_device(state, [device])[0], np.float32(rows)
     parts = first_part(data.train, rows, data.keying)
     way = step.part.way(here, parts, total)
-    made = way([here], [parts], total)[0].of(range(1))[0]
+    made = tree_of_each(way([here], [parts], total)[0], range(1))[0]
     # As if all the parts came to what the first one does.
     update = (here, jax.tree.map(widened, made), total, np.zeros(2, np.float32))
     lowered = {"program": way.lower(here, parts, total), "update": step.writes[0].lower(*update)}

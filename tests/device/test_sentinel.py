@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
-from cyxjax.core.sentinel import build_fingerprints, build_heal, differences, replicated_names
+from cyxjax.core.sentinel import build_sentinel, differences, replicated_names
 from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError
 from cyxjax.train.hooks.hook import Hook
@@ -39,7 +39,7 @@ def replicated(mesh, value):
 def test_every_bit_of_every_dtype_shows_and_heals(dtype):
     mesh = build_mesh(jax.devices()[:4])
     value = jnp.arange(6).astype(dtype).reshape(2, 3)
-    fingerprints, heal = build_fingerprints(mesh, P()), build_heal(mesh, P())
+    _, fingerprints, heal = build_sentinel(mesh, P())
     tree = {"a": value, "b": jnp.array([True, False]), "key": jax.random.key(5)}
     tree = {name: replicated(mesh, leaf) for name, leaf in tree.items()}
     assert differences(np.asarray(fingerprints(tree)), replicated_names(tree, P())) == []
@@ -64,7 +64,7 @@ def test_exchanged_elements_show_and_values_per_replica_are_left_alone():
     for bit in range(23, 30):
         swapped = flip(flip(swapped, 1, bit, 0), 1, bit, 1)
     assert np.asarray(swapped.addressable_shards[1].data).tolist() == [2.0, 1.0]
-    prints = np.asarray(build_fingerprints(mesh, spec)(tree | {"same": swapped}))
+    prints = np.asarray(build_sentinel(mesh, spec).fingerprints(tree | {"same": swapped}))
     assert differences(prints, ["same"]) == [("same", (1,), None)]  # two replicas: no majority
 
 

@@ -5,7 +5,7 @@ many parts: the loop is given the first and the last, and part n lies in row n o
 computed. What a loop makes of a part may differ from what a call makes (a CNN's does), so which of the two it
 is must not depend on the layout either. It is read off the program of a part and the number of parts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Jaxpr, subjaxprs
+from jax.extend.core import Jaxpr
 
+from cyxjax.core.exchange import operations
 from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
@@ -65,28 +66,19 @@ Parts = Part
 """Neighbouring parts, k of them: leaves have one more dimension in front, number (k,) and so on."""
 
 
-class Apart(NamedTuple):
-    """From a call for each part."""
-
-    trees: list[PyTree]
-
-    def of(self, numbers: range) -> Sequence[PyTree]:
-        """A tree for each part. numbers: those of the device."""
-        del numbers
-        return self.trees
-
-
 class Stacked(NamedTuple):
     """From a loop: leaves (V, ...), in row n what part n came to, where this device has it."""
 
     rows: PyTree
 
-    def of(self, numbers: range) -> Sequence[PyTree]:
-        return [jax.tree.map(lambda leaf, n=n: leaf[n], self.rows) for n in numbers]
+
+Made: TypeAlias = list[PyTree] | Stacked
+"""What the parts of a device came to: a tree for each, from a call for each, or `Stacked`; a pytree."""
 
 
-Made: TypeAlias = Apart | Stacked
-"""What the parts of a device came to; a pytree."""
+def tree_of_each(made: Made, numbers: range) -> Sequence[PyTree]:
+    """A tree for each part. numbers: those of the device."""
+    return [row(made.rows, n) for n in numbers] if isinstance(made, Stacked) else made
 
 
 class EachAlone:
@@ -104,7 +96,7 @@ class EachAlone:
             for trees, state, mine, count in zip(made, states, parts, counts, strict=True):
                 if slot < count:
                     trees.append(self._program(state, row(mine, slot), total))
-        return [Apart(trees) for trees in made]
+        return made
 
     def lower(self, state: Any, parts: Parts, total: Any) -> jax.stages.Lowered:
         return self._program.lower(state, row(parts, 0), total)
@@ -164,9 +156,9 @@ class InALoop:
         return jax.tree.map(spread, parts), bounds
 
 
-def row(parts: Parts, slot: int) -> Part:
-    """One of `parts`: views."""
-    return jax.tree.map(lambda leaf: leaf[slot], parts)
+def row(tree: PyTree, number: int) -> PyTree:
+    """One of the rows of `tree`, such as a part of `Parts`: views."""
+    return jax.tree.map(lambda leaf: leaf[number], tree)
 
 
 class PartProgram:
@@ -182,8 +174,8 @@ class PartProgram:
         """How they are computed; shapes alone are looked at."""
         if self._calls is None:
             traced = self.alone.trace(state, row(parts, 0), total)
-            like, given = traced.out_info, jax.tree.map(lambda leaf: leaf[0], parts)
-            if suits_a_loop(traced.jaxpr.jaxpr, (like, given), self._num_parts):
+            like = traced.out_info
+            if suits_a_loop(traced.jaxpr.jaxpr, (like, row(parts, 0)), self._num_parts):
                 self._calls = InALoop(self._function, self._threads, self._num_parts, like)
             else:
                 self._calls = EachAlone(self.alone)
@@ -201,14 +193,8 @@ class PartProgram:
 def suits_a_loop(jaxpr: Jaxpr, held: PyTree, num_parts: int) -> bool:
     """Whether a loop is no slower than calls. held: what a loop holds of each part, arrays or shapes."""
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held))
-    quick = not jaxpr.effects and _SLOW_IN_LOOPS.isdisjoint(_operations(jaxpr))
+    quick = not jaxpr.effects and _SLOW_IN_LOOPS.isdisjoint(operations(jaxpr))
     return quick and num_parts * num_bytes <= _LOOP_BYTES
-
-
-def _operations(jaxpr: Jaxpr) -> Iterator[str]:
-    yield from (equation.primitive.name for equation in jaxpr.eqns)
-    for inner in subjaxprs(jaxpr):
-        yield from _operations(inner)
 
 
 def _device_of(state: Any) -> jax.Device:

@@ -46,11 +46,6 @@ class Layout(NamedTuple):
     mesh: Mesh
     num_parts: int  # V, at least one for each device
 
-    @property
-    def devices(self) -> list[jax.Device]:
-        """Of this process."""
-        return [self.mesh.devices.flat[replica] for replica in local_replicas(self.mesh)]
-
     def parts_of(self, replica: int) -> range:
         first, stop = (r * self.num_parts // self.mesh.size for r in (replica, replica + 1))
         return range(first, stop)
@@ -87,7 +82,7 @@ class PartsStep:
     ) -> None:
         self.layout, self._add, self._view = layout, add, DeviceViews(layout)
         self.part = build_part(fns, loss, sync, layout.num_parts, metrics, threads)
-        self.writes = [build_write(sync, device, metrics, threads) for device in layout.devices]
+        self.writes = [build_write(sync, device, metrics, threads) for device in layout.mesh.local_devices]
         self._compiled = False
 
     def __call__(self, state: TrainState, batch: PartsBatch) -> tuple[TrainState, jax.Array]:
@@ -167,7 +162,7 @@ class DeviceViews:
 
     def split(self, state: TrainState) -> list[TrainState]:
         if state is not self._last[0]:
-            self._last = (state, by_device(state, self._layout.devices))
+            self._last = (state, by_device(state, self._layout.mesh.local_devices))
         return self._last[1]
 
     def join(self, states: list[TrainState]) -> TrainState:

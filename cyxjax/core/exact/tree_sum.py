@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from cyxjax.core.exact.calls import Made
+from cyxjax.core.exact.calls import Made, tree_of_each
 from cyxjax.core.exact.step import Layout, by_device
 from cyxjax.core.exchange import concatenated
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
@@ -81,15 +81,15 @@ class TreeSum:
             return [(folded[0], signal)]
         if self._exchange is None:
             self._exchange = self._build_exchange(self._layout.parts[0], made[0])
-        signals = [jax.device_put(signal[None], device) for device in self._layout.devices]
+        signals = [jax.device_put(signal[None], device) for device in self._layout.mesh.local_devices]
         out = self._exchange(*jax.tree.map(self._global, *zip(folded, signals, strict=True)))
-        return by_device(out, self._layout.devices)
+        return by_device(out, self._layout.mesh.local_devices)
 
     def _folded(self, parts: range, made: Made) -> PyTree:
         """Alone: the sum. Else rows (1, nodes, numbers) for each dtype, as many on each device."""
         known = {
             Node(number, 1): jax.tree.map(widened, tree)
-            for number, tree in zip(parts, made.of(parts), strict=True)
+            for number, tree in zip(parts, tree_of_each(made, parts), strict=True)
         }
         up = lambda node: climb(node, known, self._layout.num_parts, _add)  # noqa: E731
         if self._alone:
@@ -101,7 +101,7 @@ class TreeSum:
         return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *done)
 
     def _build_exchange(self, parts: range, made: Made) -> Callable:
-        shapes = jax.eval_shape(lambda made: jax.tree.map(widened, made.of(parts)[0]), made)
+        shapes = jax.eval_shape(lambda made: jax.tree.map(widened, tree_of_each(made, parts)[0]), made)
 
         def exchanged(rows: PyTree, signal: jax.Array) -> tuple[PyTree, jax.Array]:
             packed = jax.tree.map(lambda mine: self._summed(mine[0]), rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cyxjax.core.exact.calls import EachAlone, InALoop, PartProgram, Parts
+from cyxjax.core.exact.calls import EachAlone, InALoop, PartProgram, Parts, tree_of_each
 from cyxjax.core.exact.tree_sum import Node, climb, cover, root
 
 PARTS, TOTAL = 8, np.float32(32)
@@ -75,7 +75,7 @@ def test_both_ways_give_each_part_of_a_device_its_own(mine):
     for _ in range(2):  # the second step writes into the arrays of the first
         (looped,) = program([STATE], [parts], TOTAL)
         (called,) = EachAlone(program.alone)([STATE], [parts], TOTAL)
-        for number, one, other in zip(mine, looped.of(mine), called.of(mine), strict=True):
+        for number, one, other in zip(mine, tree_of_each(looped, mine), called, strict=True):
             # 2 * (10 n, 10 n + 1) / 32
             assert one["rows"].tolist() == other["rows"].tolist() == [number * 0.625, number * 0.625 + 0.0625]
             assert one["number"] == other["number"] == number

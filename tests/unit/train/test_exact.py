@@ -21,7 +21,7 @@ from cyxjax.cli import main
 from cyxjax.core.exact.calls import Parts, named
 from cyxjax.core.exact.step import Layout, PartsBatch, by_device
 from cyxjax.core.mesh import build_mesh, put_replicated
-from cyxjax.core.sentinel import build_fingerprints
+from cyxjax.core.sentinel import build_sentinel
 from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
 from cyxjax.distributed import process_group
@@ -127,7 +127,7 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh():
     one = fit(checkpoint_every_n_epochs=0)
     one.fit(X, Y, reproducibility="exact", global_batch_size=16, epochs=1, checkpoint_every_n_epochs=0)
     step = one.program.train_step
-    state = by_device(put_replicated(step.layout.mesh, one.state), step.layout.devices)[0]
+    state = by_device(put_replicated(step.layout.mesh, one.state), step.layout.mesh.local_devices)[0]
     assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
     way = step.part.way(state, fingerprints.first_part(one.plan.data.train, 16), np.float32(16))
     assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
@@ -202,7 +202,9 @@ def test_the_host_computes_the_digests_of_the_devices(dtype):
     bits = np.random.default_rng(0).integers(0, 2, (5, 3, kind.itemsize), np.uint8)
     array = bits.view(kind)[..., 0]
     mesh = build_mesh(jax.devices()[:1])
-    prints = build_fingerprints(mesh, PartitionSpec())(put_replicated(mesh, {"a": jnp.asarray(array)}))
+    prints = build_sentinel(mesh, PartitionSpec()).fingerprints(
+        put_replicated(mesh, {"a": jnp.asarray(array)})
+    )
     plain, weighted = np.asarray(prints)[0, 0].tolist()
     blocks = (array.reshape(-1)[start : start + 4] for start in range(0, array.size, 4))
     assert leaf_digest(blocks, array.size) == f"{plain:08x}{weighted:08x}"
