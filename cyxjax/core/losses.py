@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from cyxjax.core.makers import maker_of
-from cyxjax.core.rows import by_sample, check_form, is_whole_batch, whole_batch
+from cyxjax.core.rows import by_sample, check_form, is_whole_batch, mean_of_each, num_rows, whole_batch
 from cyxjax.core.trees import PyTree, as_labels, kind_of
 from cyxjax.errors import DataError
 
@@ -63,11 +63,6 @@ def batch_mean(given: Any) -> jax.Array:
 _mean_grad = jax.jit(jax.grad(_mean, argnums=1), static_argnums=0)
 
 
-def _rows(values: jax.Array) -> jax.Array:
-    """(B, ...) -> (B,): the mean over all but the first dimension, in float32."""
-    return values.astype(jnp.float32).reshape(values.shape[0], -1).mean(1)
-
-
 def _no_class_is_nan(labels: jax.Array) -> jax.Array:
     """Labels whose loss is NaN where they are no class: jax counts -1 from the end, as Python does."""
     labels = labels.astype(jnp.int32)
@@ -108,14 +103,14 @@ class CrossEntropyLoss(Loss):
             if self.weight is not None or self.ignore_index is not None:
                 return self._weighed(logits, target)
             if not self.label_smoothing:
-                return _rows(
+                return mean_of_each(
                     optax.softmax_cross_entropy_with_integer_labels(logits, _no_class_is_nan(target))
                 )
             target = _one_hot(target, output.shape[-1])
         smooth = self.label_smoothing / output.shape[-1]
         target = target * (1 - self.label_smoothing) + smooth
         target = target if self.weight is None else target * self._class_weight(logits)
-        return _rows(optax.softmax_cross_entropy(logits, target))
+        return mean_of_each(optax.softmax_cross_entropy(logits, target))
 
     def _class_weight(self, logits: jax.Array) -> jax.Array:
         """float32, as the last dimension of `logits`, which stand before it."""
@@ -140,7 +135,7 @@ class NLLLoss(Loss):
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         target = _fitting(self, output, target, labels=True)
-        return _rows(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))
+        return mean_of_each(-jnp.take_along_axis(output, _no_class_is_nan(target)[..., None], axis=-1))
 
 
 @dataclass(frozen=True)
@@ -148,7 +143,7 @@ class MSELoss(Loss):
     """(output - target)^2, averaged over all but the batch dimension."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        return _rows(jnp.square(_difference(self, output, target)))
+        return mean_of_each(jnp.square(_difference(self, output, target)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ class L1Loss(Loss):
     """|output - target|."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        return _rows(jnp.abs(_difference(self, output, target)))
+        return mean_of_each(jnp.abs(_difference(self, output, target)))
 
 
 @dataclass(frozen=True)
@@ -167,7 +162,7 @@ class HuberLoss(Loss):
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         d = jnp.abs(_difference(self, output, target))
-        return _rows(jnp.where(d <= self.delta, 0.5 * d * d, self.delta * (d - 0.5 * self.delta)))
+        return mean_of_each(jnp.where(d <= self.delta, 0.5 * d * d, self.delta * (d - 0.5 * self.delta)))
 
 
 @dataclass(frozen=True)
@@ -176,7 +171,7 @@ class BCEWithLogitsLoss(Loss):
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         target = _fitting(self, output, target).astype(jnp.float32)
-        return _rows(optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target))
+        return mean_of_each(optax.sigmoid_binary_cross_entropy(output.astype(jnp.float32), target))
 
 
 def model_loss(output: PyTree, target: PyTree) -> Any:
@@ -199,12 +194,12 @@ class UserLoss:
 
     def __call__(self, output: PyTree, target: PyTree) -> Any:
         values = self.fn(output, target)
-        batch = next((a.shape[0] for a in jax.tree.leaves((output, target)) if a.ndim), 0)
+        batch = num_rows((output, target))
         check_form(values, batch)
         if isinstance(values, tuple):
             return by_sample(*values)
         if values.ndim:
-            return _rows(values)
+            return mean_of_each(values)
         if self.fn is model_loss and not is_whole_batch():
             raise DataError(
                 f"the model's own loss is one number for {batch} samples, which are a part of the batch. "

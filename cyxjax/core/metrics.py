@@ -6,14 +6,14 @@ A step returns them as one small float32 array, shape (num_rows, 2): one transfe
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.rows import Losses, loss_rows, weighed
-from cyxjax.core.statistics import Packed, Statistic
+from cyxjax.core.statistics import Packed, Statistic, of_sums
 from cyxjax.core.trees import PyTree, as_labels
 from cyxjax.errors import ConfigError, DataError
 
@@ -55,26 +55,14 @@ def _whole(output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
     return output, target
 
 
-class _Mean(NamedTuple):
-    """A metric of a value a sample: one row, its weighted sum and weight; (0, 0) where it has no meaning."""
+def _mean_of(name: str, metric: Metric) -> Statistic:
+    """Of a value a sample: their weighted sum and weight, and the mean; (0, 0) where it has no meaning."""
 
-    name: str
-    metric: Metric
+    def counted(output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
+        found = weighed(metric, output, target, weight, f"metric {name!r}")
+        return jnp.zeros(2) if found is None else found.pair(weight)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def num_rows(self) -> int:
-        return 1
-
-    def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
-        found = weighed(self.metric, output, target, weight, f"metric {self.name!r}")
-        return (jnp.zeros(2) if found is None else found.pair(weight))[None]
-
-    def values(self, rows: np.ndarray) -> dict[str, Any]:
-        return {self.name: _mean(rows[0])}
+    return of_sums((2,), counted, _mean)
 
 
 def _mean(pair: np.ndarray) -> float:
@@ -104,8 +92,8 @@ class Metrics:
         self.ignore_index, self.labels = ignore_index, labels or _whole
         self._first = 1 + means  # rows of the loss
         hit = lambda output, target: accuracy(*self.labels(output, target), ignore_index)  # noqa: E731
-        self._measures: list[_Mean | Packed] = [
-            Packed(name, metric) if isinstance(metric, Statistic) else _Mean(name, metric)
+        self._measures = [
+            Packed(name, metric if isinstance(metric, Statistic) else _mean_of(name, metric))
             for name, metric in {"accuracy": hit, **self.own}.items()
         ]
         taken, ways, known = {"loss", GRAD_NORM} & {*self.own}, {*self._better.values()}, {*self.own}
@@ -128,8 +116,7 @@ class Metrics:
         """name -> "min" or "max", of those where it is known."""
         known = {"loss": "min", "accuracy": "max"}
         for measure in self._measures:
-            own = measure.statistic.better if isinstance(measure, Packed) else None
-            if way := self._better.get(measure.name) or own:
+            if way := self._better.get(measure.name) or measure.statistic.better:
                 known |= dict.fromkeys(measure.names, way)
         return known | self._better
 
@@ -161,7 +148,7 @@ class Metrics:
     def check_merges(self) -> None:
         """Returns where the states of statistics add up. Raises: ConfigError naming one whose do not."""
         for measure in self._measures:
-            if isinstance(measure, Packed):
+            if measure.statistic.merge is not jnp.add:
                 measure.check_merge()
 
     def settled(self, sums: jax.Array) -> jax.Array:

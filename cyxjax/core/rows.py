@@ -87,8 +87,7 @@ def weighed(
         return Weighed(values, jnp.where(weight > 0, weight * weights, 0.0))
     if given.ndim == 0 and not is_whole_batch():
         given = row_by_row(measure, output, target)
-    given = given.astype(jnp.float32)
-    values = given.reshape(len(given), -1).mean(1) if given.ndim > 1 else given
+    values = mean_of_each(given) if given.ndim > 1 else given.astype(jnp.float32)
     return Weighed(jnp.broadcast_to(values, weight.shape), None)
 
 
@@ -134,6 +133,16 @@ def row_by_row(measure: Callable, output: PyTree, target: PyTree) -> Any:
             "the batch is split over replicas, micro-batches or parts, it must be made of values of single "
             f"samples. HINT: {WAYS_OUT}."
         ) from err
+
+
+def num_rows(tree: PyTree) -> int:
+    """Of its first leaf that has any; 0 where none has."""
+    return next((leaf.shape[0] for leaf in jax.tree.leaves(tree) if leaf.ndim), 0)
+
+
+def mean_of_each(values: jax.Array) -> jax.Array:
+    """(B, ...) -> (B,): the mean over all but the first dimension, in float32."""
+    return values.astype(jnp.float32).reshape(values.shape[0], -1).mean(1)
 
 
 def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:

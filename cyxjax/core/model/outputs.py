@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.rows import mean_of_each
 from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import DataError
 
@@ -34,7 +35,7 @@ def sum_of_sown(losses: Sequence[tuple[str, jax.Array]], inputs: PyTree) -> jax.
                 "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean; "
                 "of a penalty of weights jnp.full(len(x), penalty)."
             )
-        total = total + leaf.astype(jnp.float32).reshape(rows, -1).mean(1)
+        total = total + mean_of_each(leaf)
     return total
 
 

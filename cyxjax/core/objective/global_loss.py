@@ -16,7 +16,7 @@ from jax import lax
 
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import psum
-from cyxjax.core.rows import Weighed
+from cyxjax.core.rows import Weighed, num_rows
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import DataError
 
@@ -54,7 +54,7 @@ class GlobalLoss:
 
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
         """float32 (B,): the loss of these rows as a batch of their own, at each of them."""
-        weight = jnp.ones(_count((output, target)), jnp.float32)
+        weight = jnp.ones(num_rows((output, target)), jnp.float32)
         return jnp.broadcast_to(self.of_batch(output, target, weight), weight.shape)
 
     def of_batch(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
@@ -117,10 +117,6 @@ def _with_own(whole: jax.Array, own: jax.Array, replica: jax.Array, part: jax.Ar
         return lax.stop_gradient(own) + part.astype(own.dtype) * (own - lax.stop_gradient(own))
     others = lax.stop_gradient(whole).reshape(len(own), -1, *own.shape[1:])
     return lax.dynamic_update_index_in_dim(others, own, replica, 1).reshape(whole.shape)
-
-
-def _count(tree: PyTree) -> int:
-    return next((a.shape[0] for a in jax.tree.leaves(tree) if a.ndim), 0)
 
 
 def sees_whole_batch(loss: Any) -> bool:

@@ -40,13 +40,11 @@ def per_class(names: Sequence[str], *, ignore_index: int | None = None) -> dict[
     """
 
     def recall(number: int) -> Metric:
-        return lambda output, target: _where(_guess(output) == number, target == number)
+        return lambda output, target: _where(output.argmax(-1) == number, target == number)
 
     def precision(number: int) -> Metric:
-        def right(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return _where(target == number, (_guess(output) == number) & counts(target, ignore_index))
-
-        return right
+        guessed = lambda output, target: (output.argmax(-1) == number) & counts(target, ignore_index)  # noqa: E731
+        return lambda output, target: _where(target == number, guessed(output, target))
 
     made = {f"recall_{name}": recall(number) for number, name in enumerate(names)}
     return made | {f"precision_{name}": precision(number) for number, name in enumerate(names)}
@@ -54,10 +52,6 @@ def per_class(names: Sequence[str], *, ignore_index: int | None = None) -> dict[
 
 def _where(right: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     return right.astype(jnp.float32), counts.astype(jnp.float32)
-
-
-def _guess(output: jax.Array) -> jax.Array:
-    return jnp.argmax(output, -1)
 
 
 _AVERAGES = ("macro", "micro", "weighted", "binary", None)

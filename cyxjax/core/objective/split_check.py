@@ -19,7 +19,7 @@ from cyxjax.core.losses import UserLoss, model_loss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.objective.terms import terms_of
-from cyxjax.core.rows import WAYS_OUT, by_sample, row_by_row
+from cyxjax.core.rows import WAYS_OUT, by_sample, mean_of_each, row_by_row
 from cyxjax.core.statistics import Statistic
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
@@ -106,8 +106,7 @@ def _values(given: Any) -> list[jax.Array]:
     if isinstance(given, tuple):
         values, weights = by_sample(*given)
         return [values * weights, weights]
-    given = given.astype(jnp.float32)
-    return [given.reshape(len(given), -1).mean(1) if given.ndim else given]
+    return [mean_of_each(given) if given.ndim else given.astype(jnp.float32)]
 
 
 def _difference(together: jax.Array, alone: jax.Array, relative: float) -> tuple[jax.Array, jax.Array]:

@@ -19,6 +19,7 @@ from cyxjax.core.losses import (
 from cyxjax.core.metrics import Metric, Metrics, accuracy
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
+from cyxjax.core.rows import mean_of_each
 from cyxjax.core.statistics import Statistic
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
@@ -211,7 +212,7 @@ def picked(tree: PyTree, pick: Pick) -> PyTree:
 
 
 def _absolute(output: jax.Array, target: jax.Array) -> jax.Array:
-    return _flat(jnp.abs(output.astype(jnp.float32) - target.astype(jnp.float32))).mean(1)
+    return mean_of_each(jnp.abs(output.astype(jnp.float32) - target.astype(jnp.float32)))
 
 
 def _half_square(output: PyTree, target: jax.Array) -> jax.Array:
@@ -242,4 +243,4 @@ def _of_labels(output: jax.Array, target: PyTree) -> tuple[jax.Array, jax.Array]
 
 def _soft(temperature: float, output: jax.Array, target: PyTree) -> jax.Array:
     student, teacher = (jax.nn.log_softmax(a.astype(jnp.float32) / temperature) for a in (output, target[1]))
-    return _flat(temperature**2 * (jnp.exp(teacher) * (teacher - student)).sum(-1)).mean(1)
+    return mean_of_each(temperature**2 * (jnp.exp(teacher) * (teacher - student)).sum(-1))

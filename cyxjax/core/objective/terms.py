@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from cyxjax.core.losses import batch_mean
 from cyxjax.core.model.model_fns import Sown
-from cyxjax.core.rows import Weighed, weighed
+from cyxjax.core.rows import Weighed, num_rows, weighed
 from cyxjax.core.trees import PyTree, matches, path_name
 from cyxjax.errors import ConfigError, DataError
 
@@ -66,7 +66,7 @@ class SumOfTerms:
 
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
         """float32 (B,): each row's losses with their factors; where a term weighs positions, their mean."""
-        weight = jnp.ones(next(leaf.shape[0] for leaf in jax.tree.leaves((output, target)) if leaf.ndim))
+        weight = jnp.ones(num_rows((output, target)))
         flat = flat_shares(shares_of(self, output, target, weight))
         return reduce(
             add, [w.values if w.weights is None else jnp.where(w.weights != 0, w.values, 0) for w in flat]
