@@ -48,10 +48,6 @@ class Share:
     rows_shape: tuple[int, ...]  # (L, n, ...): of this process's rows, padding included
     leaf: Any  # the leaf on the mesh, (R, n, ...)
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
     def values(self) -> np.ndarray:
         """The elements, flat, as a fresh host array."""
         on_mesh = hasattr(self.leaf, "addressable_shards")
@@ -117,29 +113,22 @@ def holds_values(fns: ModelFns, inputs: PyTree) -> bool:
     return any(np.ndim(value) for value in made.consts)
 
 
-def build_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Callable[[int, PyTree], TrainState]:
-    """A function (seed, one sample's inputs) -> the state before the first step, on the mesh.
+def build_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
+    """A jitted function (seed, uint32, one sample's inputs) -> the state before the first step, on the mesh.
 
     The numbers are those of `fns.init` with the seed's key, up to the last bit (the compiler fuses). Each
     replica draws every leaf and takes its part of it: the drawing costs no communication.
     """
-    run = compile_draw(fns, sync, mesh)
-    key_of = lambda seed: np.asarray(jax.random.key_data(jax.random.key(seed)))  # noqa: E731
-    return lambda seed, inputs: run(key_of(seed), inputs)
-
-
-def compile_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
-    """The jitted program (key data, inputs) -> state."""
     spec = state_spec(sync)
 
-    def local(key: jax.Array, inputs: PyTree) -> TrainState:
-        params, model_state = fns.init(jax.random.wrap_key_data(key), inputs)
-        kept = sync.hold(params)
-        return from_replica(
-            TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key), spec
-        )
+    def local(seed: jax.Array, inputs: PyTree) -> TrainState:
+        key = jax.random.key(seed)
+        params, model_state = fns.init(key, inputs)
+        kept, key_data = sync.hold(params), jax.random.key_data(key)
+        state = TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key_data)
+        return from_replica(state, spec)
 
     mapped = model_map(local, mesh, (REPLICATED, REPLICATED), spec)
     # A leaf drawn in 16 bits and kept in 32 would else keep digits that the same leaf drawn alone has not.
-    draw = lambda key, inputs: sync.stow(mapped(key, inputs))  # noqa: E731
+    draw = lambda seed, inputs: sync.stow(mapped(seed, inputs))  # noqa: E731
     return jax.jit(draw, compiler_options=memory_options(mesh) | {"xla_allow_excess_precision": False})

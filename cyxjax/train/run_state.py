@@ -162,7 +162,7 @@ def first_state(
     notes: list[str] = []
     first = first if first and first.path else None
     if first is None and program.sync.keeps_parts and not holds_values(program.fns, inputs):
-        state = build_draw(program.fns, program.sync, mesh)(seed, inputs)
+        state = build_draw(program.fns, program.sync, mesh)(np.uint32(seed), inputs)
     else:
         drawn = program.fns.init(jax.random.key(seed), inputs)
         params, model_state = jax.tree.map(np.asarray, drawn)

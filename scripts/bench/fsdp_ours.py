@@ -39,7 +39,7 @@ def main() -> None:
     batch = Batch(*here, total, put_rows(mesh, np.zeros((1, 2), np.float32)))
     shapes = jax.eval_shape(fns.init, jax.random.key(0), tokens[:1])[0]
     sync = build_sync(task["comm"], optax.adam(1e-3), task["options"], params=lambda: shapes)
-    state = build_draw(fns, sync, mesh)(0, tokens[:1])
+    state = build_draw(fns, sync, mesh)(np.uint32(0), tokens[:1])
     step: Any = build_train_step(fns, as_per_example(CrossEntropyLoss()), sync, mesh)
 
     def timed(count: int) -> float:

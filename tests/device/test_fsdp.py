@@ -90,7 +90,7 @@ def test_adapters_are_multiplied_as_mean_does_it_where_the_model_computes_in_16_
 def test_the_first_parameters_are_drawn_in_parts_and_are_those_of_mean():
     make, (inputs, _) = MODELS["cnn"]
     fns, sync, mesh = drawn(make(), inputs[:1])
-    found = build_draw(fns, sync, mesh)(3, inputs[:1])
+    found = build_draw(fns, sync, mesh)(np.uint32(3), inputs[:1])
     whole = jax.tree.map(np.asarray, fns.init(jax.random.key(3), inputs[:1]))
     wanted = init_state(sync, mesh, *whole, 3)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):

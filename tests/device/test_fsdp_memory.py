@@ -10,7 +10,7 @@ import pytest
 
 from cyxjax.core.evaluation import build_consensus
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
-from cyxjax.core.portable import compile_draw
+from cyxjax.core.portable import build_draw
 from cyxjax.core.replica import from_replica, model_map
 from cyxjax.observe.compiled_plan import collectives
 from cyxjax.sync.fsdp import whole
@@ -35,7 +35,7 @@ def test_no_more_than_some_layers_are_whole_at_a_time(monkeypatch):
 def test_no_more_than_some_leaves_are_whole_while_they_are_drawn():
     x = np.ones((1, 256), np.float32)
     fns, sync, mesh = drawn(Deep(256, 13), x)
-    compiled = compile_draw(fns, sync, mesh).lower(np.zeros(2, np.uint32), x).compile()
+    compiled = build_draw(fns, sync, mesh).lower(np.uint32(0), x).compile()
     kernel_bytes = 256 * 256 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < 5 * kernel_bytes  # of 13; measured 4
 
