@@ -32,15 +32,12 @@ class ParameterAverage(NamedTuple):
 def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """`optimizer` with its updates times a factor in its state, 1 at first (see `scale_learning_rate`)."""
 
-    def init(params: PyTree) -> LearningRateFactor:
-        del params
-        return LearningRateFactor(jnp.float32(1.0))
-
     def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
         del params
         return jax.tree.map(lambda u: u * state.factor.astype(u.dtype), updates), state
 
-    factor = optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
+    first = lambda params: LearningRateFactor(jnp.float32(1.0))  # noqa: E731
+    factor = optax.GradientTransformation(first, update)  # type: ignore[arg-type]  # optax: any state
     return optax.chain(optimizer, factor)
 
 
@@ -74,7 +71,8 @@ def scale_learning_rate(state: TrainState, by: float) -> TrainState:
     def scaled(part: Any) -> Any:
         return _times(part, jnp.float32(by)) if isinstance(part, LearningRateFactor) else part
 
-    return state._replace(sync=_map_parts(scaled, state.sync, LearningRateFactor))
+    is_factor = lambda part: isinstance(part, LearningRateFactor)  # noqa: E731
+    return state._replace(sync=jax.tree.map(scaled, state.sync, is_leaf=is_factor))
 
 
 _times = jax.jit(lambda part, by: jax.tree.map(lambda a: a * by, part))
@@ -85,10 +83,10 @@ def averaged_params(state: TrainState) -> PyTree:
 
     Raises: ConfigError where a strategy cuts it into the parts of replicas.
     """
-    found: list[ParameterAverage] = []
-    _map_parts(lambda part: found.append(part), state.sync, ParameterAverage)
+    is_average = lambda part: isinstance(part, ParameterAverage)  # noqa: E731
+    found = filter(is_average, jax.tree.leaves(state.sync, is_leaf=is_average))
     # Each optimizer of a task's terms has one of its own parameters; what is not trained is its own.
-    parts = [named_leaves(p.average) for p in found if isinstance(p, ParameterAverage)]
+    parts = [named_leaves(one.average) for one in found]
     average = {name: leaf for part in parts for name, leaf in part}
     params = named_leaves(state.params)
     if not parts or any(average.get(name, leaf).shape != leaf.shape for name, leaf in params):
@@ -107,24 +105,20 @@ def _on_device(leaf: jax.Array) -> jax.Array:
     return jax.device_put(leaf, jax.memory.Space.Device) if in_host else leaf
 
 
-def _map_parts(f: Callable[[Any], Any], tree: PyTree, kind: type) -> PyTree:
-    return jax.tree.map(f, tree, is_leaf=lambda part: isinstance(part, kind))
-
-
 def adapted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """`optimizer` whose state holds typed random keys as numbers, since checkpoints take those alone.
 
     What it raises is a ConfigError.
     """
 
+    @_explained()
     def init(params: PyTree) -> PyTree:
-        with _explained():
-            return keys_as_bits(optimizer.init(params))
+        return keys_as_bits(optimizer.init(params))
 
+    @_explained()
     def update(grads: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> tuple:
-        with _explained():
-            updates, state = optimizer.update(grads, bits_as_keys(state), params, **extra)
-            return updates, keys_as_bits(state)
+        updates, state = optimizer.update(grads, bits_as_keys(state), params, **extra)
+        return updates, keys_as_bits(state)
 
     return type(optimizer)._make((init, update))
 

@@ -73,9 +73,7 @@ def _standardised(parts: list[np.ndarray]) -> list[np.ndarray]:
     return [((part - mean) / np.where(std > 0, std, 1)).astype(np.float32) for part in parts]
 
 
-Loader = Callable[..., Splits]
-
-_LOADERS: dict[str, Loader] = {
+_LOADERS: dict[str, Callable[..., Splits]] = {
     "digits": load_digits,
     "wine": load_wine,
     "breast_cancer": load_breast_cancer,

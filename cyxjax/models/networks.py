@@ -5,7 +5,7 @@ C classes (or outputs), P pixels of one sample, L latent numbers."""
 
 import math
 from collections.abc import Callable
-from typing import Any, Never, TypeVar
+from typing import Any, Never, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,11 @@ from cyxjax.errors import ConfigError
 from cyxjax.models.convolution import max_pool
 from cyxjax.models.registry import Activation, Count, Positive, Rate, register
 
-_Self = TypeVar("_Self", bound="Network")
-
 
 class Network(nn.Module):
     """A linen module that torch's spelling leaves alone."""
 
-    def to(self: _Self, device: Any) -> _Self:
+    def to(self, device: Any) -> Self:
         """The model itself: devices are the group's, and a wrapper or trainer refuses another one."""
         del device
         return self

@@ -78,16 +78,14 @@ class GroupNormModule(Layer):
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        grouped = x.astype(jnp.float32).reshape(x.shape[0], -1, self.num_groups, self._group_size())
+        width = self.num_channels // self.num_groups
+        grouped = x.astype(jnp.float32).reshape(x.shape[0], -1, self.num_groups, width)
         mean, var = self._per_channel(grouped.mean((1, 3)), x), self._per_channel(grouped.var((1, 3)), x)
         return _normalise(x, mean, var, params, self.epsilon), state
 
-    def _group_size(self) -> int:
-        return self.num_channels // self.num_groups
-
     def _per_channel(self, per_group: jax.Array, x: jax.Array) -> jax.Array:
         """(B, groups) -> (B, 1, ..., 1, channels)."""
-        per_channel = jnp.repeat(per_group, self._group_size(), axis=1)
+        per_channel = jnp.repeat(per_group, self.num_channels // self.num_groups, axis=1)
         return per_channel.reshape(x.shape[0], *[1] * (x.ndim - 2), self.num_channels)
 
 

@@ -174,12 +174,10 @@ class SequentialModel(nnx.Module):
 
     def _draw(self) -> None:
         """Draws the values of the layers that have none, from `seed`."""
-        if self._num_with_values < len(self.layers):
-            self._hold(_host(_init_layers(self.layers, jax.random.key(self._seed), self._num_with_values)))
-
-    def _hold(self, values: Values) -> None:
-        """Makes variables of `values`, in place of those that their layers had."""
-        params, model_state = values
+        start = self._num_with_values
+        if start == len(self.layers):
+            return
+        params, model_state = _host(_init_layers(self.layers, jax.random.key(self._seed), start))
         for name in params.keys() | model_state.keys():
             own = jax.tree.map(nnx.Param, params.get(name, {}))
             setattr(self, name, nnx.Dict(own | jax.tree.map(nnx.BatchStat, model_state.get(name, {}))))

@@ -90,7 +90,15 @@ def cast_reducer(dtype: Any, error_feedback: bool = True) -> Reducer:
 
     State: Residual (spec RESIDUAL_SPEC). A gradient above 65504 becomes infinite in float16.
     """
-    return coded_mean(_cast_codec(dtype), error_feedback)
+
+    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), integers it leaves.
+    def encode(values: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(values.astype(dtype), jnp.uint16)
+
+    def decode(sent: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(sent, dtype).astype(jnp.float32)
+
+    return coded_mean(Codec(encode, decode), error_feedback)
 
 
 def fp16(optimizer: optax.GradientTransformation, error_feedback: bool = True) -> Sync:
@@ -108,24 +116,9 @@ def int8(optimizer: optax.GradientTransformation, block: int = 256, error_feedba
 
     A block's largest value becomes 127, so a rounding is at most 1/254 of it. A quarter of the bytes.
     """
-    return reduce_then(coded_mean(_int8_codec(block), error_feedback), optimizer, RESIDUAL_SPEC)
-
-
-def _cast_codec(dtype: Any) -> Codec:
-    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), integers it leaves.
-    def encode(values: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(values.astype(dtype), jnp.uint16)
-
-    def decode(sent: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(sent, dtype).astype(jnp.float32)
-
-    return Codec(encode, decode)
-
-
-def _int8_codec(block: int) -> Codec:
-    """Rows of int8: the values, then the four bytes of each block's scale."""
 
     def encode(values: jax.Array) -> jax.Array:
+        """Rows of int8: the values, then the four bytes of each block's scale."""
         blocks = values.reshape(values.shape[0], -1, block)
         scale = jnp.abs(blocks).max(-1, keepdims=True) / 127
         # A block of zeros has scale 0; NaN must stay NaN, so it may not be compared away.
@@ -139,7 +132,8 @@ def _int8_codec(block: int) -> Codec:
         scale = lax.bitcast_convert_type(sent[:, count * block :].reshape(-1, count, 4), jnp.float32)
         return (whole * scale[..., None]).reshape(sent.shape[0], -1)
 
-    return Codec(encode, decode, block)
+    codec = Codec(encode, decode, block)
+    return reduce_then(coded_mean(codec, error_feedback), optimizer, RESIDUAL_SPEC)
 
 
 _RESIDUAL = "a residual per replica, as large as the gradients"

@@ -63,14 +63,13 @@ def power_sgd_reducer(
         del params
         if lax.axis_size(AXIS) == 1:
             return lax.pmean(grads, AXIS), state._replace(num_steps=state.num_steps + 1)
-        compressed = lambda g, error, q: _compressed_mean(g, error, q)  # noqa: E731
         plain = lambda g, error, q: (lax.pmean(g, AXIS), error, q)  # noqa: E731
         q = state.q if warm_start else _fresh(state)
         if start_iter:
             now = state.num_steps >= start_iter
-            mean_grads, error, q = lax.cond(now, compressed, plain, grads, state.error, q)
+            mean_grads, error, q = lax.cond(now, _compressed_mean, plain, grads, state.error, q)
         else:
-            mean_grads, error, q = compressed(grads, state.error, q)
+            mean_grads, error, q = _compressed_mean(grads, state.error, q)
         kept = error if error_feedback else state.error
         return mean_grads, PowerSgdState(state.num_steps + 1, kept, q)
 

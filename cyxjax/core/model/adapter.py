@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.model.model_fns import ModelFns, call_arguments
+from cyxjax.core.model.model_fns import POSITIONAL, ModelFns, call_arguments
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
@@ -81,7 +81,6 @@ def is_module_of(library: str, model: Any) -> bool:
 
 
 _STATE = ("model_state", "state")
-_EITHER = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def is_pair(model: Any) -> bool:
@@ -153,14 +152,14 @@ def _called(
     """`function(first, ...)` with `own` values by name, and the inputs, keys and mode that it asks for."""
     rest = list(inspect.signature(function).parameters.values())[1:]
     open_ = [one for one in rest if one.name not in own]
-    if not any(one.kind in (*_EITHER, one.VAR_POSITIONAL) for one in open_):
+    if not any(one.kind in (*POSITIONAL, one.VAR_POSITIONAL) for one in open_):
         return function(first)  # parameters of a size of their own
     args, named = call_arguments(function, inputs, key, train, known={one.name: one for one in open_})
     named, given, waiting = named | own, [first], list(args)
     for one in rest:  # in their order: a key or a state may stand before the inputs
-        if one.kind in _EITHER and one.name in named:
+        if one.kind in POSITIONAL and one.name in named:
             given.append(named.pop(one.name))
-        elif one.kind in _EITHER and waiting:
+        elif one.kind in POSITIONAL and waiting:
             given.append(waiting.pop(0))
         else:
             break

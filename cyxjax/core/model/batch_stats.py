@@ -147,24 +147,17 @@ def _all_count(weight: jax.Array) -> jax.Array:
 
 
 def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
-    """`weighted_moments` as a norm of Flax's asks for them by its fields, which linen and nnx name alike."""
-    axis = _asked_axis(norm.axis_name, norm.axis_index_groups)
-    return weighted_moments(x, _features(norm, x), mask=mask, axis=axis)
+    """`weighted_moments` as a norm of Flax's asks for them by its fields, which linen and nnx name alike.
 
-
-def _asked_axis(axis_name: Any, groups: Any) -> str | None:
-    """The mesh axis that a norm with the fields `axis_name` and `axis_index_groups` asks for; None: none.
-
-    Whatever its name, it is the axis of the replicas. Raises: ConfigError where a norm may not ask.
+    An `axis_name`, whatever it is, is the axis of the replicas. Raises: ConfigError where a norm may not ask.
     """
-    if axis_name is None:
-        return None
-    axes = _scope.get().axes
-    if groups is not None or axes.refused:
+    axis_name, groups, axes = norm.axis_name, norm.axis_index_groups, _scope.get().axes
+    if axis_name is not None and (groups is not None or axes.refused):
         what = f"axis_index_groups={groups!r}" if groups is not None else f"axis_name={axis_name!r}"
         why = axes.refused or "statistics are a replica's own or those of all"
         raise ConfigError(f"a BatchNorm has {what}; {why}. HINT: leave it out of the BatchNorm.")
-    return axes.asked
+    axis = None if axis_name is None else axes.asked
+    return weighted_moments(x, _features(norm, x), mask=mask, axis=axis)
 
 
 def is_of_the_model(axis_name: Any) -> bool:

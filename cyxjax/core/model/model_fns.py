@@ -68,7 +68,7 @@ def call_mode(call: Callable, train: bool) -> dict[str, bool]:
 
 
 _A_KEY = re.compile(r"^(p?rng|key|rngs)$|_(p?rng|key)$")
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def call_arguments(
@@ -87,7 +87,7 @@ def call_arguments(
     """
     known = inspect.signature(call).parameters if known is None else known
     mode: dict[str, Any] = dict(call_mode(call, train))
-    open_ = [one for name, one in known.items() if name not in MODES and one.kind in _POSITIONAL]
+    open_ = [one for name, one in known.items() if name not in MODES and one.kind in POSITIONAL]
     given = len(inputs) if type(inputs) is tuple else set(inputs) if isinstance(inputs, Mapping) else 1
     keys = _keys(open_, known, given)
     free = [one for one in open_ if one.name not in keys]

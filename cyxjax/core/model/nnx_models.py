@@ -85,14 +85,10 @@ def _as_rngs(name: str, key: jax.Array) -> Any:
     return nnx.Rngs(key) if name == "rngs" else key
 
 
-def _is_drawn(value: Any) -> bool:
-    """Whether it is of a random stream, which each step keys again."""
-    return isinstance(value, nnx.RngKey | nnx.RngCount)
-
-
 def _is_rest(path: Any, value: Any) -> bool:
+    """Whether it is neither a parameter nor of a random stream, which each step keys again."""
     del path
-    return isinstance(value, nnx.Variable) and not (isinstance(value, nnx.Param) or _is_drawn(value))
+    return isinstance(value, nnx.Variable) and not isinstance(value, nnx.Param | nnx.RngKey | nnx.RngCount)
 
 
 def _filled(template: nnx.State, values: PyTree) -> nnx.State:
