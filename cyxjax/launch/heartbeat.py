@@ -9,6 +9,7 @@ import mmap
 import os
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -39,10 +40,15 @@ class Progress(NamedTuple):  # made twice a step
 
 
 class Reporter:
-    """Keeps what this process is doing, and shares it through the file at `path` if one is named."""
+    """Keeps what this process is doing, and shares it through the file at `path` if one is named.
+
+    last: the last report. spent: seconds in each phase, without the one under way, of which `part` is done.
+    """
 
     def __init__(self, path: str = "") -> None:
-        self.path, self._count, self._last = path, 0, Progress()
+        self.path, self._count = path, 0
+        self.last, self.part = Progress(), ""
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self._map: mmap.mmap | None = None
         if not path:
             return
@@ -53,28 +59,22 @@ class Reporter:
         finally:
             os.close(descriptor)
 
-    def report(self, step: int, phase: str) -> Progress:
-        """Notes that this process is now in `phase` of `step`; returns the report before.
-
-        The time since then is charged to the phase before.
-        """
-        now, last = time.monotonic(), self._last
+    def report(self, step: int, phase: str) -> None:
+        """Notes that this process is now in `phase` of `step`, and how long it was in the phase before."""
+        now, last = time.monotonic(), self.last
         spent = now - last.at_s if last.at_s else 0.0
         waited = last.phase in WAITING
         busy_s, waiting_s = last.busy_s + (not waited) * spent, last.waiting_s + waited * spent
+        self.spent[last.phase] += spent
+        self.part = ""
         self._write(Progress(step, phase, now, busy_s, waiting_s, last.can_dump))
-        return last
 
     def allow_dumps(self) -> None:
         """Notes that SIGUSR2 is handled from now on."""
-        self._write(self._last._replace(can_dump=True))
-
-    def progress(self) -> Progress:
-        """The last report."""
-        return self._last
+        self._write(self.last._replace(can_dump=True))
 
     def _write(self, progress: Progress) -> None:
-        self._last, self._count = progress, self._count + 1
+        self.last, self._count = progress, self._count + 1
         if self._map is not None:
             numbers = (progress.at_s, progress.busy_s, progress.waiting_s, progress.can_dump)
             phase = progress.phase.encode()[:16]
@@ -118,13 +118,11 @@ def read(path: str) -> Progress:
 
 
 _reporter = Reporter()
-_detected_s = 0.0
 
 
 def start(env: Mapping[str, str]) -> Reporter:
     """Opens the file that the launcher named, once; without one, reports are written nowhere."""
-    global _reporter, _detected_s
-    _detected_s = float(env.get(DETECTED) or 0.0)
+    global _reporter
     if VARIABLE in env and not _reporter.path:
         _reporter = Reporter(env[VARIABLE])
         _reporter.report(-1, "init")
@@ -133,9 +131,7 @@ def start(env: Mapping[str, str]) -> Reporter:
 
 def report_progress(step: int, phase: str) -> None:
     """Reports to the supervisor, if there is one, that this rank is in `phase` (one of PHASES) of `step`."""
-    before = _reporter.report(step, phase)
-    if before.at_s:
-        _spent[before.phase] = _spent.get(before.phase, 0.0) + _reporter.progress().at_s - before.at_s
+    _reporter.report(step, phase)
 
 
 @contextmanager
@@ -144,7 +140,7 @@ def together(step: int | None = None) -> Iterator[None]:
 
     step: of a program that counts none itself. Nothing is told before the first step of all.
     """
-    before = _reporter.progress()
+    before = _reporter.last
     step = before.step if step is None else step
     if step < 0:
         yield
@@ -156,39 +152,31 @@ def together(step: int | None = None) -> Iterator[None]:
         report_progress(step, before.phase)
 
 
-_spent: dict[str, float] = {}
-
-
 def spent() -> dict[str, float]:
     """Seconds this process spent in each phase so far, the one under way included."""
-    now = _reporter.progress()
+    now = _reporter.last
     running_s = time.monotonic() - now.at_s if now.at_s else 0.0
-    return _spent | {now.phase: _spent.get(now.phase, 0.0) + running_s}
+    return _reporter.spent | {now.phase: _reporter.spent[now.phase] + running_s}
 
 
 def detected_s() -> float:
     """How long the supervisor took to notice what ended the start before this one; 0.0 for the first."""
-    return _detected_s
+    return float(os.environ.get(DETECTED) or 0.0)
 
 
 def progress() -> Progress:
     """What this process reported last."""
-    return _reporter.progress()
+    return _reporter.last
 
 
 def part(number: int, total: int | None = None) -> None:
     """Says how far the phase under way is, for the live line: `3/5`. Dropped with the next report."""
-    global _part
-    _part = (_reporter.progress(), f"{number}/{total}" if total else f"{number}")
+    _reporter.part = f"{number}/{total}" if total else f"{number}"
 
 
 def part_text() -> str:
     """What `part` said of the phase under way; "" where it said nothing."""
-    when, said = _part
-    return said if when == _reporter.progress() else ""
-
-
-_part: tuple[Progress, str] = (Progress(), "")
+    return _reporter.part
 
 
 # Seconds a rank may stay in one phase without a report, unless set: generous, since a false alarm costs

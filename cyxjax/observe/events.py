@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cyxjax.files import read_json_lines
 from cyxjax.observe.records import add_line, once, plain_tree, warn_if_unwritten
@@ -15,23 +15,19 @@ from cyxjax.observe.records import add_line, once, plain_tree, warn_if_unwritten
 _MAX_BYTES = 64 << 20  # a larger file is not read back
 
 
-class Events(Protocol):
-    """Takes what happens, a name and plain values each. begun: whether its start was logged."""
+class Events:
+    """Takes what happens and keeps nothing: other ranks, and `report: false`.
 
-    begun: bool
-
-    def log(self, event: str, **values: Any) -> None: ...
-
-
-class NullEvents:
-    """Keeps nothing: other ranks, and `report: false`. Nobody asks what a start would say."""
+    begun: whether the start was logged; nobody asks here what it would say.
+    """
 
     begun = True
 
-    def log(self, event: str, **values: Any) -> None: ...
+    def log(self, event: str, **values: Any) -> None:
+        """Takes `event`, with plain values."""
 
 
-class EventLog:
+class EventLog(Events):
     """Events as lines of the file at `path`; an error in writing is reported once and ignored.
 
     A start at step 0 begins a new file, unless the last run in it was cut short: then it is that run again.

@@ -22,7 +22,7 @@ from cyxjax.launch.heartbeat import report_progress
 from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.devices import peak_flops, peak_memory_bytes
-from cyxjax.observe.events import EventLog, Events, NullEvents
+from cyxjax.observe.events import EventLog, Events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, warn_if_unwritten
 from cyxjax.observe.sinks import build_sinks, check_names, warn_on_stderr
@@ -40,7 +40,7 @@ _AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: ab
 
 def event_log(folder: RunFolder | None, is_master: bool, warn: Callable[[str], None]) -> Events:
     """The log of the run in `folder`, on the rank that keeps it; None: nobody does."""
-    return EventLog(folder.events, warn) if folder and is_master else NullEvents()
+    return EventLog(folder.events, warn) if folder and is_master else Events()
 
 
 def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 that the controller begins.
 """
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
 from cyxjax.launch import output
+from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group import client
 from cyxjax.launch.group.controller import Size
@@ -16,8 +20,10 @@ from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
 from cyxjax.launch.group.group_start import end_message
 from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.options import Options
+from cyxjax.launch.output import ranks_text
+from cyxjax.launch.supervise.scratch import error_folder
 from cyxjax.launch.supervise.worker import Start
-from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup, code_after
+from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup
 from cyxjax.launch.topology import join_address
 
 
@@ -34,6 +40,7 @@ class Supervisor:
         self._address = join_address(self._place.master_addr, self._place.master_port)
         self._workers = WorkerGroup(options, env)
         self._failed: Start | None = None  # the last start, if its error is yet to be shown
+        self._error_folder = ""  # without --log-dir
         self._followed = False  # whether its error was only the consequence of another host's
 
     def run(self) -> int:
@@ -44,7 +51,7 @@ class Supervisor:
             except Stopped as stopped:
                 if self._failed is not None:
                     self._show("not started again: it was asked to end")
-                return code_after(stopped.number)
+                return _code_after(stopped.number)
             finally:
                 if self._first is not None:
                     self._first.end()
@@ -108,8 +115,8 @@ class Supervisor:
         if how != "left":
             return None
         if first is None:
-            return self._workers.after_signal(start)
-        self._workers.show_failure(start, first, "not started again: it was asked to end")
+            return self._after_signal(start)
+        self._show_failure(start, first, "not started again: it was asked to end")
         return first.exit_code
 
     def _without_first_host(self) -> int | None:
@@ -128,7 +135,36 @@ class Supervisor:
             output.say(line)
         elif (first := _first(start)) is not None:
             self._followed = first.secondary
-            self._workers.show_failure(start, first, line)
+            self._show_failure(start, first, line)
+
+    def _show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
+        """Shows and files how a start failed, and in one line what follows."""
+        log_dir = self._options.log_dir
+        try:
+            path = records.save_first(first, log_dir or self._made_error_folder())
+        except OSError as error:
+            path = f"none ({error.strerror})"
+        if log_dir and any(worker.rank == first.rank for worker in start.workers):
+            with suppress(OSError), output.open_log(log_dir, first.rank, start.number) as log:
+                log.write(records.text_of(first).encode())
+        others = [record for record in start.records if record is not first]
+        records.show_failure(first, others, start.killed, path, then)
+
+    def _made_error_folder(self) -> str:
+        """Without --log-dir: of first_error.json; made again where it was removed. Raises: OSError."""
+        if not os.path.isdir(self._error_folder):
+            self._error_folder = error_folder()
+        return self._error_folder
+
+    def _after_signal(self, start: Start) -> int:
+        """The exit code of a start that a signal ended."""
+        assert start.signalled is not None
+        if start.killed:
+            why = "at the second signal" if start.hurried else f"after {self._options.grace_s:g} s"
+            output.say(f"{ranks_text(start.killed)} killed {why}; the last finished checkpoint stands")
+        finished = all(worker.returncode == EXIT_OK for worker in start.workers)
+        code = _code_after(start.signalled)
+        return EXIT_OK if finished and code == EXIT_PREEMPTED else code
 
     def _end(self, message: Message) -> int:
         code = int(message["over"])
@@ -146,6 +182,11 @@ def _pass_on(channel: Channel, put: Callable[[Message], None]) -> None:
     except ValueError as error:
         output.say(f"the connection to the first host broke: {error}")
     put(LOST)
+
+
+def _code_after(number: int) -> int:
+    """The exit code after signal `number` asked for a stop."""
+    return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
 
 
 def _first(start: Start) -> ErrorRecord | None:

@@ -5,22 +5,19 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from types import FrameType, TracebackType
 
-from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, ConfigError
+from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.launch import output
 from cyxjax.launch.backend import pages
-from cyxjax.launch.failure import record as records
-from cyxjax.launch.failure.record import STOPS, ErrorRecord
+from cyxjax.launch.failure.record import STOPS
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
-from cyxjax.launch.output import ranks_text
 from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.launch.supervise import watchdog
 from cyxjax.launch.supervise.processes import Reaper
-from cyxjax.launch.supervise.scratch import Scratch, error_folder
+from cyxjax.launch.supervise.scratch import Scratch
 from cyxjax.launch.supervise.watchdog import Watch
 from cyxjax.launch.supervise.worker import Files, Start, Worker, environment
 
@@ -61,7 +58,6 @@ class WorkerGroup:
         self._previous: dict[str, object] = {}
         self._is_asked_to_end = False
         self._detected_s = 0.0  # of the start before
-        self._error_folder = ""  # without --log-dir
 
     def __enter__(self) -> "WorkerGroup":
         self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
@@ -93,14 +89,6 @@ class WorkerGroup:
                 worker.close()
         return start
 
-    def _errors(self) -> str:
-        """The folder of first_error.json, made again where it was removed meanwhile. Raises: OSError."""
-        if self.options.log_dir:
-            return self.options.log_dir
-        if not os.path.isdir(self._error_folder):
-            self._error_folder = error_folder()
-        return self._error_folder
-
     @property
     def folder(self) -> str:
         """The launcher's own, closed to other users."""
@@ -126,28 +114,6 @@ class WorkerGroup:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.between_starts(left)
-
-    def show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
-        """Shows and files how a start failed, and in one line what follows."""
-        try:
-            path = records.save_first(first, self._errors())
-        except OSError as error:
-            path = f"none ({error.strerror})"
-        if self.options.log_dir and any(worker.rank == first.rank for worker in start.workers):
-            with suppress(OSError), output.open_log(self.options.log_dir, first.rank, start.number) as log:
-                log.write(records.text_of(first).encode())
-        others = [record for record in start.records if record is not first]
-        records.show_failure(first, others, start.killed, path, then)
-
-    def after_signal(self, start: Start) -> int:
-        """The exit code of a start that a signal ended."""
-        assert start.signalled is not None
-        if start.killed:
-            why = "at the second signal" if start.hurried else f"after {self.options.grace_s:g} s"
-            output.say(f"{ranks_text(start.killed)} killed {why}; the last finished checkpoint stands")
-        finished = all(worker.returncode == EXIT_OK for worker in start.workers)
-        code = code_after(start.signalled)
-        return EXIT_OK if finished and code == EXIT_PREEMPTED else code
 
     def _spawn(self, place: LocalRanks, local_rank: int, number: int) -> Worker:
         rank = place.base_rank + local_rank
@@ -277,11 +243,6 @@ class WorkerGroup:
         for worker in start.running:
             worker.signal(signal.SIGTERM)
         start.end_within(self.options.grace_s)
-
-
-def code_after(number: int) -> int:
-    """The exit code after signal `number` asked for a stop."""
-    return EXIT_INTERRUPT if number == signal.SIGINT else EXIT_PREEMPTED
 
 
 def _suspend(start: Start) -> None:

@@ -148,12 +148,12 @@ def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
     off = heartbeat.Reporter()
     monkeypatch.setattr(heartbeat, "_reporter", off)
     with heartbeat.together():  # before the first step of all: a start has a limit of its own
-        assert off.progress().phase == ""
+        assert off.last.phase == ""
     off.report(3, "eval")
     with suppress(ValueError), heartbeat.together():
-        assert (off.progress().step, off.progress().phase) == (3, "collective")
+        assert (off.last.step, off.last.phase) == (3, "collective")
         raise ValueError
-    assert (off.progress().step, off.progress().phase) == (3, "eval")
+    assert (off.last.step, off.last.phase) == (3, "eval")
     with heartbeat.together(4):  # of a program that counts its steps by these calls alone
-        assert off.progress().step == 4
-    assert (off.progress().step, off.progress().phase) == (4, "eval")
+        assert off.last.step == 4
+    assert (off.last.step, off.last.phase) == (4, "eval")
