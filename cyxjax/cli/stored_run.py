@@ -12,7 +12,7 @@ from cyxjax.command import Parser, number
 from cyxjax.errors import EXIT_OK, ConfigError
 
 _TO = ("safetensors", "hf", "stablehlo", "onnx")
-_READS, _WRITES = (".npy", ".npz", ".csv"), (".npy", ".npz", ".csv")
+_TABLES = (".npy", ".npz", ".csv")
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -65,10 +65,10 @@ def predict(argv: Sequence[str]) -> int:
     )
     parser.add_argument("output", type=Path, help=".npy, .npz (several outputs) or .csv; replaced if there")
     given = _parsed(parser, argv)
-    for path, known in ((given.input, _READS), (given.output, _WRITES)):
-        if path.suffix not in known:
+    for path in (given.input, given.output):
+        if path.suffix not in _TABLES:
             raise ConfigError(
-                f"{path}: expected a name that ends in {', '.join(known)}. HINT: np.save('x.npy', x)."
+                f"{path}: expected a name that ends in {', '.join(_TABLES)}. HINT: np.save('x.npy', x)."
             )
     if not given.input.is_file():
         raise ConfigError(f"{given.input}: no such file. HINT: np.save(file, x) writes one.")

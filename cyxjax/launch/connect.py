@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cyxjax.launch import heartbeat, save_request
+from cyxjax.launch import heartbeat, output, save_request
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import local_devices, visible_gpus
 from cyxjax.launch.failure import hooks as exits
@@ -83,7 +83,7 @@ def disconnect() -> None:
     exits.end_if_failed(connection.exits)
     heartbeat.report_progress(heartbeat.progress().step, "done")
     if not connection.group.wait_until_all_are_done(LEAVE_S):
-        client.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
+        output.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
     jax_private.shut_down_client()
     connection.group.leave()
     if connection.coordinator is not None:
@@ -114,8 +114,8 @@ def _coordinate(topology: Topology) -> "Coordinator":
         topology.token,
     )
     if not is_loopback(place.master_addr):  # by hand, one host's ranks are not known to be all
-        warn_without_token(place, client.log)
-    coordinator = Coordinator(place, client.log, serves=False)
+        warn_without_token(place, output.log)
+    coordinator = Coordinator(place, output.log, serves=False)
     coordinator.open(topology.restart_count)
     return coordinator
 

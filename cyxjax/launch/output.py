@@ -186,6 +186,11 @@ def say(line: str) -> None:
     show("cyxjax.launch: " + printable(line, MAX_LINE, keep="\n\t") + "\n")
 
 
+def log(line: str) -> None:
+    """One line of a rank on standard error, marked as ours."""
+    print(f"cyxjax: {printable(line, MAX_LINE)}", file=sys.stderr, flush=True)
+
+
 def show(text: str) -> None:
     """`text` as it is, on standard error."""
     if (there := screen(sys.stderr)) is not None:

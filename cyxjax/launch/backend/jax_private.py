@@ -48,28 +48,22 @@ def can_serve() -> bool:
     return hasattr(_jax, "get_distributed_runtime_service")
 
 
-class CoordinationService:
-    """jax's coordination service, hosted here for `world_size` clients until `close`.
+def serve(address: str, world_size: int) -> Any:
+    """jax's coordination service, hosted here for `world_size` clients until its `shutdown` is called.
 
-    A recoverable service does not kill the ranks when one of them leaves: how a group ends is decided by
-    the launcher and the group's server, which know why.
+    Clients that still use it then are ended by jax, so they should be gone. A recoverable service does not
+    kill the ranks when one of them leaves: how a group ends is decided by the launcher and the group's
+    server, which know why.
     """
+    from jaxlib import _jax
 
-    def __init__(self, address: str, world_size: int) -> None:
-        from jaxlib import _jax
-
-        self._service: Any = _jax.get_distributed_runtime_service(
-            address,
-            world_size,
-            heartbeat_timeout=HEARTBEAT_S,
-            shutdown_timeout=SHUTDOWN_S,
-            recoverable=True,
-        )
-
-    def close(self) -> None:
-        """Ends the service. Clients that still use it are ended by jax, so they should be gone."""
-        self._service.shutdown()
-        self._service = None
+    return _jax.get_distributed_runtime_service(
+        address,
+        world_size,
+        heartbeat_timeout=HEARTBEAT_S,
+        shutdown_timeout=SHUTDOWN_S,
+        recoverable=True,
+    )
 
 
 def start_distributed(address: str, rank: int, world_size: int, *, served: bool) -> None:

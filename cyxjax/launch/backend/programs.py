@@ -10,12 +10,12 @@ import hashlib
 import os
 import platform
 import stat
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from cyxjax.files import PRIVATE, write_whole
+from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
 
 AUTO, OFF = "auto", "off"
@@ -35,7 +35,7 @@ def keep(asked: bool | str = AUTO, env: Mapping[str, str] = os.environ, *, tell:
         jax_private.keep_programs(None)
         return
     facts = f"{_processor()} NPROC={env.get('NPROC', '')}"  # neither is part of jax's key on CPU
-    jax_private.keep_programs(ProgramStore(folder, facts, _on_stderr if tell else lambda line: None))
+    jax_private.keep_programs(ProgramStore(folder, facts, output.log if tell else lambda line: None))
 
 
 def find_folder(asked: str, env: Mapping[str, str], jaxs_own: str | None) -> Path | None:
@@ -164,7 +164,3 @@ def _processor() -> str:
         same = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
         words += [line for line in first.splitlines() if line.startswith(same)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
-
-
-def _on_stderr(line: str) -> None:
-    print(f"cyxjax: {line}", file=sys.stderr)

@@ -7,7 +7,6 @@ something about is found here first, within the group's timeout, and named.
 import os
 import platform
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from cyxjax.launch.group import ports, protocol
 from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.group.rendezvous import Hello
 from cyxjax.launch.group.server import Log
-from cyxjax.launch.output import printable
+from cyxjax.launch.output import log, printable
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
 GONE = "the server of the group at {} is gone: the launcher or rank 0 has ended, or its host is unreachable"
@@ -86,11 +85,6 @@ RETRY_S = 0.1
 LINE_EVERY_S = 10.0
 PATIENCE_S = 5.0  # for one answer; also beyond the group's timeout: the server reports first, with names
 CONNECT_S = 3.0
-
-
-def log(line: str) -> None:
-    """One line on standard error, marked as ours."""
-    print(f"cyxjax: {printable(line, protocol.MAX_LINE)}", file=sys.stderr, flush=True)
 
 
 def versions() -> dict[str, str]:

@@ -120,8 +120,7 @@ class Coordinator:
             self._of_start.callback(reserved.close)
             address = join_address(self.place.master_addr, port)
         if served:
-            service = jax_private.CoordinationService(address, job.world_size)
-            self._of_start.callback(service.close)
+            self._of_start.callback(jax_private.serve(address, job.world_size).shutdown)
         return {"address": address, "served": served}
 
     def _private_address(self, start: int) -> str | None:

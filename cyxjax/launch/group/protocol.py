@@ -5,8 +5,9 @@ from then on every line carries a MAC under a key of that connection, which cove
 number.
 """
 
+import hmac
 import json
-import os
+import secrets
 import socket
 import threading
 from collections import deque
@@ -81,7 +82,7 @@ class Channel:
         line = self._lines.popleft()
         if self._key:
             mac, line = line[:_MAC], line[_MAC:]
-            if not _equal(mac, self._mac(f"{self._next_in}|{self._received}", line)):
+            if not hmac.compare_digest(mac, self._mac(f"{self._next_in}|{self._received}", line)):
                 raise ValueError("not authenticated")
             self._received += 1
         return decode(line)
@@ -108,42 +109,30 @@ class Channel:
         self.socket.close()
 
     def _mac(self, about: str, line: bytes) -> bytes:
-        return _hmac(self._key, about.encode() + b"|" + line).hex().encode()
+        return hmac.digest(self._key, about.encode() + b"|" + line, "sha256").hex().encode()
 
 
 def new_token() -> str:
     """A secret for one job: 32 random bytes, in hex."""
-    return os.urandom(32).hex()
+    return secrets.token_hex(32)
 
 
 def new_nonce() -> str:
-    return os.urandom(16).hex()
+    return secrets.token_hex(16)
 
 
 def proof(token: str, who: str, server_nonce: str, client_nonce: str) -> str:
     """HMAC-SHA256 over both nonces, as `who` ("server" or "client") proves that it knows the token."""
-    return _hmac(_bytes(token), f"{who}|{server_nonce}|{client_nonce}".encode()).hex()
+    return hmac.digest(_bytes(token), f"{who}|{server_nonce}|{client_nonce}".encode(), "sha256").hex()
 
 
 def session_key(token: str, server_nonce: str, client_nonce: str) -> bytes:
-    return _hmac(_bytes(token), f"session|{server_nonce}|{client_nonce}".encode())
+    return hmac.digest(_bytes(token), f"session|{server_nonce}|{client_nonce}".encode(), "sha256")
 
 
 def is_proof(given: object, expected: str) -> bool:
     """Compares in constant time."""
-    return isinstance(given, str) and given.isascii() and _equal(given.encode(), expected.encode())
-
-
-def _equal(given: bytes, expected: bytes) -> bool:
-    import hmac
-
-    return hmac.compare_digest(given, expected)
-
-
-def _hmac(key: bytes, text: bytes) -> bytes:
-    import hmac  # loads OpenSSL, 4 ms: a launcher's first ranks start before it needs a MAC
-
-    return hmac.digest(key, text, "sha256")
+    return isinstance(given, str) and given.isascii() and hmac.compare_digest(given, expected)
 
 
 def _bytes(token: str) -> bytes:

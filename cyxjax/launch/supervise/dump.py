@@ -58,7 +58,8 @@ def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
     chosen = {rank.launcher for rank in ranks if job in ("", rank.run_id, str(rank.launcher), str(rank.pid))}
     if not chosen or (not job and len(chosen) > 1):
         jobs = sorted({(rank.run_id, rank.launcher) for rank in ranks})
-        here = "; ".join(f"{run_id} (launcher {pid}, {_ranks_of(pid, ranks)})" for run_id, pid in jobs)
+        of = {pid: ranks_text(rank.rank for rank in ranks if rank.launcher == pid) for _, pid in jobs}
+        here = "; ".join(f"{run_id} (launcher {pid}, {of[pid]})" for run_id, pid in jobs)
         what = f"no job {job!r} of yours runs" if job else "not exactly one job of yours runs"
         raise GroupError(
             f"{what} on this host; running: {here or 'none'}. HINT: give a run id or a pid of these."
@@ -85,10 +86,6 @@ def _read(folder: Path) -> RunningRank | None:
         return None
     place = (int(folder.name), own.parent, int(env["RANK"]))
     return RunningRank(*place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS], env.get(BEATS, ""))
-
-
-def _ranks_of(launcher: int, ranks: Sequence[RunningRank]) -> str:
-    return ranks_text([rank.rank for rank in ranks if rank.launcher == launcher])
 
 
 def _shown(rank: RunningRank, text: str) -> str:

@@ -164,7 +164,7 @@ def test_the_name_of_a_host_cannot_steer_a_terminal(capfd):
     live.close()
     assert "outside WORLD_SIZE=2" in answer["refused"]
     for line in live.said:
-        client.log(line)
+        output.log(line)
         output.say(line)
     output.flush()
     said = capfd.readouterr().err

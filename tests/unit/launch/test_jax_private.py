@@ -26,7 +26,7 @@ def test_our_client_is_what_jax_itself_would_make():
 def test_a_service_listens_on_the_reserved_port_of_its_address_and_on_no_other():
     held, port = ports.reserve("127.0.0.2")
     with held:
-        service = jax_private.CoordinationService(f"127.0.0.2:{port}", 1)
+        service = jax_private.serve(f"127.0.0.2:{port}", 1)
         try:
             with pytest.raises(GroupError, match=r"Port \d+ .*127\.0\.0\.2 .*MASTER_PORT"):
                 ports.listen("127.0.0.2", port)
@@ -34,7 +34,7 @@ def test_a_service_listens_on_the_reserved_port_of_its_address_and_on_no_other()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=5)
         finally:
-            service.close()
+            service.shutdown()
 
 
 def test_a_started_backend_is_refused_with_the_way_out():
