@@ -17,7 +17,7 @@ import numpy as np
 from cyxjax.cli.machine_checks import Check
 from cyxjax.data.content import find_difference
 from cyxjax.files import flock_now, try_flock, write_whole
-from cyxjax.launch.output import disagreement, ranks_text
+from cyxjax.launch.output import disagreements, ranks_text
 
 _LOW_BYTES = 1 << 30
 _CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
@@ -81,11 +81,9 @@ def _wrong_clocks(clocks: Sequence[tuple[float, float]]) -> Iterator[str]:
             )
 
 
-def _unequal(ranks: Sequence[Facts], fact: str) -> list[str]:
+def _unequal(ranks: Sequence[Facts], fact: str) -> Iterator[str]:
     """What differs of a fact that is a value by name."""
-    names = dict.fromkeys(name for facts in ranks for name in facts[fact])
-    found = {name: [facts[fact].get(name, "(none)") for facts in ranks] for name in names}
-    return [disagreement(name, dict(enumerate(of))) for name, of in found.items() if len(set(of)) > 1]
+    return disagreements({rank: facts[fact] for rank, facts in enumerate(ranks)})
 
 
 def _run(ranks: Sequence[Facts]) -> Iterator[Check]:

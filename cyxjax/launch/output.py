@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from typing import IO, BinaryIO
@@ -221,6 +221,14 @@ def disagreement(what: str, values: Mapping[int, object]) -> str:
         holders.setdefault(str(value), []).append(rank)
     shown = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in holders.items())
     return f"ranks differ in {what}: {shown}. HINT: start every rank with the same program and environment."
+
+
+def disagreements(facts: Mapping[int, Mapping[str, object]]) -> Iterator[str]:
+    """A `disagreement` for each fact that is not equal on all ranks. facts: by rank, each by name."""
+    for name in dict.fromkeys(name for held in facts.values() for name in held):
+        values = {rank: str(held.get(name, "(none)")) for rank, held in facts.items()}
+        if len(set(values.values())) > 1:
+            yield disagreement(name, values)
 
 
 CLEAR_TO_END = "\x1b[K"

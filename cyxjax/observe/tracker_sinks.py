@@ -6,7 +6,7 @@ Each shows the numbers of a record as curves.
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None 
         name=options.get("run_name") or folder.name,
         mode=options.get("mode") or "offline",
         dir=str(folder),
-        id=_stored_id(path, resume_step) or _new_id(path, secrets.token_hex(4)),
+        id=_run_id(path, resume_step, lambda: secrets.token_hex(4)),
         resume=None if resume_step is None else "allow",
         config=dict(config),
         settings=wandb.Settings(
@@ -93,7 +93,7 @@ def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | Non
     """
     folder, trackio = folder.absolute(), extra("trackio", "cyxjax[trackio]")
     path = folder / "trackio_id.json"
-    name = _stored_id(path, resume_step) or _new_id(path, f"{folder.name}-{secrets.token_hex(2)}")
+    name = _run_id(path, resume_step, lambda: f"{folder.name}-{secrets.token_hex(2)}")
     shown = {key: redact(str(value)) for key, value in dotted(config)}
     run = trackio.init(project="cyxjax", name=name, config=shown, resume="allow", embed=False)
     return RunSink(run)
@@ -116,8 +116,7 @@ class MlflowSink:
         folder = Path(folder).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._client = client(tracking_uri=(folder / "mlruns").as_uri())
-        stored = _stored_id(folder / "mlflow_id.json", resume_step)
-        self._id = stored or self._begun(folder, config)
+        self._id = _run_id(folder / "mlflow_id.json", resume_step, lambda: self._begun(folder, config))
         self._last = self._last_steps()
         self._client.update_run(self._id, status="RUNNING")
 
@@ -141,7 +140,7 @@ class MlflowSink:
         params = [Param(key, redact(str(value))[:_LONGEST_PARAM]) for key, value in dotted(config)]
         for first in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(run_id, params=params[first : first + _MOST_PARAMS])
-        return _new_id(folder / "mlflow_id.json", run_id)
+        return run_id
 
     def _last_steps(self) -> dict[str, int]:
         """The newest step of each curve that the run has already."""
@@ -149,13 +148,10 @@ class MlflowSink:
         return {n: max(m.step for m in self._client.get_metric_history(self._id, n)) for n in names}
 
 
-def _stored_id(path: Path, resume_step: int | None) -> str:
-    """The id of the run that is gone on with; "" where there is none."""
-    if resume_step is None or not path.exists():
-        return ""
-    return str(json.loads(read_plain(path))["id"])
-
-
-def _new_id(path: Path, run_id: str) -> str:
+def _run_id(path: Path, resume_step: int | None, begin: Callable[[], str]) -> str:
+    """The id in the file at `path` where training goes on, else that of a new run, which is kept there."""
+    if resume_step is not None and path.exists():
+        return str(json.loads(read_plain(path))["id"])
+    run_id = begin()
     write_atomic(path, json.dumps({"id": run_id}) + "\n")
     return run_id

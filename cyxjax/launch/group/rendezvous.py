@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cyxjax.launch.group import ports
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.group.server import GroupServer, Log, Peer
-from cyxjax.launch.output import disagreement, printable, ranks_text
+from cyxjax.launch.output import disagreements, printable, ranks_text
 
 LINE_EVERY_S = 10.0
 
@@ -148,7 +148,8 @@ class Rendezvous:
         self.here[new.hello.rank] = new
         if len(self.here) < self.job.world_size:
             return
-        if why := self._differing_fact():
+        facts = {rank: dict(sorted(self.here[rank].hello.facts.items())) for rank in sorted(self.here)}
+        if why := next(disagreements(facts), ""):
             self._abort(why)
             return
         try:
@@ -160,15 +161,6 @@ class Rendezvous:
             return
         self.formed = True
         self._send_all({"formed": coordinator})
-
-    def _differing_fact(self) -> str:
-        """The first fact on which ranks differ, with every value and who holds it; "" when all agree."""
-        facts = {rank: self.here[rank].hello.facts for rank in sorted(self.here)}
-        for name in sorted({name for held in facts.values() for name in held}):
-            values = {rank: str(held.get(name, "(none)")) for rank, held in facts.items()}
-            if len(set(values.values())) > 1:
-                return disagreement(name, values)
-        return ""
 
     def _hear(self, rank: Joined, message: Message) -> None:
         if "done" in message:
