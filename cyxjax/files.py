@@ -117,6 +117,14 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
         return bytes(file.read())
 
 
+def text_in(path: str | os.PathLike[str]) -> str:
+    """The text of a file of the system or of a process of ours; "" where there is none, or no longer."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
 @contextmanager
 def readable(
     path: str | os.PathLike[str],

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cyxjax.errors import ConfigError
+from cyxjax.files import text_in
 from cyxjax.launch.environment import visible_gpus
 
 VARIABLE = "CYXJAX_PAGES"
@@ -78,7 +79,7 @@ def described(env: Mapping[str, str], processes_here: int) -> str:
 
 def refused_by_kernel(env: Mapping[str, str], kernel: Path = KERNEL) -> str:
     """What to do where huge pages are wanted and the kernel gives none; "" where it gives them."""
-    if "huge" not in chosen(env, 1) or "[never]" not in _text(kernel):
+    if "huge" not in chosen(env, 1) or "[never]" not in text_in(kernel):
         return ""
     return (
         f"huge pages are off in the kernel. HINT: as root, echo madvise > {kernel}, or set {VARIABLE}=kept."
@@ -87,14 +88,9 @@ def refused_by_kernel(env: Mapping[str, str], kernel: Path = KERNEL) -> str:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that new processes may take: of the host, or of the control group around this process."""
-    lines = (line.split() for line in _text(root / "proc/meminfo").splitlines())
+    lines = (line.split() for line in text_in(root / "proc/meminfo").splitlines())
     host = next((int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"]), 0)
-    limit, used = (_text(root / "sys/fs/cgroup" / name) for name in ("memory.max", "memory.current"))
+    limit, used = (
+        text_in(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory.current")
+    )
     return min(host, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else host
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

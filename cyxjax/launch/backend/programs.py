@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cyxjax.files import PRIVATE, write_whole
+from cyxjax.files import PRIVATE, text_in, write_whole
 from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
 
@@ -159,8 +159,7 @@ def _is_own(found: os.stat_result, closed: int) -> bool:
 def _processor() -> str:
     """What machine code depends on: architecture and the processor's features, as a digest."""
     words = [platform.machine(), platform.processor()]
-    with suppress(OSError):
-        first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0]
-        same = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
-        words += [line for line in first.splitlines() if line.startswith(same)]
+    same = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
+    first = text_in("/proc/cpuinfo").partition("\n\n")[0]
+    words += [line for line in first.splitlines() if line.startswith(same)]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cyxjax.errors import EXIT_OK, GroupError
-from cyxjax.files import redact
+from cyxjax.files import redact, text_in
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.heartbeat import VARIABLE as BEATS
 from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.processes import PROC, identity, stat
-from cyxjax.launch.supervise.worker import LAUNCHER, text_in
+from cyxjax.launch.supervise.worker import LAUNCHER
 
 WAIT_S = 3.0  # the launcher asks the ranks within a quarter of a second, and waits a second for them
 

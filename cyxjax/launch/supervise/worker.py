@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
-from cyxjax.files import redact
+from cyxjax.files import redact, text_in
 from cyxjax.launch import heartbeat, output
 from cyxjax.launch.environment import thread_share
 from cyxjax.launch.failure import hooks
@@ -39,15 +39,6 @@ class Files:
     def within(cls, folder: str, rank: int, start: int) -> "Files":
         stem = os.path.join(folder, f"start_{start}_rank_{rank}")
         return cls(f"{stem}.beat", f"{stem}.error.json", f"{stem}.stacks")
-
-
-def text_in(path: str) -> str:
-    """The text of a rank's file; "" where there is none, or no longer."""
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def environment(
