@@ -75,8 +75,8 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
         fit(tmp_path, At(7, lose))
     before = read(tmp_path / "goodput.json")
     assert (before["ended"], before["step"]) == (False, 6)  # told before the hook that died
-    monkeypatch.setattr(heartbeat, "_spent", {})  # as in a new process
-    monkeypatch.setattr(heartbeat, "_detected_s", 0.001)
+    monkeypatch.setattr(heartbeat, "_reporter", heartbeat.Reporter())  # as in a new process
+    monkeypatch.setenv(heartbeat.DETECTED, "0.001")
     fit(tmp_path)
     after = read(tmp_path / "goodput.json")
     assert after["steps"] == 12  # steps 5 and 6 were made twice and count once
