@@ -1,7 +1,12 @@
-"""What a trainer does outside a fit, with the state of its run: evaluate, predict, load."""
+"""What a trainer does outside a fit, with the state of its run: evaluate, predict, load, the values."""
 
 from typing import Any
 
+import jax
+
+from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.mesh import local_value
+from cyxjax.core.model.lora import merged
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
@@ -12,12 +17,26 @@ from cyxjax.train.comparison import changed_files
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import Source, predict_all, with_nan_warning
-from cyxjax.train.plan import plan_of_checkpoint
+from cyxjax.train.plan import plan_of_checkpoint, plan_without_data
 from cyxjax.train.program import Recipe
 from cyxjax.train.run_state import Run
 from cyxjax.train.start.dispatch import placer_for
 
 PyTree = Any
+
+
+def begin(run: Run, recipe: Recipe, group: ProcessGroup, inputs: PyTree, remat: str) -> None:
+    """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
+    if run.last is None:
+        run.begin(plan_without_data(recipe, group, inputs, DistributedTrainingConfig(), remat=remat))
+
+
+def values(run: Run) -> tuple[PyTree, PyTree]:
+    """(parameters, model state) as evaluation sees them, host arrays."""
+    plan, program = run.begun()
+    seen = program.evaluated(run.state.state)
+    params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
+    return merged(params, plan.settings.step.lora), model_state
 
 
 def evaluate(run: Run, samples: FitData, batch_size: int | None, max_batches: int | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The compiled functions of a run: the one place where the features of a plan are composed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,10 +9,11 @@ import optax
 from jax.sharding import Mesh
 
 from cyxjax.core.evaluation import build_consensus, build_predict_step
-from cyxjax.core.losses import PerExample
+from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.memory import with_offload, with_remat
-from cyxjax.core.metrics import Metrics
-from cyxjax.core.model.augment import Augment, with_augment
+from cyxjax.core.metrics import Metrics, metrics_of
+from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.augment import Augment, as_augment, with_augment
 from cyxjax.core.model.lora import ADAPTERS, with_frozen, with_lora
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import SplitCheck, split_check
@@ -58,6 +59,24 @@ class Recipe(NamedTuple):
     metrics: Metrics
     callbacks: tuple[Hook, ...] = ()
     augment: Augment | None = None
+
+
+def recipe_of(
+    model: Any, loss_fn: Any, optimizer: Any, metrics: Any, callbacks: Iterable[Hook], augment: Any
+) -> Recipe:
+    """The arguments of a trainer in the forms that the steps take.
+
+    Raises: ConfigError for an unknown name of a loss or optimizer, and for what is none of these.
+    """
+    if isinstance(loss_fn, str) or isinstance(optimizer, str):
+        from cyxjax.train.start.named import loss_named, optimizer_named  # loads all that has a name
+
+        loss_fn = loss_named(loss_fn) if isinstance(loss_fn, str) else loss_fn
+        optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+    loss = as_per_example(loss_fn)
+    groups_of(loss, optimizer)  # each term has an optimizer
+    fns, all_metrics = adapt(model), metrics_of(loss_fn, metrics)
+    return Recipe(fns, loss, optimizer, all_metrics, tuple(composite.checked(callbacks)), as_augment(augment))
 
 
 class Program(NamedTuple):

@@ -4,17 +4,11 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
-import jax
 import optax
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.losses import as_per_example
-from cyxjax.core.mesh import local_value
-from cyxjax.core.metrics import Metrics, metrics_of
-from cyxjax.core.model.adapter import adapt
-from cyxjax.core.model.augment import as_augment
-from cyxjax.core.model.lora import merged
+from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
@@ -31,16 +25,14 @@ from cyxjax.train.checks import order as checks
 from cyxjax.train.comparison import compare_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.predicting import source_of
-from cyxjax.train.hooks import composite
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_without_data
-from cyxjax.train.program import Program, Recipe
+from cyxjax.train.plan import Plan, fit_arguments, plan_fit
+from cyxjax.train.program import Program, Recipe, recipe_of
 from cyxjax.train.reporting import fit_into_folder
 from cyxjax.train.run import run_fit
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
-from cyxjax.train.start.optimizer_groups import groups_of
 
 PyTree = Any
 
@@ -66,22 +58,8 @@ class DistributedTrainer:
         callbacks: Iterable[Hook] = (),
         augment: Any = None,
     ):
-        if isinstance(loss_fn, str) or isinstance(optimizer, str):
-            from cyxjax.train.start.named import loss_named, optimizer_named
-
-            loss_fn = loss_named(loss_fn) if isinstance(loss_fn, str) else loss_fn
-            optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
-        loss = as_per_example(loss_fn)
-        groups_of(loss, optimizer)  # there is one for all
+        self._recipe = recipe_of(model, loss_fn, optimizer, metrics, callbacks, augment)
         self._model, self._model_sync = model, ModelSync(model)
-        self._recipe = Recipe(
-            adapt(model),
-            loss,
-            optimizer,
-            metrics_of(loss_fn, metrics),
-            tuple(composite.checked(callbacks)),
-            as_augment(augment),
-        )
         self._group = process_group.ensure()
         self._remat = "none"
         self._run = Run()
@@ -145,8 +123,7 @@ class DistributedTrainer:
             programs.keep(config.compile_cache, tell=self.is_master())
             pages.use(config.memory_pages, self._group.topology.local_world_size)
         run, tape = self._run, self._run.open_tape()
-        here = self._recipe, self._group, data, config, tape
-        plan = plan_fit(*here, schedule=schedule, remat=self._remat)
+        plan = plan_fit(self._recipe, self._group, data, config, tape, schedule=schedule, remat=self._remat)
         assert plan.data is not None
         run.stream_positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
@@ -170,8 +147,7 @@ class DistributedTrainer:
             console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
             return run.history
         with run.fitting():
-            parts = plan, program, run, start, sink, console
-            unsaved = run_fit(*parts, resumed=resumed, hand_out=hand_out)
+            unsaved = run_fit(plan, program, run, start, sink, console, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:
             raise unsaved
@@ -212,9 +188,7 @@ class DistributedTrainer:
     def _begin_untrained(self, call: str, inputs: PyTree) -> None:
         """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
         self._model_sync.refuse_changed_parameters()
-        if self._run.last is None:
-            config = DistributedTrainingConfig()
-            self._run.begin(plan_without_data(self._recipe, self._group, inputs, config, remat=self._remat))
+        between_fits.begin(self._run, self._recipe, self._group, inputs, self._remat)
         self._run.warn_if_untrained(call)
 
     def save_checkpoint(self, path: str) -> None:
@@ -318,9 +292,7 @@ class DistributedTrainer:
     @property
     def values(self) -> tuple[PyTree, PyTree]:
         """(parameters, model state) as evaluation sees them, host arrays."""
-        seen = self.program.evaluated(self.state)
-        params, model_state = jax.tree.map(local_value, (seen.params, seen.model_state))
-        return merged(params, self.plan.settings.step.lora), model_state
+        return between_fits.values(self._run)
 
     def _hand_out_values(self) -> None:
         """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
