@@ -29,15 +29,18 @@ from cyxjax.train.program import Program
 from cyxjax.train.replay.inspect import first_few, inspect_step
 from cyxjax.train.trainer import DistributedTrainer
 
+Before = Callable[[int], TrainState]
+"""replica -> the state that it had before a step, host arrays: the state on the device is gone"""
 
-class Bad(NamedTuple):
-    """The first step that is not finite: the state before it, its batch, and what came of it."""
+
+class Step(NamedTuple):
+    """A step that was run again."""
 
     position: Position  # after the step
-    first: int  # place of the epoch's order at which it began
-    before: Callable[[int], TrainState]  # of a replica, host arrays: the state on the device is gone
+    came_from: Position  # before it, in its epoch
     batch: Batch
-    loss: float
+    state: TrainState
+    loss: float  # mean over the samples; NaN for a step that was left out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,17 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = parser.parse_args(argv).box
     box = read_box(folder)
     trainer, plan, facts = _rebuilt(box, folder)
-    bad = _first_bad(trainer, plan, box)
-    if bad is None:
+    found = _first_bad(trainer, plan, box)
+    if found is None:
         print(
             f"Step {box.step} is finite now; it was {box.loss}. HINT: other hardware, versions or data, "
             "or memory that fails: compare `cyxjax env` of both machines."
         )
         return EXIT_USER_ERROR
+    bad, before = found
     print(f"Step {box.step} was recorded with loss {box.loss}, samples {first_few(box.sample_ids)}.")
     print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
-    ids = np.array(samples_of(facts, bad.position.epoch, bad.first))
-    for line in inspect_step(trainer, plan.settings.step, bad.before, bad.batch, ids):
+    ids = np.array(samples_of(facts, bad.position.epoch, bad.came_from.samples))
+    for line in inspect_step(trainer, plan.settings.step, before, bad.batch, ids):
         print(line)
     return EXIT_OK
 
@@ -92,19 +96,19 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
     print(f"Running again from step {earlier[-1] if earlier else 0}.")
 
 
-def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> Bad | None:
-    """The first step up to the box's that is not finite; None if all are."""
+def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> tuple[Step, Before] | None:
+    """The first step up to the box's that is not finite, and the state before it; None if all are."""
     assert plan.feed is not None
     start = trainer.run_state
     before = _by_replica(trainer.program, start.state)
     for step in _steps(trainer, plan.feed, start, box.step):
         if not _is_good(step):
-            return Bad(step.position, step.came_from.samples, before, step.batch, step.loss)
+            return step, before
         before = _by_replica(trainer.program, step.state)
     return None
 
 
-def _by_replica(program: Program, state: TrainState) -> Callable[[int], TrainState]:
+def _by_replica(program: Program, state: TrainState) -> Before:
     """The state with whole parameters as each replica has it, on the host."""
     if program.sync.params_spec == REPLICATED or program.sync.keeps_parts:
         whole = jax.device_get(program.agreed(state))
@@ -113,22 +117,14 @@ def _by_replica(program: Program, state: TrainState) -> Callable[[int], TrainSta
     return lambda replica: own._replace(params=jax.tree.map(lambda leaf: leaf[replica], own.params))
 
 
-class _Step(NamedTuple):
-    position: Position  # after the step
-    came_from: Position  # before it, in its epoch
-    batch: Batch
-    state: TrainState
-    loss: float  # mean over the samples; NaN for a step that was left out
-
-
-def _is_good(step: _Step) -> bool:
+def _is_good(step: Step) -> bool:
     params = jax.device_get(step.state.params)
     return math.isfinite(step.loss) and all(
         np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in jax.tree.leaves(params)
     )
 
 
-def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) -> Iterator[_Step]:
+def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) -> Iterator[Step]:
     """Each step from `start` up to step `last`, over ends of epochs. A state is gone with the next one."""
     position, state = start.position, start.state
     while position.step < last:
@@ -137,7 +133,7 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) 
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
             loss, weight = local_value(sums)[0]
-            yield _Step(position, before, batch, state, float(loss / weight) if weight else math.nan)
+            yield Step(position, before, batch, state, float(loss / weight) if weight else math.nan)
             if position.step == last:
                 return
         position = Position(position.step, position.epoch + 1)
