@@ -166,15 +166,17 @@ def refuse_secrets(values: dict[str, Any], source: Any) -> None:
 
 def _fast(config: TrainConfig) -> dict[str, Any]:
     """What `fast_dev_run` changes: two steps, two evaluation batches, nothing that a real run would meet."""
-    never = {"checkpoint_every_n_epochs": 0, "checkpoint_every_n_steps": 0, "checkpoint_every_n_minutes": 0}
-    run_dir = config.run_dir.removesuffix("-fast-dev-run") + "-fast-dev-run"
-    short = {"epochs": 1, "max_steps": 2, "max_eval_batches": 2, "log_every_n_batches": 1}
     return {
-        **never,
-        **short,
+        "checkpoint_every_n_epochs": 0,
+        "checkpoint_every_n_steps": 0,
+        "checkpoint_every_n_minutes": 0,
+        "epochs": 1,
+        "max_steps": 2,
+        "max_eval_batches": 2,
+        "log_every_n_batches": 1,
         "resume": "never",
         "sinks": ["jsonl"],
-        "run_dir": run_dir,
+        "run_dir": config.run_dir.removesuffix("-fast-dev-run") + "-fast-dev-run",
         "report": False,
         "mirror": None,
     }
