@@ -267,14 +267,12 @@ class NullCheckpointer:
 
     def restore(self, target: PyTree, step: int | None = None, **options: Any) -> Restored | None:
         """None: there is never a step."""
-        del target, step, options
         return None
 
     def steps(self) -> list[int]:
         return []
 
     def rewind(self, step: int, why: str = "abandoned") -> list[int]:
-        del step, why
         return []
 
     def wait(self) -> None:

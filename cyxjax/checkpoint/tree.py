@@ -54,10 +54,6 @@ class HostShare:
     elements: np.ndarray
     is_whole: bool = False
 
-    @classmethod
-    def of(cls, share: Share) -> "HostShare":
-        return cls(tuple(share.shape), np.dtype(share.dtype), share.start, share.stop, share.values())
-
     def values(self) -> np.ndarray:
         return self.elements
 
@@ -72,7 +68,7 @@ def host_value(leaf: Any) -> np.ndarray:
 
 
 def as_read(want: Any, read: Callable[[], np.ndarray]) -> np.ndarray:
-    del want
+    """The host array itself."""
     return read()
 
 
@@ -94,7 +90,10 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 def host_copy(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Numpy copies of all leaves by name, which no later step can change; of a share, a HostShare."""
-    _start_transfers(leaves.values())
+    import jax
+
+    # All copies off the device start before the first is waited for.
+    jax.copy_to_host_async([leaf for leaf in leaves.values() if getattr(leaf, "is_fully_addressable", False)])
     return {name: _copy(leaf) for name, leaf in leaves.items()}
 
 
@@ -139,16 +138,12 @@ def refuse(unlike: Mapping[str, str]) -> None:
         )
 
 
-def _start_transfers(leaves: Any) -> None:
-    """Start all copies off the device before waiting for the first."""
-    for leaf in leaves:
-        if hasattr(leaf, "copy_to_host_async") and leaf.is_fully_addressable:
-            leaf.copy_to_host_async()
-
-
 def _copy(leaf: Any) -> Any:
     if is_share(leaf):
-        return host_value(leaf).reshape(leaf.shape) if leaf.is_whole else HostShare.of(leaf)
+        elements = leaf.values()
+        if leaf.is_whole:
+            return elements.reshape(leaf.shape)
+        return HostShare(tuple(leaf.shape), np.dtype(leaf.dtype), leaf.start, leaf.stop, elements)
     # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
     is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
     return host_value(leaf) if is_copied else np.array(host_value(leaf))
