@@ -171,8 +171,9 @@ def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: Ru
     """Saves `moment` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
     stored = portable.to_portable(moment.state, program.sync, plan.group.mesh)
     together = is_spread(dict(named_leaves(stored)))
-    options: dict[str, Any] = {"keep_last": 1, "async_save": False, "max_failures": 1}
-    with open_checkpoints(path, plan.group, together=together, **options) as checkpointer:
+    with open_checkpoints(
+        path, plan.group, together=together, keep_last=1, async_save=False, max_failures=1
+    ) as checkpointer:
         # An older run's later steps are not the newest now.
         if gone := checkpointer.rewind(moment.position.step, "earlier"):
             _LOG.warning("%s held later steps (%s); they are kept as step_*.earlier-*.", path, gone)

@@ -155,15 +155,13 @@ def dataset_feed(
 
 def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
+    total: int | None = None  # of a loader it is not known
     if is_loader(dataset):
         batches = agreed(steps(one_pass(dataset), len(placer.shares), 1))
-        for number, host in enumerate(islice(batches, limit), 1):
-            heartbeat.part(number)
-            yield placer.put(host)
-        return
-    order = Order(len(dataset), shuffle=False)
-    plan = BatchPlan(len(dataset), batch_size, placer.num_shares)
-    total = plan.num_steps if limit is None else min(limit, plan.num_steps)
-    for number, host in enumerate(islice(iterate(dataset, order, plan, placer.shares), total), 1):
+    else:
+        plan = BatchPlan(len(dataset), batch_size, placer.num_shares)
+        batches = iterate(dataset, Order(len(dataset), shuffle=False), plan, placer.shares)
+        total = plan.num_steps if limit is None else min(limit, plan.num_steps)
+    for number, host in enumerate(islice(batches, limit), 1):
         heartbeat.part(number, total)
         yield placer.put(host)
