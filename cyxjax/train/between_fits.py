@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_value
 from cyxjax.core.model.lora import merged
 from cyxjax.core.objective.split_check import is_own
@@ -28,7 +27,7 @@ PyTree = Any
 def begin(run: Run, recipe: Recipe, group: ProcessGroup, inputs: PyTree, remat: str) -> None:
     """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
     if run.last is None:
-        run.begin(plan_without_data(recipe, group, inputs, DistributedTrainingConfig(), remat=remat))
+        run.begin(plan_without_data(recipe, group, inputs, remat=remat))
 
 
 def values(run: Run) -> tuple[PyTree, PyTree]:

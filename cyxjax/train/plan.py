@@ -112,10 +112,15 @@ def plan_fit(
 
 
 def plan_without_data(
-    recipe: Recipe, group: ProcessGroup, inputs: PyTree, config: DistributedTrainingConfig, *, remat: str
+    recipe: Recipe,
+    group: ProcessGroup,
+    inputs: PyTree,
+    config: DistributedTrainingConfig | None = None,
+    *,
+    remat: str,
 ) -> Plan:
     """To evaluate, predict or load: for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
-    settings = resolve(config, num_replicas(group.mesh), remat=remat)
+    settings = resolve(config or DistributedTrainingConfig(), num_replicas(group.mesh), remat=remat)
     return Plan(recipe, group, settings, inputs, Facts(config_of(settings.values, recipe)))
 
 
