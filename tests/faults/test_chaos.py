@@ -51,11 +51,11 @@ def test_the_same_layout_gives_the_same_bits(jobs, tmp_path):
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
-    assert jobs.run(whole, world=2).codes == [0, 0]
+    jobs.run(whole, world=2)
     for _ in range(ROUNDS):
         if strike(jobs, draw, config, world=2).codes == [0, 0]:
             break
-    assert jobs.run(config, world=2).codes == [0, 0]
+    jobs.run(config, world=2)
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0, seed
     assert newest_step(config) == newest_step(whole)
     assert sha256_of(leaves(config)) == sha256_of(leaves(whole)), seed
@@ -71,7 +71,7 @@ def test_any_sizes_one_after_another_leave_no_sample_out_and_none_twice(jobs, tm
         (world, devices), size = draw.choice(WORLDS), draw.choice(SIZES)
         sizes.append((world, devices, *size))
         done = strike(jobs, draw, config, ("--cpu-devices", devices, *size), world).codes
-    ended = jobs.run(config)
+    ended = jobs.run(config, code=None)
     assert ended.codes == [0], (seed, sizes, ended.text)
     assert audit.main([str(tmp_path / "run")]) == 0, (seed, sizes, capsys.readouterr().out)
     assert f"{EPOCHS} epochs of {SAMPLES} samples, {EPOCHS * SAMPLES} in all" in (capsys.readouterr().out), (

@@ -27,11 +27,10 @@ def same_bits(config: Path, other: Path) -> None:
 
 def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
-    assert jobs.run(whole).codes == [0]
-    assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6").codes
+    jobs.run(whole)
+    assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6", code=None).codes
     assert 0 < newest_step(config) <= 6 < EPOCHS * STEPS_PER_EPOCH
     ended = jobs.run(config)
-    assert ended.codes == [0], ended.text
     assert "WARNING" not in ended.text  # the fingerprints agree
     same_bits(config, whole)
 
@@ -39,10 +38,10 @@ def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
 @pytest.mark.slow
 def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(jobs, tmp_path):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
-    assert jobs.run(whole).codes == [0]
+    jobs.run(whole)
     for world, fault in ((1, "KILL:0:write:4"), (3, "KILL:1:eval:6"), (2, "KILL:0:write:12")):
-        assert -9 in jobs.run(config, world=world, fault=fault).codes
-    assert jobs.run(config, world=2).codes == [0, 0]
+        assert -9 in jobs.run(config, world=world, fault=fault, code=None).codes
+    jobs.run(config, world=2)
     same_bits(config, whole)
 
 

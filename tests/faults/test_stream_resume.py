@@ -20,22 +20,20 @@ def test_a_killed_rank_costs_no_sample_of_a_stream_in_two_processes_and_in_one(j
         "report": False,
     }
     whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "two"))
-    ended = jobs.run(whole, world=2)
-    assert ended.codes == [0, 0], ended.text
-    ended = jobs.run(config, world=2, fault="KILL:1:step:10")  # in the second pass; saved at 4 and 8
+    jobs.run(whole, world=2)
+    # In the second pass; saved at 4 and 8.
+    ended = jobs.run(config, world=2, fault="KILL:1:step:10", code=None)
     assert ended.codes[1] == KILLED, ended.text
     assert ended.codes[0] != 0, ended.text
     alone = write_experiment(tmp_path / "one", **changes)
     shutil.copytree(tmp_path / "two" / "run", tmp_path / "one" / "run")
 
     ended = jobs.run(config, world=2)
-    assert ended.codes == [0, 0], ended.text
     assert "Resuming from step" in ended.text
     assert curves(config) == curves(whole)
     assert sha256_of(leaves(config)) == sha256_of(leaves(whole))
 
     ended = jobs.run(alone)  # one process with two devices
-    assert ended.codes == [0], ended.text
     assert "Resuming from step" in ended.text
     assert "WARNING" not in ended.text
     same_to_rounding(alone, whole)

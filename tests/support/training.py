@@ -13,6 +13,8 @@ import yaml
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.restoring import open_step
+from cyxjax.cli import audit
+from cyxjax.errors import EXIT_OK
 from tests.support import forked
 from tests.support.programs import free_port
 from tests.support.training_job import run_rank
@@ -36,10 +38,14 @@ class Jobs:
     def __init__(self) -> None:
         self._forks, self._ranks = forked.server(), list[Any]()
 
-    def run(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> Ended:
-        """Trains as `config` says, in `world` processes, and waits for the end of all."""
+    def run(
+        self, config: Path, *argv: object, world: int = 1, fault: str = "", code: int | None = EXIT_OK
+    ) -> Ended:
+        """Trains as `config` says, in `world` processes. code: what each must end with; None: anything."""
         self.start(config, *argv, world=world, fault=fault)
-        return self.wait(config, world)
+        ended = self.wait(config, world)
+        assert code is None or set(ended.codes) == {code}, f"{ended.codes}: {ended.text}"
+        return ended
 
     def start(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> list[int]:
         """The pids of a run that was started."""
@@ -125,6 +131,14 @@ def sha256_of(arrays: dict[str, np.ndarray]) -> str:
             name.encode() + str(arrays[name].dtype).encode() + np.ascontiguousarray(arrays[name]).tobytes()
         )
     return digest.hexdigest()
+
+
+def assert_same_run(config: Path, other: Path) -> None:
+    """Both ended after one step with the same bits and curves, and `config` consumed what it should."""
+    assert audit.main([str(config.parent / "run")]) == 0
+    assert newest_step(config) == newest_step(other)
+    assert curves(config) == curves(other)
+    assert sha256_of(leaves(config)) == sha256_of(leaves(other))
 
 
 def curves(config: Path) -> dict[str, Any]:
