@@ -40,7 +40,7 @@ import pytest
 from hypothesis import settings
 
 from cyxjax.launch.backend import programs
-from tests.support import contexts, leaks, order, shared_programs
+from tests.support import contexts, forked, leaks, order, shared_programs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -88,6 +88,13 @@ def num_replicas(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
+@pytest.fixture
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`tmp_path`, as the current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_module_leaks() -> Iterator[None]:
     """Fixtures that the tests of a file share leave nothing behind either."""
@@ -98,6 +105,13 @@ def no_module_leaks() -> Iterator[None]:
 def no_test_leaks(no_module_leaks: None) -> Iterator[None]:
     """No variable, thread, process, file or group that the next test would find."""
     yield from _leaves_nothing()
+
+
+@pytest.fixture(autouse=True)
+def forked_programs_end(no_test_leaks: None) -> Iterator[None]:
+    """Those of a row that failed run on otherwise: they are no children of this process."""
+    yield
+    forked.end_all()
 
 
 def _leaves_nothing() -> Iterator[None]:

@@ -1,15 +1,10 @@
 """Augmentation is of the sample: the same training at every number of replicas, under every dispatch."""
 
-import jax
 import pytest
 
 from cyxjax.data.streams import Rows
 from tests.support.resuming import bits
-from tests.support.trainers import X, Y, config, trainer, use_devices
-
-
-def shake(key, x):
-    return x + 0.3 * jax.random.normal(key, x.shape)
+from tests.support.trainers import X, Y, config, shake, trainer, use_devices
 
 
 def fitted(devices, *data, **options):

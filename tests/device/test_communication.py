@@ -196,8 +196,7 @@ def test_the_command_prints_the_plan_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_plan_is_one_object_for_a_script(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_plan_is_one_object_for_a_script(capsys, cwd):
     words = ["--data.name", "digits", "--model.name", "mlp", "--optimizer.name", "sgd"]
     words += ["--bandwidth", "1Gbit", "--latency", "1s", "--mtbf", "10h", "--replicas", "1:4"]
     assert cli.main(["plan", "--json", *words]) == 0
@@ -212,4 +211,4 @@ def test_the_plan_is_one_object_for_a_script(capsys, tmp_path, monkeypatch):
     )
     assert told["state_bytes"]["params"] == 4 * (64 * 256 + 256 + 256 * 10 + 10)
     assert told["flops_per_replica"] > 2 * 32 * (2 * 64 * 256)
-    assert not list(tmp_path.iterdir())
+    assert not list(cwd.iterdir())

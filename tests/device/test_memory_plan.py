@@ -51,8 +51,7 @@ def test_what_is_counted_is_what_the_devices_hold():
 
 
 @pytest.mark.slow
-def test_the_command_names_the_cheapest_that_fits_at_each_number_of_replicas(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_command_names_the_cheapest_that_fits_at_each_number_of_replicas(capsys, cwd):
     config = Path(__file__).parents[2] / "configs" / "digits.yaml"
     words = ["--data.name", "digits", "--model.name", "mlp", "--cpu-devices", "8", "--device-gb", "0.00025"]
     named = {}
@@ -65,4 +64,4 @@ def test_the_command_names_the_cheapest_that_fits_at_each_number_of_replicas(cap
     assert sorted(named["none"]) == [1, 4, 16, 64, 256, 1024, 4096]
     assert [named["none"][count] for count in (1, 64, 4096)] == ["none fits", "zero1", "zero1"]
     assert set(named["optimizer"].values()) == {"mean"}
-    assert not list(tmp_path.iterdir())
+    assert not list(cwd.iterdir())

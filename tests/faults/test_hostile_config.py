@@ -26,13 +26,12 @@ PAYLOADS = [
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_nothing_a_file_says_is_run(tmp_path, monkeypatch, group, payload):
-    monkeypatch.chdir(tmp_path)
-    mark, path = tmp_path / "mark", tmp_path / "evil.yaml"
+def test_nothing_a_file_says_is_run(cwd, group, payload):
+    mark, path = cwd / "mark", cwd / "evil.yaml"
     path.write_text(payload.format(mark=mark))
     with pytest.raises(ConfigError):
         experiment.run(load_config(["--config", str(path)]))
-    assert os.listdir(tmp_path) == ["evil.yaml"]  # neither run nor written
+    assert os.listdir(cwd) == ["evil.yaml"]  # neither run nor written
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -25,8 +25,7 @@ NONSENSE = {
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def run(cwd, monkeypatch):
     init = process_group.init
 
     def of_one_device(**options):

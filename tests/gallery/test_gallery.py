@@ -32,12 +32,11 @@ SLOW = ("own_model", "worker_stream")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NAMES])
-def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_example_learns_on_two_devices(name, group, cwd):
     use_devices(2)
     found = losses(name)
     assert found[-1] < 0.95 * found[0]
-    assert {path.name for path in tmp_path.iterdir()} <= {"runs"}
+    assert {path.name for path in cwd.iterdir()} <= {"runs"}
 
 
 @pytest.mark.slow
@@ -52,8 +51,7 @@ def test_an_example_learns_on_two_devices(name, group, tmp_path, monkeypatch):
     ],
     ids=["three", "all"],
 )
-def test_two_processes_have_the_losses_of_two_devices(names, group, forked_spawn, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_two_processes_have_the_losses_of_two_devices(names, group, forked_spawn, cwd):
     use_devices(2)
     alone = all_losses(names)
     one, two = cx.testing.run_ranks(2, all_losses, names)

@@ -43,8 +43,7 @@ def study():
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_a_pruned_trial_ends_on_both_ranks(group, forked_spawn, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_pruned_trial_ends_on_both_ranks(group, forked_spawn, cwd):
     one, two = cx.testing.run_ranks(2, study)
     assert one[0] == two[0] == [EPOCHS, 1, 1]
     assert one[1] == ["COMPLETE", "PRUNED", "PRUNED"]

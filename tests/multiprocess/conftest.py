@@ -1,10 +1,17 @@
 """What tests of several processes share: ranks that need not import everything anew."""
 
 import multiprocessing
+from pathlib import Path
 
 import pytest
 
 from tests.support import forked
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers keep their files in `tmp_path`: a failed job without --log-dir leaves its record there."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 @pytest.fixture

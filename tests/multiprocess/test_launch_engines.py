@@ -13,12 +13,7 @@ from tests.support.forked import run_fresh
 from tests.support.launching import RANK
 from tests.support.programs import ROOT, free_port
 
-pytestmark = pytest.mark.multiprocess
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("scratch")]
 
 
 def mpirun(path: str, how: str) -> list[str]:

@@ -16,7 +16,7 @@ from tests.support.engines import DONE, environment, run
 from tests.support.launching import RANK, until
 from tests.support.programs import free_port
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.root]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.root, pytest.mark.usefixtures("scratch")]
 SLURM_CONF = """ClusterName=onebox
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
@@ -52,11 +52,6 @@ from cyxjax.launch.clusters import discover
 place, gpus = discover(os.environ), visible_gpus(os.environ, sys.argv[1])
 print(f"rank {place.rank} sees {gpus}, takes {local_devices(gpus, place.local_rank, place.local_world_size)}")
 """
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,8 @@ import pytest
 
 from tests.support.launching import under_way
 
-pytestmark = pytest.mark.multiprocess
+pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("scratch")]
 TALK = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', os.environ['RANK'], file=sys.stderr)\n"
-
-
-@pytest.fixture(autouse=True)
-def scratch(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a failed job without --log-dir leaves its record there
 
 
 @pytest.fixture

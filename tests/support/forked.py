@@ -59,6 +59,15 @@ def server() -> context.BaseContext:
     return forks
 
 
+_STARTED: list["Program"] = []
+
+
+def end_all() -> None:
+    """Ends what this test has started and did not end."""
+    while _STARTED:
+        _STARTED.pop().end()
+
+
 class Program:
     """`python WORDS`, as subprocess.Popen with its output kept. The ranks of our launcher are forks too."""
 
@@ -74,6 +83,7 @@ class Program:
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        _STARTED.append(self)
 
     def poll(self) -> int | None:
         return self._process.exitcode

@@ -48,9 +48,20 @@ def as_users_promote() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_device(group: None) -> None:
+    """The test runs in a group of one replica: eight would compile for minutes on a busy machine."""
+    use_devices(1)
+
+
+@pytest.fixture
 def two_devices(group: None) -> None:
     """The test runs in a group of two replicas."""
     use_devices(2)
+
+
+def shake(key: jax.Array, x: jax.Array) -> jax.Array:
+    """An augmentation."""
+    return x + 0.3 * jax.random.normal(key, x.shape)
 
 
 def mlp() -> SequentialModel:

@@ -36,7 +36,7 @@ class Jobs:
     """Starts runs in forked processes, which have loaded everything they need."""
 
     def __init__(self) -> None:
-        self._forks, self._ranks = forked.server(), list[Any]()
+        self._forks, self._ranks, self._started = forked.server(), list[Any](), list[Any]()
 
     def run(
         self, config: Path, *argv: object, world: int = 1, fault: str = "", code: int | None = EXIT_OK
@@ -60,6 +60,7 @@ class Jobs:
             arguments = (words, env | (place if world > 1 else {}), log, fault, rank)
             self._ranks.append(self._forks.Process(target=run_rank, args=arguments))
             self._ranks[-1].start()
+            self._started.append(self._ranks[-1])
         return [rank.pid for rank in self._ranks]
 
     def wait(self, config: Path, world: int) -> Ended:
@@ -68,16 +69,20 @@ class Jobs:
         for rank in self._ranks:
             rank.join(end - time.monotonic())
         late = [rank.pid for rank in self._ranks if rank.exitcode is None]
-        self.close()
+        _kill(self._ranks)
         text = "".join(log.read_text() for log in _logs(config, world))
         assert not late, f"still running after {LIMIT_S} s: {text}"
         return Ended([rank.exitcode for rank in self._ranks], text)
 
     def close(self) -> None:
-        """Kills what still runs."""
-        for rank in self._ranks:
-            rank.kill()
-            rank.join()
+        """Kills what still runs of all that was started."""
+        _kill(self._started)
+
+
+def _kill(ranks: list[Any]) -> None:
+    for rank in ranks:
+        rank.kill()
+        rank.join()
 
 
 def _logs(config: Path, world: int) -> list[Path]:

@@ -245,18 +245,17 @@ def test_a_script_reads_one_document_whatever_libraries_say():
     assert "a library" in done.stderr
 
 
-def test_a_run_tells_the_commit_and_whether_it_was_changed(tmp_path, monkeypatch):
+def test_a_run_tells_the_commit_and_whether_it_was_changed(cwd):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
-    monkeypatch.chdir(tmp_path)
     assert "git commit" not in provenance()
     git("init", "--quiet")
-    (tmp_path / "model.py").touch()
+    (cwd / "model.py").touch()
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
     assert re.fullmatch(r"[0-9a-f]{12}, clean", provenance()["git commit"])
-    (tmp_path / "model.py").write_text("x = 1")
+    (cwd / "model.py").write_text("x = 1")
     assert provenance()["git commit"].endswith(", with changes")
 
 

@@ -54,12 +54,11 @@ def test_every_number_has_an_upper_bound():  # what would overflow later is refu
 
 @pytest.mark.parametrize("name", ["epochs", "max_steps", "seed", "optimizer.lr", "lora.rank", "max_time"])
 @pytest.mark.parametrize("digits", [14, 4000, 5000])
-def test_a_number_beyond_them_is_one_line_and_code_2(name, digits, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_number_beyond_them_is_one_line_and_code_2(name, digits, cwd, capsys):
     assert main.main(["train", f"--{name.replace('_', '-')}", "9" * digits]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert (name in line, len(line) < 400) == (True, True)
-    assert not list(tmp_path.iterdir())
+    assert not list(cwd.iterdir())
 
 
 @pytest.mark.parametrize(

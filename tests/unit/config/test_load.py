@@ -12,12 +12,11 @@ from cyxjax.errors import ConfigError
 
 
 @pytest.fixture
-def experiment(tmp_path, monkeypatch):
+def experiment(cwd):
     """Writes an experiment file into an empty current folder; gives its name."""
-    monkeypatch.chdir(tmp_path)
 
     def write(text, name="x.yaml"):
-        (tmp_path / name).write_text(text)
+        (cwd / name).write_text(text)
         return name
 
     return write
@@ -224,11 +223,10 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
         ("big.yaml", b"#" * (1 << 20) + b"\n", ".*1048576 bytes"),
     ],
 )
-def test_missing_and_unreadable_files(tmp_path, monkeypatch, name, content, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits.yaml").touch()
+def test_missing_and_unreadable_files(cwd, name, content, said):
+    (cwd / "digits.yaml").touch()
     if content:
-        (tmp_path / name).write_bytes(content)
+        (cwd / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"^{re.escape(name)}: {said}"):
         load_config(["--config", name])
 

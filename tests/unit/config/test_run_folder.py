@@ -8,6 +8,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import experiment
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -28,13 +29,11 @@ def test_a_file_and_a_circle_of_links_are_no_folders(tmp_path, run_dir, checkpoi
 
 
 @pytest.mark.parametrize("folder", ["/", "."])
-def test_a_folder_that_holds_other_things_and_no_run_is_refused(tmp_path, monkeypatch, folder):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError) as told:
+def test_a_folder_that_holds_other_things_and_no_run_is_refused(cwd, folder):
+    (cwd / "notes.txt").write_text("mine")
+    with refused("run_dir"):
         RunFolder(Path(folder)).refuse_unusable()
-    assert told.value.key == "run_dir"
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in cwd.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(

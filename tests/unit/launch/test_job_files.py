@@ -72,18 +72,17 @@ def test_a_bad_command_line_is_one_line(argv, capsys):
     assert "HINT: " in said
 
 
-def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(tmp_path, monkeypatch, capsys):
-    sbatch = tmp_path / "bin" / "sbatch"
+def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(cwd, monkeypatch, capsys):
+    sbatch = cwd / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(
         '#!/bin/sh\n[ -e refuse ] && { echo "no such partition" >&2; exit 1; }\necho "sbatch $*"\n'
     )
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
-    monkeypatch.chdir(tmp_path)
     assert job_files.main(["slurm", "--name", "mine", "--submit", *PROGRAM]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said == ["wrote mine.sbatch", "sbatch --test-only mine.sbatch", "sbatch mine.sbatch"]
-    (tmp_path / "refuse").touch()
+    (cwd / "refuse").touch()
     assert job_files.main(["slurm", "--check", "--output", "x.sbatch", *PROGRAM]) == EXIT_INFRASTRUCTURE
     assert "sbatch refused x.sbatch: no such partition. HINT" in capsys.readouterr().err

@@ -11,17 +11,12 @@ import pytest
 
 import cyxjax as cx
 from tests.data import make_sequential as made
-from tests.support.trainers import own_group as own_group
-from tests.support.trainers import use_devices
+from tests.support.trainers import one_device as one_device
 
 STORED = json.loads((made.FOLDER / "numbers.json").read_text())
 ROOM = 2e-6
 
-
-@pytest.fixture(autouse=True)
-def one_device(own_group):
-    use_devices(1)
-
+pytestmark = pytest.mark.usefixtures("one_device")
 
 QUICK = {"mlp", "cnn", "vae", "gpt"}
 RESNETS = {"resnet18", "resnet50"}

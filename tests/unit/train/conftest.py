@@ -1,5 +1,5 @@
 """What tests of the trainer share: every trainer makes a process group where there is none."""
 
-from tests.support.trainers import as_users_promote, own_group, two_devices
+from tests.support.trainers import as_users_promote, one_device, own_group, two_devices
 
-__all__ = ["as_users_promote", "own_group", "two_devices"]
+__all__ = ["as_users_promote", "one_device", "own_group", "two_devices"]

@@ -7,12 +7,10 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import CheckpointError, ConfigError, DataError
+from tests.support.refusals import refused
 from tests.support.trainers import VAL, X, Y, batches, config, mlp, trainer, use_devices
 
-
-@pytest.fixture(autouse=True)
-def one_device(own_group):
-    use_devices(1)
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.mark.parametrize("val", [(VAL[0][:, :3], VAL[1]), batches(X[:8, :3], Y[:8], 8)])
@@ -64,9 +62,8 @@ def test_fit_refuses_a_run_folder_that_is_a_file_or_holds_other_things(tmp_path)
     (tmp_path / "thesis.tex").touch()
     train = cx.DistributedTrainer(mlp(), "cross_entropy", "sgd")
     for folder in (tmp_path / "thesis.tex", tmp_path):
-        with pytest.raises(ConfigError, match=r"thesis\.tex") as refused:
+        with refused("run_dir", match=r"thesis\.tex"):
             train.fit(X, Y, epochs=1, run_dir=str(folder))
-        assert refused.value.key == "run_dir"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -44,15 +44,14 @@ from cyxjax.train.experiment import prepare
         ("monitor: val_los", "x.yaml: monitor='val_los' "),
     ],
 )
-def test_a_value_of_a_file_is_found_by_its_message(tmp_path, monkeypatch, text, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.yaml").write_text(text + "\n")
+def test_a_value_of_a_file_is_found_by_its_message(cwd, text, message):
+    (cwd / "x.yaml").write_text(text + "\n")
     with pytest.raises(CyxjaxError) as caught:
         prepare(load_config(["--config", "x.yaml", "--verbose", "false"]))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert "HINT: " in str(caught.value)
-    assert [p.name for p in tmp_path.iterdir()] == ["x.yaml"]
+    assert [p.name for p in cwd.iterdir()] == ["x.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +62,11 @@ def test_a_value_of_a_file_is_found_by_its_message(tmp_path, monkeypatch, text, 
         ("resume: must", "^resume='must'.* runs/x/checkpoints"),
     ],
 )
-def test_what_is_found_in_the_data_or_a_folder_says_what_it_is(tmp_path, monkeypatch, text, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.yaml").write_text(text + "\n")
-    (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
+def test_what_is_found_in_the_data_or_a_folder_says_what_it_is(cwd, text, message):
+    (cwd / "x.yaml").write_text(text + "\n")
+    (cwd / "t.csv").write_text("a,y\n1,0\n2,1\n")
     kind = CheckpointError if "must" in text else DataError
     with pytest.raises(kind, match=message) as caught:
         prepare(load_config(["--config", "x.yaml", "--verbose", "false", "--model.options.hidden", "[4]"]))
     assert "HINT: " in str(caught.value)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.csv", "x.yaml"]  # no empty run folder either
+    assert sorted(p.name for p in cwd.iterdir()) == ["t.csv", "x.yaml"]  # no empty run folder either

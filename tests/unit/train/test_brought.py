@@ -32,9 +32,8 @@ report: false
 
 
 @pytest.fixture
-def experiment(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.yaml").write_text(FILE)
+def experiment(cwd):
+    (cwd / "x.yaml").write_text(FILE)
     # strangers' code and optax's Adam promote as jax does by default
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield lambda *words: load_config(["--config", "x.yaml", *words])

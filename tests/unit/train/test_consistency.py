@@ -58,9 +58,8 @@ def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X,
 # ---- a resume ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_is_told_what_is_other_and_where_it_matters(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.yaml").write_text(FILE)
+def test_a_run_folder_is_told_what_is_other_and_where_it_matters(cwd, capsys):
+    (cwd / "x.yaml").write_text(FILE)
 
     def said(*words):
         run(load_config(["--config", "x.yaml", *words]))

@@ -37,9 +37,8 @@ def as_a_program():
 
 
 @pytest.fixture(params=[PLAIN, SHARES])
-def run(request, tmp_path, monkeypatch):
+def run(request, cwd):
     """The folder of a stopped run, at the path that its configuration names."""
-    monkeypatch.chdir(tmp_path)
     name = {PLAIN: "plain", SHARES: "shares"}[request.param]
     return Path(shutil.copytree(DATA / request.param, Path("runs") / name))
 

@@ -37,10 +37,7 @@ X = np.random.default_rng(0).normal(size=(32, 12)).astype(np.float32)
 Y = (np.arange(32) % 10).astype(np.int32)
 ALTERED = "params/Dense_0/bias"
 
-
-@pytest.fixture(autouse=True)
-def one_device(own_group):
-    use_devices(1)  # seconds, where eight would compile for minutes on a busy machine
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def fit(*data, **options):

@@ -88,8 +88,7 @@ def test_unknown_names_and_directions_are_refused(monitor, said):
 
 
 @pytest.mark.parametrize("make", [cx.EarlyStopping, cx.ReduceLROnPlateau, cx.BestCheckpoint, None])
-def test_what_is_not_measured_is_refused_before_anything_is_written(tmp_path, make, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_not_measured_is_refused_before_anything_is_written(cwd, make):
 
     def fit(monitor, *data, **values):
         callbacks, named = ([make(monitor=monitor)], {}) if make else ((), {"monitor": monitor})
@@ -101,7 +100,7 @@ def test_what_is_not_measured_is_refused_before_anything_is_written(tmp_path, ma
         fit("val_loss", early_stopping_patience=2)
     with pytest.raises(ConfigError, match="'val_loss'.*evaluations"):
         fit("val_loss", *VAL, early_stopping_patience=2, evaluate_every_n_epochs=0)
-    assert not list(tmp_path.iterdir())
+    assert not list(cwd.iterdir())
     assert len(trainer().fit(X, Y, config()).train_losses) == 2  # nothing waits for the default's val_loss
 
 

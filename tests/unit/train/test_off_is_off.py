@@ -35,16 +35,15 @@ def everything(folder):
     }
 
 
-def test_a_fit_keeps_compiled_programs_where_its_configuration_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("CYXJAX_COMPILE_CACHE", str(tmp_path / "environment"))
-    monkeypatch.chdir(tmp_path)
+def test_a_fit_keeps_compiled_programs_where_its_configuration_says(cwd, monkeypatch):
+    monkeypatch.setenv("CYXJAX_COMPILE_CACHE", str(cwd / "environment"))
     try:
         fitted(compile_cache="off")
-        assert list(tmp_path.iterdir()) == []
+        assert list(cwd.iterdir()) == []
         jax.clear_caches()
-        fitted(compile_cache=str(tmp_path / "asked"))
-        assert [path.name for path in tmp_path.iterdir()] == ["asked"]
-        assert list((tmp_path / "asked").rglob("*.program"))
+        fitted(compile_cache=str(cwd / "asked"))
+        assert [path.name for path in cwd.iterdir()] == ["asked"]
+        assert list((cwd / "asked").rglob("*.program"))
     finally:
         monkeypatch.undo()
         programs.keep()
@@ -58,19 +57,16 @@ def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch)
     assert asked == ["auto", "off"]
 
 
-def test_a_fit_that_saves_nothing_makes_no_folder_and_leaves_an_earlier_run_s_as_it_is(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_fit_that_saves_nothing_makes_no_folder_and_leaves_an_earlier_run_s_as_it_is(cwd, capsys):
     fitted(At(1, lambda info: os.kill(os.getpid(), signal.SIGUSR1)), verbose=True)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(cwd) == []
     assert "SIGUSR1 asks for a checkpoint, but they are off" in capsys.readouterr().out
     fitted(checkpoint_every_n_steps=2)  # into ./checkpoints, the default
-    (tmp_path / "checkpoints" / "step_00000099.tmp-ab-1").mkdir()
-    before = everything(tmp_path)
+    (cwd / "checkpoints" / "step_00000099.tmp-ab-1").mkdir()
+    before = everything(cwd)
     for resume in ("never", "auto"):
         fitted(resume=resume, epochs=3)
-        assert everything(tmp_path) == before
+        assert everything(cwd) == before
 
 
 def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_named(tmp_path, capsys):
@@ -135,15 +131,14 @@ def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp
     assert everything(tmp_path) == before
 
 
-def test_a_disk_that_is_full_at_the_start_costs_one_line(tmp_path, monkeypatch, capsys):
+def test_a_disk_that_is_full_at_the_start_costs_one_line(cwd, monkeypatch, capsys):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     process_group.finalize()  # the command makes its own
     monkeypatch.setattr(experiment, "write_atomic", full)
-    monkeypatch.chdir(tmp_path)
     words = ["--model.options.hidden", "[4]", "--run-dir", "out", "--optimizer.name", "sgd", "--no-verbose"]
     assert main(words) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert "run_dir=out: No space left on device. HINT: " in line
-    assert not list((tmp_path / "out").rglob("step_*"))
+    assert not list((cwd / "out").rglob("step_*"))

@@ -10,6 +10,7 @@ from flax import linen, struct
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError
+from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, X, Y, config
 
 
@@ -31,9 +32,8 @@ QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epo
     [("callbacks", "DistributedTrainer"), ("class_weight", "CrossEntropyLoss"), ("sample_weight", "loss")],
 )
 def test_a_keyword_that_is_not_of_fit_names_where_it_goes(word, way):
-    with pytest.raises(ConfigError, match=way) as caught:
+    with refused(word, match=way) as caught:
         trainer().fit(X, Y, **QUIET, **{word: np.ones(len(X))})
-    assert caught.value.key == word
     assert "array(" not in str(caught.value)
 
 
@@ -105,9 +105,8 @@ def test_rates_and_factors_have_names_of_their_own():
     ],
 )
 def test_a_schedule_that_is_no_factor_or_no_rate_is_refused(optimizer, words, key):
-    with pytest.raises(ConfigError) as caught:
+    with refused(key):
         trainer(optimizer=optimizer).fit(X, Y, **QUIET, **words)
-    assert caught.value.key == key
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,7 @@ from tests.support.trainers import VAL, At, X, Y, batches, config, same_bits, tr
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 
-
-@pytest.fixture(autouse=True)
-def one_device(own_group):
-    use_devices(1)
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def by_steps(every, **more):

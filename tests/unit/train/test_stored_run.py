@@ -231,17 +231,16 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
         (["export", "RUN", ".", "--to", "hf"], ". is there already"),
     ],
 )
-def test_a_wrong_word_costs_one_line(words, said, moved, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_wrong_word_costs_one_line(words, said, moved, cwd, capsys):
     np.save("x.npy", ROWS)
     np.save("odd.npy", ROWS[:, :3])
     np.save("text.npy", np.full((5, 4), "a"))
-    before = sorted(tmp_path.iterdir())
+    before = sorted(cwd.iterdir())
     assert command(*[str(moved) if word == "RUN" else word for word in words]) == 2
     told = capsys.readouterr()
     assert said in told.err
     assert (told.out, told.err.count("\n")) == ("", 1)
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(cwd.iterdir()) == before
 
 
 def test_safetensors_say_what_they_are_of(moved, tmp_path, capsys):

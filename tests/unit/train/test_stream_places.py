@@ -13,12 +13,9 @@ from cyxjax.train.feeding.loader_feed import LoaderReader
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 from tests.support.resuming import bits, check_goes_on, kept
-from tests.support.trainers import X, Y, config, trainer, use_devices
+from tests.support.trainers import X, Y, config, trainer
 
-
-@pytest.fixture(autouse=True)
-def one_device(own_group):
-    use_devices(1)
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 class Batches:

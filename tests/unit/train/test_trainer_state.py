@@ -14,6 +14,7 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import run_state
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import parse
+from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, mlp, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -134,9 +135,8 @@ def test_values_set_in_a_model_after_its_fit_are_refused_by_the_trainer(kind):
     else:
         model.kernel[...] = model.kernel[...] * 0
     for use in (lambda: one.predict(X), lambda: one.evaluate(*VAL), lambda: one.fit(X, Y, config())):
-        with pytest.raises(ConfigError) as refused:
+        with refused("0_linear/bias" if kind == "sequential" else "kernel"):
             use()
-        assert refused.value.key == ("0_linear/bias" if kind == "sequential" else "kernel")
 
 
 def test_a_trainers_parts_are_not_set():
