@@ -14,7 +14,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.errors import ConfigError, DataError, GroupError
-from tests.support.models import Net, data, largest_gap, train
+from tests.support.models import Dropping, Net, data, largest_gap, train
 from tests.support.wrapped import wrap
 
 CRITERION = CrossEntropyLoss()
@@ -23,16 +23,6 @@ OPTIMIZERS = {
     "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: optax.adam(0.01),
 }
-
-
-class Dropping(linen.Module):
-    """Batch statistics and random draws: what most easily differs between two ways of running a step."""
-
-    @linen.compact
-    def __call__(self, x, train: bool = False):
-        x = linen.Dense(16)(x)
-        x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
-        return linen.Dense(3)(linen.Dropout(0.3, deterministic=not train)(linen.relu(x)))
 
 
 def both_ways(model, replicas, optimizer, accumulation, batch_size=4):

@@ -14,18 +14,15 @@ pytestmark = pytest.mark.multiprocess
 
 @pytest.fixture
 def group():
-    """Starts ranks by hand at one free port; afterwards none is alive."""
-    with contextlib.ExitStack() as stack:
-        place = {"MASTER_PORT": free_port(), "KIND": "jax", "STEPS": 4000, "DISTRIBUTED_TIMEOUT_MS": 60_000}
+    """Starts ranks by hand at one free port."""
+    place = {"MASTER_PORT": free_port(), "KIND": "jax", "STEPS": 4000, "DISTRIBUTED_TIMEOUT_MS": 60_000}
 
-        def rank(number, world_size=2, **env):
-            given = place | {"RANK": number, "WORLD_SIZE": world_size, **env}
-            process = forked.Program([RANK], environment(**{name: str(v) for name, v in given.items()}))
-            stack.callback(process.end)
-            return process
+    def rank(number, world_size=2, **env):
+        given = place | {"RANK": number, "WORLD_SIZE": world_size, **env}
+        return forked.Program([RANK], environment(**{name: str(v) for name, v in given.items()}))
 
-        rank.port = place["MASTER_PORT"]
-        yield rank
+    rank.port = place["MASTER_PORT"]
+    return rank
 
 
 def outcome(process):

@@ -103,8 +103,7 @@ def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
     run = start(tmp_path, 2, "--hang-timeout", "5", KIND="jax", fork=True, **env)
     assert run.told("rank 1 is slow")
     (tmp_path / "named").touch()
-    run.wait()
-    assert run.code == 0, run.err
+    assert run.wait().code == 0, run.err
     assert "restart" not in run.err
 
 
@@ -123,8 +122,7 @@ STOPS = {
 def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_term, flags, code, said):
     run = under_way(tmp_path, 2, *flags, KIND=kind, ON_TERM=on_term, fork=True)
     run.process.send_signal(number)
-    run.wait()
-    assert (run.code, run.survivors()) == (code, []), run.err
+    assert (run.wait().code, run.survivors()) == (code, []), run.err
     assert said in run.err
     assert "Traceback" not in run.err
     assert run.out.count("saved") == (2 if on_term == "save" else 0)
@@ -140,8 +138,7 @@ def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     assert not until(lambda: run.process.poll() is not None, 0.9 * ONE_REQUEST_S)
     time.sleep(max(0.0, asked_s + 1.1 * ONE_REQUEST_S - time.monotonic()))
     run.process.send_signal(signal.SIGTERM)
-    run.wait()
-    assert (run.code, run.survivors()) == (EXIT_PREEMPTED, [])
+    assert (run.wait().code, run.survivors()) == (EXIT_PREEMPTED, [])
     assert "300 s and" not in run.err
     assert "killed at the second signal" in run.err
 
@@ -163,8 +160,7 @@ def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, 
     if to != "one rank":
         time.sleep(0.1)
         run.process.send_signal(number)
-    run.wait()
-    assert (run.code, run.survivors(), run.first) == (code, [], {})
+    assert (run.wait().code, run.survivors(), run.first) == (code, [], {})
     assert "Traceback" not in run.err
     assert "restart" not in run.err
 
@@ -176,8 +172,7 @@ def test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat(tmp_path):
         with suppress(psutil.Error):
             peak_bytes = max(peak_bytes, launcher.memory_info().rss)
         time.sleep(0.05)
-    run.wait()
-    assert run.code == 0, run.err
+    assert run.wait().code == 0, run.err
     assert peak_bytes < 200_000_000
     shown = run.log(1)
     assert (shown.count("x" * 1023), shown.count("#")) == (100 * 1024, 3_000_000)

@@ -47,8 +47,7 @@ def test_what_was_suspended_goes_on(tmp_path):
         os.kill(pid, signal.SIGCONT)
     enough.touch()
     for what, run in runs.items():
-        run.wait()
-        assert (run.code, run.first) == (0, {}), run.err
+        assert (run.wait().code, run.first) == (0, {}), run.err
         assert finished(run, 0, 2) == 2
         assert ("suspended (SIGSTOP); waiting up to 300 s" in run.err) == (what == "a rank")
 

@@ -34,8 +34,7 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
     seen.touch()
     assert run.told("restart 1 of 1")
     again.touch()
-    run.wait()
-    assert run.code == EXIT_OK, run.err  # the error of start 0 was seen, start 1 found a folder
+    assert run.wait().code == EXIT_OK, run.err  # the error of start 0 was seen, start 1 found a folder
     assert run.err.count("was removed while the job was running and was created again") == 1
     assert "ValueError: boom, api_key=[redacted]" in run.err
     assert "restart 1 of 1" in run.err
@@ -58,8 +57,7 @@ def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_
     launch(tmp_path, 1, KIND="light", STEPS=2)
     assert len(scratch_of(run)) == 1
     (tmp_path / "seen").touch()
-    other.wait()
-    assert other.code == EXIT_OK, other.err
+    assert other.wait().code == EXIT_OK, other.err
     assert scratch_of(run) == []
 
 
@@ -101,8 +99,7 @@ def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, moment):
     else:
         assert until(lambda: len(run.survivors()) == 2, 60)
     run.process.send_signal(signal.SIGINT)
-    run.wait()
-    assert run.code == EXIT_INTERRUPT
+    assert run.wait().code == EXIT_INTERRUPT
     assert [line for line in run.err.splitlines() if line != "loading"][1:] == []
     assert "Traceback" not in run.err
 
@@ -118,8 +115,7 @@ def test_what_asks_for_no_end_ends_nobody_and_nothing_is_said(tmp_path):
         for pid in (run.process.pid, *run.survivors()):
             os.kill(pid, number)
     (tmp_path / "seen").touch()
-    run.wait()
-    assert (run.code, run.err) == (EXIT_OK, "")
+    assert (run.wait().code, run.err) == (EXIT_OK, "")
 
 
 def test_the_ends_of_ranks_are_seen_where_sigchld_was_ignored(tmp_path):

@@ -94,8 +94,7 @@ def test_signals_within_two_seconds_to_any_process_are_one_request(tmp_path, num
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         pids.reverse()
-    run.wait()
-    assert (run.code, run.first) == (code, {}), run.err
+    assert (run.wait().code, run.first) == (code, {}), run.err
     assert run.log(0).count("Stopped and saved after step") == 1, run.log(0) + run.err
     assert list_steps(checkpoints(config))
     assert run.no_survivors_within(30)

@@ -42,8 +42,7 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
         step = newest_step(config)  # the other rank saves once more at most; the rest is the next group
     assert went_on(config, step), run.wait(1).err
     run.process.send_signal(signal.SIGTERM)
-    run.wait()
-    assert run.code == EXIT_PREEMPTED, run.err
+    assert run.wait().code == EXIT_PREEMPTED, run.err
     assert f"restart {KILLS} of 99" in run.err
     assert run.no_survivors_within(30)
     for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill

@@ -14,12 +14,6 @@ RNG = np.random.default_rng(0)
 BATCHES = [(RNG.normal(size=(8, 6)).astype(np.float32), RNG.integers(0, 3, 8)) for _ in range(3)]
 
 
-class Net(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(3, name="output")(x)
-
-
 def stacked():
     return cx.SequentialModel([cx.LinearModule(6, 3)])
 
@@ -81,12 +75,12 @@ def test_a_network_by_name_is_moved_as_torch_moves_one():
 
 
 def test_an_optimizer_is_made_with_a_model_that_has_no_parameters_yet():
-    ddp_model = dist.DistributedDataParallel(Net())
+    ddp_model = dist.DistributedDataParallel(linen.Dense(3))
     optimizer = cx.AdamOptimizer(ddp_model, lr=0.01)
     for data, targets in BATCHES:
         cx.CrossEntropyLoss()(ddp_model(data), targets).backward()
         optimizer.step()
-    same(ddp_model.parameters(), by_ours(Net()))
+    same(ddp_model.parameters(), by_ours(linen.Dense(3)))
 
 
 def test_amp_with_a_scaler_and_an_output_s_own_loss():

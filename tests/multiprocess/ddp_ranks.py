@@ -4,25 +4,15 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flax import linen
 
 from cyxjax import CrossEntropyLoss, amp
 from cyxjax import distributed as dist
 from cyxjax.distributed import collectives as c
 from cyxjax.errors import DesyncError
+from tests.support.models import CLASSES, FEATURES, Dropping
 
-FEATURES, CLASSES, ROWS, STEPS = 5, 3, 8, 4
+ROWS, STEPS = 8, 4
 CRITERION = CrossEntropyLoss()
-
-
-class Net(linen.Module):
-    width: int = 16
-
-    @linen.compact
-    def __call__(self, x, train: bool = False):
-        x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(linen.Dense(self.width)(x))
-        x = linen.Dropout(0.2, deterministic=not train)(linen.relu(x))
-        return linen.Dense(CLASSES)(x)
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +39,7 @@ def save_trained(rank, world_size, path, cpu_devices):
     """Rank 0's result in `path`; all ranks' are equal."""
     dist.init(cpu_devices=cpu_devices)
     assert dist.get_num_replicas() == cpu_devices
-    ddp = dist.DistributedDataParallel(Net(), seed=rank)  # rank 0's parameters count
+    ddp = dist.DistributedDataParallel(Dropping(), seed=rank)  # rank 0's parameters count
     trained = train(ddp, rank, world_size)
     for mine, first in zip(*map(jax.tree.leaves, (trained, c.broadcast(trained))), strict=True):
         np.testing.assert_array_equal(mine, first)
@@ -86,7 +76,7 @@ def uneven_rows(rank):
 
 
 def other_architecture(rank):
-    ddp = dist.DistributedDataParallel(Net(width=16 + rank))
+    ddp = dist.DistributedDataParallel(Dropping(width=16 + rank))
     with pytest.raises(DesyncError) as caught:
         ddp(batch(0)[0])
     said = "BatchNorm_0/bias differs between ranks: rank 0: float32[16]; rank 1: float32[17]"
@@ -97,13 +87,13 @@ def compressed_and_scaled(rank, world_size):
     """Hooks and a scaler keep ranks equal; a gradient that is infinite on one rank is left out on all."""
     power = dist.PowerSGDState(matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
     for state, hook in ((None, dist.bf16_compress_hook), (power, dist.powerSGD_hook)):
-        ddp = dist.DistributedDataParallel(Net())
+        ddp = dist.DistributedDataParallel(Dropping())
         ddp.register_comm_hook(state, hook)
         trained = train(ddp, rank, world_size)
         for mine, first in zip(*map(jax.tree.leaves, (trained, c.broadcast(trained))), strict=True):
             np.testing.assert_array_equal(mine, first)
     ddp, optimizer, scaler = (
-        dist.DistributedDataParallel(Net()),
+        dist.DistributedDataParallel(Dropping()),
         optax.sgd(0.1),
         amp.GradScaler(init_scale=4.0),
     )

@@ -90,8 +90,7 @@ def two_then_one_then_two(hosts: Hosts, newest_step: Callable[[], int], kill_at:
     alone_at = newest_step()
     assert until(lambda: newest_step() > alone_at, 120)
     for run in (first, hosts.add()):
-        run.wait()
-        assert run.code == 0, run.err
+        assert run.wait().code == 0, run.err
     for number, size in enumerate((2, 1, 2)):
         assert f"start {number}: {size} host(s), {size} rank(s)" in first.err
     return first

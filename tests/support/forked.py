@@ -146,15 +146,11 @@ def run_all(
 ) -> list[subprocess.CompletedProcess[str]]:
     """`python WORDS` with its environment, for all at once, to the end of the last."""
     started = [Program(words, env, cwd) for words, env in programs]
-    try:
-        said = [program.communicate(timeout) for program in started]
-        return [
-            subprocess.CompletedProcess(list(words), program.returncode or 0, *text)
-            for (words, _), program, text in zip(programs, started, said, strict=True)
-        ]
-    finally:
-        for program in started:
-            program.end()
+    said = [program.communicate(timeout) for program in started]
+    return [
+        subprocess.CompletedProcess(list(words), program.returncode or 0, *text)
+        for (words, _), program, text in zip(programs, started, said, strict=True)
+    ]
 
 
 def run_fresh(

@@ -38,6 +38,18 @@ class Net(linen.Module):
         return linen.Dense(CLASSES)(linen.relu(x))
 
 
+class Dropping(linen.Module):
+    """Batch statistics and random draws: what most easily differs between two ways of running a step."""
+
+    width: int = 16
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(linen.Dense(self.width)(x))
+        x = linen.Dropout(0.3, deterministic=not train)(linen.relu(x))
+        return linen.Dense(CLASSES)(x)
+
+
 class NnxNet(nnx.Module):
     """The same in nnx, batch normalisation included."""
 

@@ -66,14 +66,8 @@ class Shared:
         yield self.rows[3:]
 
 
-class Line(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(1)(x)
-
-
 def two_ranks(factor):
-    trainer = cx.distributed.DistributedTrainer(Line(), cx.MSELoss(), optax.sgd(0.1))
+    trainer = cx.distributed.DistributedTrainer(linen.Dense(1), cx.MSELoss(), optax.sgd(0.1))
     with pytest.raises(DesyncError) as caught:
         trainer.predict(Shared(own=True))
     return {

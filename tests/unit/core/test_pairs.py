@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import nnx
 from flax.training.train_state import TrainState
 
 from cyxjax.core.model.adapter import adapt
+from tests.support.models import Net, NnxNet
 from tests.support.refusals import refused
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -106,22 +107,11 @@ def test_transformed_functions_of_haiku():
     assert run(first)[1] == {"n": 1.0}
 
 
-class Norm(linen.Module):
-    @linen.compact
-    def __call__(self, x, train=False):
-        return linen.Dense(2)(linen.BatchNorm(use_running_average=not train)(x))
-
-
 def test_the_methods_of_a_module_are_the_module():
-    module = Norm()
+    module = Net(batch_norm=True)
     params, state = adapt((module.init, module.apply)).init(KEY, X)
-    assert set(params) == {"BatchNorm_0", "Dense_0"}  # as functions they trained batch_stats
+    assert set(params) == {"BatchNorm_0", "Dense_0", "Dense_1"}  # as functions they trained batch_stats
     assert set(state) == {"batch_stats"}
-
-
-class Tail(nnx.Module):
-    def __init__(self, rngs):
-        self.last = nnx.Linear(3, 2, rngs=rngs)
 
 
 class Estimator:
@@ -131,8 +121,8 @@ class Estimator:
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (Norm, "Norm"),
-        (Tail, "Tail"),
+        (Net, "Net"),
+        (NnxNet, "NnxNet"),
         (product, "function"),
         ("mlp", "str"),
         (None, "NoneType"),
@@ -140,9 +130,9 @@ class Estimator:
         (Estimator(), "Estimator"),
         (Estimator, "Estimator"),
         ((W, W), "tuple"),
-        ((Norm, {"w": W}), "tuple"),  # the class, beside values of its objects
+        ((Net, {"w": W}), "tuple"),  # the class, beside values of its objects
         (TrainState.create(apply_fn=product, params={"w": W}, tx=optax.sgd(0.1)), "TrainState"),
-        (nnx.split(Tail(nnx.Rngs(0))), "tuple"),
+        (nnx.split(NnxNet(nnx.Rngs(0))), "tuple"),
     ],
 )
 def test_what_is_no_model_is_named(model, named):

@@ -37,15 +37,9 @@ max_eval_batches: 1
 """
 
 
-class Affine(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(3)(x)
-
-
 def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X, Y), **values):
     one = DistributedTrainer(
-        model or Affine(),
+        model or linen.Dense(3),
         cx.CrossEntropyLoss(),
         optimizer or cx.SGDOptimizer(0.1),
         callbacks=callbacks,
@@ -100,10 +94,10 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
         monkeypatch.setattr(module, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
     own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
-    trainer(Affine()).load_checkpoint(str(tmp_path))
+    trainer(linen.Dense(3)).load_checkpoint(str(tmp_path))
     assert "WARNING" not in capsys.readouterr().err
     own["blocks"] = "4" * 12, "/home/me/blocks.py"
-    trainer(Affine()).load_checkpoint(str(tmp_path))
+    trainer(linen.Dense(3)).load_checkpoint(str(tmp_path))
     said = capsys.readouterr().err
     assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: what is loaded" in said
     assert "nets.py" not in said
@@ -190,7 +184,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first,
 
 def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
     def measure(max_steps, **metrics):
-        one = trainer(Affine(), metrics=cx.Metrics(metrics))
+        one = trainer(linen.Dense(3), metrics=cx.Metrics(metrics))
         kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1, "resume": "auto"}
         return one.fit(X, Y, *VAL, config(epochs=1, batch_size=1, max_steps=max_steps, **kept))
 
