@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flax import linen
 
 from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
@@ -16,6 +15,7 @@ from cyxjax.core.precision import skip_nonfinite, with_loss_scale
 from cyxjax.data.catalog import load_digits
 from cyxjax.data.text import load_text
 from cyxjax.models.gpt import GPT
+from cyxjax.models.networks import MLP
 from cyxjax.sync.registry import STRATEGIES
 from tests.support.models import batches_of, stepping
 
@@ -53,16 +53,12 @@ def learned(model, train, test, batches, *, num_test=None, spoiled=None, comm="m
 MARGIN = 0.01
 
 
-class Mlp(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(10)(linen.relu(linen.Dense(128)(x.reshape(x.shape[0], -1))))
-
-
 def digits(**given):
     """(test accuracy, steps left out) of a small network on four replicas."""
     splits, rule = load_digits(), optax.sgd(0.2, momentum=0.9)
-    return learned(Mlp(), splits.train, splits.test, (16, 12, None), replicas=4, rule=rule, **given)[1:]
+    return learned(
+        MLP(hidden=(128,)), splits.train, splits.test, (16, 12, None), replicas=4, rule=rule, **given
+    )[1:]
 
 
 @cache
@@ -129,8 +125,8 @@ def test_schemes_learn_text_as_well_as_mean(name):
 
 
 @pytest.mark.wide  # the digits: above
+@jax.numpy_dtype_promotion("standard")  # flax's LayerNorm (0.12) widens bfloat16 by itself
 def test_bfloat16_learns_text_as_well_as_float32():
     # Not float16: on CPU XLA (jax 0.10.2) has no product of float16 with a float32 sum, which attention asks
     # for. The digits train in float16.
-    with jax.numpy_dtype_promotion("standard"):  # flax's LayerNorm (0.12) widens bfloat16 by itself
-        assert text(precision="bfloat16") < plain_text() + TEXT_MARGIN
+    assert text(precision="bfloat16") < plain_text() + TEXT_MARGIN

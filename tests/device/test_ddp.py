@@ -9,15 +9,14 @@ import pytest
 from flax import linen
 
 from cyxjax.core import facade
-from cyxjax.core.losses import CrossEntropyLoss, MSELoss
+from cyxjax.core.losses import MSELoss
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.errors import ConfigError, DataError, GroupError
-from tests.support.models import Dropping, Net, data, largest_gap, train
+from tests.support.models import CRITERION, Dropping, Net, data, largest_gap, train
 from tests.support.wrapped import wrap
 
-CRITERION = CrossEntropyLoss()
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1),
     "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
@@ -57,9 +56,9 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
     ],
     ids=["one device", "sgd", "adam", "momentum", "batch statistics and dropout"],
 )
+@jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
 def test_the_wrapper_gives_the_compiled_steps_bits(model, num_replicas, optimizer, accumulation, tolerance):
-    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
-        compiled, wrapped = both_ways(model, num_replicas, OPTIMIZERS[optimizer](), accumulation)
+    compiled, wrapped = both_ways(model, num_replicas, OPTIMIZERS[optimizer](), accumulation)
     assert largest_gap(compiled, wrapped) <= tolerance
 
 

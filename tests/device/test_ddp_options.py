@@ -10,14 +10,11 @@ import optax
 import pytest
 
 import cyxjax as cx
-from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_state import DDPConfig, compiler_options
 from cyxjax.errors import ConfigError
-from tests.support.models import Net, data, largest_gap
+from tests.support.models import CRITERION, Net, data, largest_gap
 from tests.support.wrapped import wrap
-
-CRITERION = CrossEntropyLoss()
 
 
 def mean_grads(ddp, dataset):

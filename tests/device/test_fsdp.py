@@ -46,9 +46,9 @@ REST = [row for row in TABLE if row not in QUICK + SAMPLE]
         *(pytest.param(*row, marks=[SLOW, pytest.mark.wide]) for row in REST),
     ],
 )
+@pytest.mark.usefixtures("as_users_promote")
 def test_it_trains_evaluates_and_predicts_as_mean_does(model, replicas, settings):
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        assert_as_mean(model, replicas, settings)
+    assert_as_mean(model, replicas, settings)
 
 
 @SLOW

@@ -5,16 +5,25 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import FEATURES, X, Y, assert_near, by_hand, config, trained, trainer, use_devices
+from tests.support.trainers import (
+    FEATURES,
+    X,
+    Y,
+    assert_near,
+    by_hand,
+    ce,
+    config,
+    trained,
+    trainer,
+    use_devices,
+)
 from tests.support.trainers import own_group as own_group
 
-ce = optax.softmax_cross_entropy_with_integer_labels
 SAMPLES = 19  # batches of 8, 8 and 3: the last one leaves a replica of four without a sample
 
 

@@ -3,17 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, trained
+from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, ce, trained
 from tests.support.trainers import own_group as own_group
 
-ce = optax.softmax_cross_entropy_with_integer_labels
 LINEAR = linen.Dense(CLASSES)
 SAMPLES = 44  # the last batch of 8 has 4 samples
 rng = np.random.default_rng(0)

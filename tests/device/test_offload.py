@@ -12,7 +12,7 @@ from cyxjax.observe.compiled_plan import plan_lines, state_bytes
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import held_by
 from tests.support.sharded import MODELS, trained
-from tests.support.trainers import X, Y, config, mlp, use_devices
+from tests.support.trainers import X, Y, assert_near, config, mlp, use_devices
 from tests.support.trainers import own_group as own_group
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
@@ -46,8 +46,7 @@ def test_the_same_bits_from_the_host_s_memory_also_when_resumed(row, tmp_path):
             )
         found.append(one)
         assert kinds(one.state.sync) == ({HOST_MEMORY if offload == "optimizer" else "device"}, {"device"})
-    for a, b in zip(*(jax.tree.leaves((one.values, one.state.sync)) for one in found), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, *((one.values, one.state.sync) for one in found))
     inputs = MODELS["nnx"][1][0]
     np.testing.assert_array_equal(*(one.predict(inputs) for one in found))
 
@@ -93,8 +92,7 @@ def test_a_restored_state_waits_on_the_host_again(tmp_path):
     again = config(comm="zero1", epochs=2, checkpoint_dir=str(tmp_path / "saved"), resume="auto")
     third = made()
     third.fit(X, Y, again)
-    for a, b in zip(*(jax.tree.leaves(trainer.params) for trainer in (other, third)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert_near(other.params, third.params, 1e-4, 1e-5)
 
 
 def test_an_exact_run_refuses_it():

@@ -105,8 +105,7 @@ def test_healed_training_ends_as_if_nothing_had_happened(tmp_path, capsys):
     whole = fit(tmp_path / "whole", [])
     healed = fit(tmp_path / "healed", [FlipAfter(8, replica=5)], on_desync="heal")
     assert "All replicas were set to the value of the majority." in capsys.readouterr().out
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(healed.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, healed.params)
 
 
 def test_a_warning_is_given_once(tmp_path, capsys):

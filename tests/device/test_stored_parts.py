@@ -10,12 +10,11 @@ import pytest
 from safetensors.numpy import load_file
 
 import cyxjax as cx
-from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.distributed import process_group
 from cyxjax.train import experiment
+from tests.support.trainers import command, use_devices
 from tests.support.trainers import own_group as own_group
-from tests.support.trainers import use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
 VALUES = {
@@ -45,13 +44,6 @@ def run(request, tmp_path_factory):
         params = ready.trainer.params
         process_group.finalize()
     return folder, params, *told
-
-
-def command(*words):
-    try:
-        return main.main([str(word) for word in words])
-    finally:
-        process_group.finalize()
 
 
 def test_it_is_loaded_whole_on_other_devices_and_trains_on(run):

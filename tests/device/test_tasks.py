@@ -3,18 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trained, trainer
+from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, ce, config, trained, trainer
 from tests.support.trainers import two_devices as two_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-ce = optax.softmax_cross_entropy_with_integer_labels
 LINEAR = linen.Dense(CLASSES)
 SAMPLES = 19
 TEXT = np.random.default_rng(2).integers(1, 5, (SAMPLES, 6)).astype(np.int32)

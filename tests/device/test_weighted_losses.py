@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
@@ -18,6 +17,7 @@ from tests.support.trainers import (
     Y,
     assert_near,
     by_hand,
+    ce,
     config,
     trained,
     trainer,
@@ -26,7 +26,6 @@ from tests.support.trainers import two_devices as two_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-ce = optax.softmax_cross_entropy_with_integer_labels
 LINEAR = linen.Dense(CLASSES)
 WEIGHT = (1.0, 2.0, 20.0)
 SAMPLES = 22  # of 60: the last of three global batches of 8 has 6, so that replicas and micro-batches differ

@@ -3,14 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import linen
 
-from tests.support.trainers import assert_near, by_hand, trained
+from tests.support.trainers import assert_near, by_hand, ce, trained
 from tests.support.trainers import own_group as own_group
 
 NODES, EDGES, FEATURES, CLASSES, STEPS = 30, 120, 5, 3, 12
-ce = optax.softmax_cross_entropy_with_integer_labels
 
 
 def graph():

@@ -3,6 +3,7 @@
 import errno
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -70,12 +71,10 @@ def test_several_failures_in_a_row_are_an_error_and_a_good_save_forgives_those_b
 
 
 def test_old_steps_that_cannot_be_deleted_are_a_warning(tmp_path, monkeypatch):
-    def refuse(*args):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
     said: list[str] = []
     with Checkpointer(tmp_path, keep_last=1, async_save=False, warn=said.append) as checkpointer:
         checkpointer.save(1, STATE)
+        refuse = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
         monkeypatch.setattr(store.folders, "remove", refuse)
         checkpointer.save(2, STATE)
     assert checkpointer.steps() == [1, 2]

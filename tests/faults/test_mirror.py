@@ -10,11 +10,11 @@ from cyxjax.cli import hash as hashes
 from cyxjax.errors import EXIT_CONFIG
 from cyxjax.observe.events import read_events
 from tests.support.object_store import BUCKET, object_store
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
+from tests.support.training import EPOCHS, LAST, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.multiprocess
-LAST, URL, SECRET = EPOCHS * STEPS_PER_EPOCH, f"s3://{BUCKET}/run", "hunter2hunter2hunter2"
+URL, SECRET = f"s3://{BUCKET}/run", "hunter2hunter2hunter2"
 
 
 @pytest.fixture

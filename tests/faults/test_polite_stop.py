@@ -14,11 +14,10 @@ from cyxjax.checkpoint.manifest import find_problems
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from tests.support.launching import start
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
+from tests.support.training import LAST, checkpoints, newest_step, write_experiment
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-LAST = EPOCHS * STEPS_PER_EPOCH
 IN_FLIGHT = 2  # steps already sent off when a rank asks to stop
 
 

@@ -11,8 +11,7 @@ import pytest
 from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as cli_checkpoint
 from tests.support.training import (
-    EPOCHS,
-    STEPS_PER_EPOCH,
+    LAST,
     assert_same_run,
     checkpoints,
     leaves,
@@ -21,7 +20,6 @@ from tests.support.training import (
 )
 
 pytestmark = pytest.mark.multiprocess
-LAST = EPOCHS * STEPS_PER_EPOCH
 KILLED = -signal.SIGKILL
 
 

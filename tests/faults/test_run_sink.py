@@ -3,11 +3,10 @@
 import pytest
 
 from cyxjax.checkpoint.folders import step_folder
-from tests.support.training import EPOCHS, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
+from tests.support.training import EPOCHS, LAST, checkpoints, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 SINKS = {"sinks": ["jsonl", "wandb"]}
-LAST = EPOCHS * STEPS_PER_EPOCH
 RECORDS = LAST + EPOCHS + 2  # steps, epochs, goodput and test results
 
 

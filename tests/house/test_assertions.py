@@ -2,11 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+from tests.support.places import TESTS
+
 HELD = {"raises", "warns", "fail"}  # pytest's
 NAMED = ("assert", "check", "expect", "refuse")
 

@@ -16,8 +16,8 @@ from cyxjax.cli import checkpoint, main, plan
 from cyxjax.config.load import load_config
 from cyxjax.launch import job_files, options
 from tests.support import forked
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
 DOCUMENTS = [ROOT / name for name in LISTED.stdout.split()]
 PATH = re.compile(r"(?<![\w/.<-])(?:cyxjax|tests|scripts|configs|notebooks|\.github)/[\w./-]*\w")

@@ -3,11 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+from tests.support.places import TESTS
+
 # Two lower-case words side by side. No words: `commands`, 'values' and what is part of a name, path or call.
 SENTENCE = re.compile(r"(?<![\w./=-])[a-z]{2,},? [a-z]{2,}(?![\w=(./-])")
 QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\\\([^)]*\)")

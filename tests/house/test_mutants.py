@@ -6,11 +6,11 @@
 import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
+
 spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
 mutants = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(mutants)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from tests.support import order
-
-TESTS = Path(__file__).parents[1]
+from tests.support.places import TESTS
 
 
 def test_each_file_of_the_table_is_there():

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
@@ -12,8 +11,8 @@ import yaml
 
 import cyxjax
 from cyxjax.config.load import load_config
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "cyxjax"
+from tests.support.places import PACKAGE
+
 LAZY = ["cyxjax", "cyxjax.distributed", "cyxjax.models"]
 
 USERS_FILE = """\

@@ -5,14 +5,13 @@ import numpy as np
 import optax
 import pytest
 
-from cyxjax import CrossEntropyLoss, amp
+from cyxjax import amp
 from cyxjax import distributed as dist
 from cyxjax.distributed import collectives as c
 from cyxjax.errors import DesyncError
-from tests.support.models import CLASSES, FEATURES, Dropping
+from tests.support.models import CLASSES, CRITERION, FEATURES, Dropping
 
 ROWS, STEPS = 8, 4
-CRITERION = CrossEntropyLoss()
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -41,8 +40,7 @@ def save_trained(rank, world_size, path, cpu_devices):
     assert dist.get_num_replicas() == cpu_devices
     ddp = dist.DistributedDataParallel(Dropping(), seed=rank)  # rank 0's parameters count
     trained = train(ddp, rank, world_size)
-    for mine, first in zip(*map(jax.tree.leaves, (trained, c.broadcast(trained))), strict=True):
-        np.testing.assert_array_equal(mine, first)
+    jax.tree.map(np.testing.assert_array_equal, trained, c.broadcast(trained))
     if rank == 0:
         np.savez(path, *jax.tree.leaves(trained))
 
@@ -90,8 +88,7 @@ def compressed_and_scaled(rank, world_size):
         ddp = dist.DistributedDataParallel(Dropping())
         ddp.register_comm_hook(state, hook)
         trained = train(ddp, rank, world_size)
-        for mine, first in zip(*map(jax.tree.leaves, (trained, c.broadcast(trained))), strict=True):
-            np.testing.assert_array_equal(mine, first)
+        jax.tree.map(np.testing.assert_array_equal, trained, c.broadcast(trained))
     ddp, optimizer, scaler = (
         dist.DistributedDataParallel(Dropping()),
         optax.sgd(0.1),

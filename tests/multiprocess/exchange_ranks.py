@@ -9,15 +9,13 @@ import optax
 
 from cyxjax import distributed as dist
 from cyxjax.core import exchange, replica
-from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import local_value
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.distributed.process_group import current
-from tests.support.models import Net, batches_of, data, largest_gap, stepping
+from tests.support.models import CRITERION, Net, batches_of, data, largest_gap, stepping
 
 STEPS, BATCH, SEED = 5, 4, 42
-CRITERION = CrossEntropyLoss()
 _SENT = re.compile(r"= (.+) (all-reduce|all-to-all|all-gather)\(")
 OPTIMIZERS = {"momentum": lambda: optax.sgd(0.1, momentum=0.9), "adam": lambda: optax.adam(0.01)}
 

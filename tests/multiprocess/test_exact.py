@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from cyxjax.cli.hash import compare, first_other_state, steps_of
-from tests.multiprocess.test_train import CONFIG, environment
+from tests.multiprocess.test_train import CONFIG
 from tests.support import forked
+from tests.support.places import ROOT
+from tests.support.programs import environment
 
 pytestmark = pytest.mark.multiprocess
 LIMIT_S = 240
 WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
-ROOT = Path(__file__).parents[2]
 
 
 def command(run_dir: Path, *options: str, devices: int = 1) -> list[str]:

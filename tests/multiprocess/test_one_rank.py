@@ -3,8 +3,8 @@
 import pytest
 
 import cyxjax as cx
-from tests.multiprocess.test_train import environment
 from tests.support import forked
+from tests.support.programs import environment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 

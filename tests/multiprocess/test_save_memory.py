@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.multiprocess.test_train import environment
 from tests.support import forked
+from tests.support.programs import environment
 
 
 @pytest.mark.multiprocess

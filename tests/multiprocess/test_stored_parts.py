@@ -7,20 +7,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cyxjax.cli import main
-from cyxjax.distributed import process_group
 from tests.multiprocess.test_train import command, run
+from tests.support import trainers
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 TWO = ["-m", "cyxjax.launch", "--nproc-per-node", "2"]
 
 
 def here(*words):
-    try:
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users run it
-            assert main.main([str(word) for word in words]) == 0
-    finally:
-        process_group.finalize()
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users run it
+        assert trainers.command(*words) == 0
 
 
 def evaluated(text):

@@ -1,13 +1,13 @@
 """The main job in several processes: the same losses as one process with as many devices."""
 
 import json
-import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
+from tests.support.programs import environment
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
@@ -17,12 +17,6 @@ LIMIT_S = 120
 def command(run_dir: Path, epochs: int = 2) -> list[str]:
     few = ["--epochs", str(epochs), "--log-every-n-batches", "5", "--checkpoint-every-n-epochs", "1"]
     return ["-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), *few]
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without what the tests set for themselves, so that a run sees a user's."""
-    ours = ("NPROC", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    return {k: v for k, v in os.environ.items() if k not in ours} | variables
 
 
 def run(arguments: list[str], **variables: str) -> str:

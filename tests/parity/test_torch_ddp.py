@@ -64,9 +64,9 @@ def losses(model, optimizer):
 
 @pytest.mark.parametrize("optimizer", problem.OPTIMIZERS)
 @pytest.mark.parametrize("model", problem.MODELS)
+@jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
 def test_losses_are_torch_ddps(model, optimizer):
-    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
-        found = losses(model, optimizer)
+    found = losses(model, optimizer)
     stored = STORED[f"{model}-{optimizer}"]
     assert stored[0] > stored[-1] * 1.2  # something is learned
     np.testing.assert_allclose(found, stored, rtol=0, atol=TOLERANCE)

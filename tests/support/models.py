@@ -23,6 +23,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.sync.registry import build_sync
 
 FEATURES, CLASSES = 5, 3
+CRITERION = CrossEntropyLoss()
 
 
 class Net(linen.Module):

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support import forked
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
 
 

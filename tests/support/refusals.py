@@ -1,11 +1,11 @@
-"""Errors that name the key they are about."""
+"""Errors that name the key they are about, in one line with a hint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, CyxjaxError
 
 
 @contextmanager
@@ -14,3 +14,15 @@ def refused(key: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo
     with pytest.raises(ConfigError, match=match) as caught:
         yield caught
     assert caught.value.key == key
+
+
+@contextmanager
+def refused_in_a_line(
+    kind: type[CyxjaxError] = ConfigError, match: str | None = None
+) -> Iterator[pytest.ExceptionInfo[CyxjaxError]]:
+    """The block raises an error of this kind, of one line with a hint."""
+    with pytest.raises(kind, match=match) as caught:
+        yield caught
+    text = str(caught.value)
+    assert "HINT: " in text
+    assert "\n" not in text

@@ -10,6 +10,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.model.adapter import adapt
@@ -31,6 +32,7 @@ def classes(num_samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarra
 
 
 X, Y = classes()
+ce = optax.softmax_cross_entropy_with_integer_labels
 VAL = classes(15, seed=1)
 
 
@@ -127,6 +129,14 @@ def run_experiment(folder: Any, **values: Any) -> None:
     process_group.finalize()
     try:
         assert experiment.run(TrainConfig(run_dir=str(folder), **values)) == 0
+    finally:
+        process_group.finalize()
+
+
+def command(*words: object) -> int:
+    """The exit code of `cyxjax WORDS`, whose process group ends with it."""
+    try:
+        return main.main([str(word) for word in words])
     finally:
         process_group.finalize()
 

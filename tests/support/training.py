@@ -22,6 +22,7 @@ from tests.support.training_job import run_rank
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LIMIT_S = 90  # for a run whose bound is seconds: the machine may be shared
 SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples a step: the last of an epoch has 10
+LAST = EPOCHS * STEPS_PER_EPOCH  # step
 
 
 @dataclass

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,12 +23,9 @@ from cyxjax.files import (
 
 
 def test_a_file_is_replaced_whole_or_not_and_nothing_stays_beside_it(tmp_path, monkeypatch):
-    def full(fd):
-        raise OSError(28, "No space left on device")
-
     write_whole(tmp_path / "a", "old")
     write_whole(tmp_path / "a", b"new")
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match=r"\[Errno 28\]"):
         write_whole(tmp_path / "a", "newer")
     assert (tmp_path / "a").read_bytes() == b"new"
@@ -206,9 +204,6 @@ def test_what_is_printed_without_streams_goes_into_no_file(tmp_path, closed):
 def test_a_folder_that_cannot_be_synced_is_passed_over_where_there_is_no_such_call(
     tmp_path, monkeypatch, number, passed
 ):
-    def fails(fd):
-        raise OSError(number, "no")
-
-    monkeypatch.setattr("os.fsync", fails)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(number, "no")))
     with contextlib.nullcontext() if passed else pytest.raises(OSError, match="no"):
         sync_folder(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from unittest.mock import Mock
 
 import fsspec
 import numpy as np
@@ -118,11 +119,8 @@ def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(pla
 
 
 def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(places, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError("secret_key=hunter2 may not do that")
-
     here = places("a")
-    monkeypatch.setattr(STORE, "ls", refuse)
+    monkeypatch.setattr(STORE, "ls", Mock(side_effect=PermissionError("secret_key=hunter2 may not do that")))
     with pytest.raises(CheckpointError, match=f"{here.url}.*PermissionError"):
         here.mirror().fetch()
     here.save(4)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 
@@ -92,9 +93,7 @@ def test_a_released_folder_is_free_although_a_forked_child_lives(tmp_path):
 
 
 def test_where_there_are_no_locks_nothing_is_locked(tmp_path, monkeypatch):
-    def no_locks(fd):
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
+    no_locks = Mock(side_effect=OSError(errno.EOPNOTSUPP, "Operation not supported"))
     monkeypatch.setattr(run_lock, "flock_now", no_locks)
     monkeypatch.setattr(run_lock, "unflock", no_locks)
     with locked(tmp_path):

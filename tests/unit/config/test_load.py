@@ -9,6 +9,7 @@ from cyxjax.cli.main import main
 from cyxjax.config.load import load_config
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.errors import ConfigError
+from tests.support.refusals import refused_in_a_line
 
 
 @pytest.fixture
@@ -174,10 +175,8 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
 )
 def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
     file = experiment(text)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused_in_a_line(match=message) as caught:
         load_config(["--config", file])
-    assert "HINT: " in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == [file]  # nothing written
 
@@ -208,10 +207,8 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
     ],
 )
 def test_a_bad_command_line_is_one_clear_line(words, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused_in_a_line(match=message):
         load_config(words)
-    assert str(caught.value).count("\n") == 0
-    assert "HINT: " in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import random
 import socket
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -101,9 +102,9 @@ def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, claims):
 
 
 def test_a_host_that_cannot_be_reached_any_more_is_the_end_of_its_connection():
-    def recv(size):
-        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")  # of the kernel's keep-alive
-
+    recv = Mock(
+        side_effect=TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+    )  # of the kernel's keep-alive
     assert protocol.Channel(SimpleNamespace(recv=recv)).next() is None
 
 
@@ -115,11 +116,8 @@ def test_a_line_without_end_is_refused_in_bounded_memory():
 
 
 def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch):
-    def broken(given, expected):
-        raise ZeroDivisionError
-
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "is_proof", broken)
+        patch.setattr(protocol, "is_proof", Mock(side_effect=ZeroDivisionError))
         for _ in range(5):
             with live.knock() as hostile:
                 hostile.sendall(b"{}\n")

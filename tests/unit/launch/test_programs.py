@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -104,16 +105,11 @@ def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(
 
 def test_a_full_disk_is_told_once_and_left_alone(store, said, monkeypatch):
     store.put("jit_f-12", b"f")
-    tries = []
-
-    def full(*args, **options):
-        tries.append(args)
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(programs, "write_whole", full)
     store.put("jit_g-34", b"g")
     store.put("jit_h-56", b"h")
-    assert (len(tries), len(said)) == (1, 1)
+    assert (full.call_count, len(said)) == (1, 1)
     assert store.get("jit_f-12") == b"f"  # what is there still serves
 
 

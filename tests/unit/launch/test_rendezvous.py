@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_group_forms_and_a_goodbye_is_no_death(meet):
     assert {"python", "jax", "jaxlib"} <= set(client.versions())  # must be equal on all
     members[0].watch(lost.append)
     members[1].leave()
-    assert until(lambda: list(meeting.first.ranks.here) == [0, 2], 5)
+    assert until(lambda: list(meeting.first.ranks.here) == [0, 2], 30)
     assert not until(lambda: lost, 0.2)
 
 
@@ -55,17 +56,14 @@ def test_a_rank_of_another_world_size_that_comes_first_is_remembered(meet):
 def test_a_rank_that_dies_while_the_group_forms_may_come_again(meet):
     meeting = meet(3)
     doomed = meeting.introduce(rank=1)
-    assert until(lambda: 1 in meeting.first.ranks.here, 5)
+    assert until(lambda: 1 in meeting.first.ranks.here, 30)
     doomed.close()
-    assert until(lambda: not meeting.first.ranks.here, 5)
+    assert until(lambda: not meeting.first.ranks.here, 30)
     assert {type(member) for member in meeting.join_all(0, 1, 2)} == {GroupConnection}
 
 
 def test_a_service_that_cannot_start_is_told_to_all(meet, monkeypatch):
-    def fail(host):
-        raise OSError("no port")
-
-    monkeypatch.setattr(ports, "reserve", fail)
+    monkeypatch.setattr(ports, "reserve", Mock(side_effect=OSError("no port")))
     assert all("could not start: no port" in said for said in meet(2).join_all(0, 1))
 
 
@@ -82,7 +80,7 @@ def test_the_first_loss_is_told_to_the_others_and_no_other_is(meet):
     assert all(why.startswith("lost rank 2 (host ") and "boom (train.py:8)" in why for why in lost)
     for gone in members[:3]:
         gone._channel.socket.shutdown(socket.SHUT_RDWR)
-    assert until(lambda: list(meeting.first.ranks.here) == [3], 5)
+    assert until(lambda: list(meeting.first.ranks.here) == [3], 30)
     members[3]._channel.socket.shutdown(socket.SHUT_WR)
     told = b""
     while data := members[3]._channel.socket.recv(4096):
@@ -95,7 +93,7 @@ def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(meet):
     broken = meet(2)
     members = broken.join_all(0, 1)
     members[1]._channel.close()
-    assert until(lambda: list(broken.first.ranks.here) == [0], 5)
+    assert until(lambda: list(broken.first.ranks.here) == [0], 30)
     assert "did not admit rank 1" in broken.join_all(1, timeout_ms=300)[0]  # not: taken
 
 

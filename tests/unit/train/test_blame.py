@@ -5,6 +5,7 @@ import pytest
 from cyxjax.config.load import load_config
 from cyxjax.errors import CheckpointError, CyxjaxError, DataError
 from cyxjax.train.experiment import prepare
+from tests.support.refusals import refused_in_a_line
 
 
 @pytest.mark.parametrize(
@@ -46,11 +47,9 @@ from cyxjax.train.experiment import prepare
 )
 def test_a_value_of_a_file_is_found_by_its_message(cwd, text, message):
     (cwd / "x.yaml").write_text(text + "\n")
-    with pytest.raises(CyxjaxError) as caught:
+    with refused_in_a_line(CyxjaxError) as caught:
         prepare(load_config(["--config", "x.yaml", "--verbose", "false"]))
     assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-    assert "HINT: " in str(caught.value)
     assert [p.name for p in cwd.iterdir()] == ["x.yaml"]
 
 
@@ -66,7 +65,6 @@ def test_what_is_found_in_the_data_or_a_folder_says_what_it_is(cwd, text, messag
     (cwd / "x.yaml").write_text(text + "\n")
     (cwd / "t.csv").write_text("a,y\n1,0\n2,1\n")
     kind = CheckpointError if "must" in text else DataError
-    with pytest.raises(kind, match=message) as caught:
+    with refused_in_a_line(kind, match=message):
         prepare(load_config(["--config", "x.yaml", "--verbose", "false", "--model.options.hidden", "[4]"]))
-    assert "HINT: " in str(caught.value)
     assert sorted(p.name for p in cwd.iterdir()) == ["t.csv", "x.yaml"]  # no empty run folder either

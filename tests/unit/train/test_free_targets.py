@@ -9,11 +9,9 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, batches, config, trainer
+from tests.support.trainers import CLASSES, FEATURES, X, Y, batches, ce, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
-
-ce = optax.softmax_cross_entropy_with_integer_labels
 
 
 def ignoring(output, target):

@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -132,10 +133,8 @@ def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp
 
 
 def test_a_disk_that_is_full_at_the_start_costs_one_line(cwd, monkeypatch, capsys):
-    def full(path, text):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     process_group.finalize()  # the command makes its own
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(experiment, "write_atomic", full)
     words = ["--model.options.hidden", "[4]", "--run-dir", "out", "--optimizer.name", "sgd", "--no-verbose"]
     assert main(words) == 1

@@ -46,9 +46,7 @@ def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
     set_later, _ = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.5, momentum=0.9), [0.25])
     as_made, _ = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.25, momentum=0.9), [None])
     one, other = set_later.state_dict(), as_made.state_dict()
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)  # powers of 2: nothing is rounded
+    jax.tree.map(np.testing.assert_array_equal, one, other)  # powers of 2: nothing is rounded
 
 
 def test_a_rate_that_could_not_hold_is_refused_where_it_is_set():

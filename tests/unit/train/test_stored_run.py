@@ -21,7 +21,7 @@ from cyxjax.train import experiment
 from cyxjax.train.runs import exported, tables
 from cyxjax.train.runs import run as stored
 from tests.support.brought import made
-from tests.support.trainers import config, same_bits, trainer, use_devices
+from tests.support.trainers import command, config, same_bits, trainer, use_devices
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
 SMALL = {
@@ -132,13 +132,6 @@ def test_what_is_no_run_is_refused(tmp_path, moved, group):
     shutil.rmtree(moved / "checkpoints")
     with pytest.raises(CheckpointError, match="elsewhere/checkpoints"):
         cx.load_run(moved)
-
-
-def command(*words):
-    try:
-        return main.main([str(word) for word in words])
-    finally:
-        process_group.finalize()
 
 
 def test_evaluate_says_the_run_s_numbers(moved, run, capsys):
@@ -313,12 +306,10 @@ def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_p
         calls.append(x)
         return x * len(calls)
 
-    def refuses(*args):
-        raise TypeError("no plugin for\nprimitive 'sort'")
-
     with pytest.raises(DataError, match="output .*--to"):
         exported.write_program(tmp_path / "o.hlo", "stablehlo", forward, ROWS)
     monkeypatch.setattr(exported, "extra", lambda module, install: None)
+    refuses = mock.Mock(side_effect=TypeError("no plugin for\nprimitive 'sort'"))
     monkeypatch.setattr(exported, "_onnx", refuses)
     with pytest.raises(ConfigError, match="onnx: TypeError.*'sort' .*--batch-size"):
         exported.write_program(tmp_path / "o.onnx", "onnx", lambda x: x, ROWS)

@@ -16,6 +16,7 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.weights import Stored, Weights
 from cyxjax.weights.match import exported, fill
 from cyxjax.weights.read import read_weights
+from tests.support.refusals import refused_in_a_line
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3)
 BIAS = np.array([0.5, -0.5, 0.25], np.float32)
@@ -103,9 +104,8 @@ def with_index(file):
 def test_what_holds_no_weights_is_refused_in_one_line(tmp_path, files, name, said):
     for file, data in files.items():
         (tmp_path / file).write_bytes(data)
-    with pytest.raises(CheckpointError, match=f"(?=.*HINT).*{said}") as caught:
+    with refused_in_a_line(CheckpointError, match=said):
         read_weights(tmp_path / name)
-    assert "\n" not in str(caught.value)
 
 
 def given(**found):
