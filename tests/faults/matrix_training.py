@@ -66,11 +66,8 @@ _STORAGE = [
         "a folder that is a file, a link, not writable, or full of other things",
         "refused at the start with its path; exit 1; other people's files are ignored",
         (
-            *tests_in(
-                _STORED,
-                "test_r32_a_folder_of_checkpoints_that_is_none_is_refused_with_its_path",
-                "test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path",
-            ),
+            *tests_in(_STORED, "test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path"),
+            *tests_in("unit/config/test_run_folder.py", "test_a_file_and_a_circle_of_links_are_no_folders"),
             *tests_in(_HOSTILE, "test_links_are_refused_at_the_start_with_their_path"),
             *tests_in(
                 _DISK,

@@ -6,11 +6,10 @@ import subprocess
 import numpy as np
 import pytest
 
-from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY, EXIT_USER_ERROR
+from cyxjax.errors import EXIT_SECONDARY, EXIT_USER_ERROR
 from tests.support.launching import start
 from tests.support.training import (
-    EPOCHS,
-    STEPS_PER_EPOCH,
+    LAST,
     assert_same_run,
     checkpoints,
     newest_step,
@@ -18,7 +17,6 @@ from tests.support.training import (
 )
 
 pytestmark = pytest.mark.multiprocess
-LAST = EPOCHS * STEPS_PER_EPOCH
 WIDE = {"name": "mlp", "options": {"hidden": [300, 300]}}  # 93,000 parameters: 1.1 MB with Adam's state
 
 
@@ -42,27 +40,6 @@ def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_dis
     assert "Resuming from step 6" in ended.text
     assert newest_step(config) == LAST
     assert_same_run(config, whole)
-
-
-def make_a_file(folder):
-    folder.parent.mkdir()
-    folder.write_text("")
-
-
-def make_a_loop(folder):
-    folder.parent.mkdir()
-    folder.symlink_to(folder)
-
-
-@pytest.mark.parametrize("make", [make_a_file, make_a_loop], ids=lambda f: f.__name__)
-def test_r32_a_folder_of_checkpoints_that_is_none_is_refused_with_its_path(jobs, tmp_path, make):
-    config = write_experiment(tmp_path)
-    make(checkpoints(config))
-    ended = jobs.run(config, code=EXIT_CONFIG)  # before anything is loaded
-    assert str(checkpoints(config)) in ended.text
-    assert "HINT" in ended.text
-    assert "Traceback" not in ended.text
-    assert "Epoch" not in ended.text
 
 
 @pytest.mark.root

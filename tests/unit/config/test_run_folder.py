@@ -18,6 +18,7 @@ from tests.support.refusals import refused
         ("file/a/b", "checkpoints", "file"),
         ("circle/run", "checkpoints", "circle"),
         ("run", "file", "file"),
+        ("run", "circle", "circle"),
     ],
 )
 def test_a_file_and_a_circle_of_links_are_no_folders(tmp_path, run_dir, checkpoint_dir, wrong):

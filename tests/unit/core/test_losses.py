@@ -85,7 +85,9 @@ def test_the_last_of_many_classes_is_one():
     assert np.isnan(cx.CrossEntropyLoss().per_example(logits, jnp.array([-1], jnp.int8)))
 
 
-@pytest.mark.parametrize("loss", [cx.MSELoss(), cx.CrossEntropyLoss(), cx.BCEWithLogitsLoss()])
+@pytest.mark.parametrize(
+    "loss", [cx.MSELoss(), cx.L1Loss(), cx.HuberLoss(), cx.CrossEntropyLoss(), cx.BCEWithLogitsLoss()]
+)
 def test_what_would_broadcast_or_lose_a_part_is_refused_with_both_shapes(loss):
     real = jnp.ones((2, 3))
     column = jnp.ones((2, 1), jnp.int32)
@@ -93,6 +95,8 @@ def test_what_would_broadcast_or_lose_a_part_is_refused_with_both_shapes(loss):
         (real.astype(jnp.complex64), real),
         (real, real.astype(jnp.complex64)),
         (real, column),
+        (real[:, :1], real[:, 0]),
+        (real[:, 0], real[:, :1]),
         ({}, real),
     ):
         with pytest.raises(DataError, match=f"{type(loss).__name__}: .*output.*target.*HINT"):

@@ -107,8 +107,4 @@ def test_what_is_not_measured_is_refused_before_anything_is_written(cwd, make):
 def test_directions_are_words():
     with pytest.raises(ConfigError, match="mode='higher'.*'max'"):
         Watchable(Metrics()).find("val_loss", "higher")
-    with pytest.raises(ConfigError, match="HINT: Metrics"):
-        Metrics({"margin": margin}, better={"margin": "up"})
-    with pytest.raises(ConfigError, match=r"\['loss'\]"):
-        Metrics({"loss": margin})
     assert Watchable(Metrics()).find("val_loss", "max").mode == "max"

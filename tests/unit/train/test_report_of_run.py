@@ -1,6 +1,7 @@
 """An experiment leaves a report, events tell its course, off is off, and nothing of it can break a run."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -44,17 +45,9 @@ def test_an_experiment_leaves_its_report(tmp_path, capsys):
     later = reporting.audit_of(TrainConfig(run_dir=str(run)).run_folder, most_samples=100)
     assert later.good is None  # others wait for it
     assert "cyxjax audit" in later.lines[0]
-
-    def told(*words):
-        assert main.main([*words, str(run), "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    audited = told("audit")
+    assert main.main(["audit", str(run), "--json"]) == 0
+    audited = json.loads(capsys.readouterr().out)
     assert (audited["good"], audited["findings"]) == (True, [])
-    assert told("checkpoint", "ls")[0]["step"] == 1  # 8 replicas take all samples at once
-    assert told("checkpoint", "verify") == [{"step": 1, "good": True, "problems": []}]
-    assert told("hash")["steps"][0]["step"] == 1
-    assert told("hash", str(run))["equal"] is True
 
 
 def test_report_off_writes_nothing_of_it(tmp_path):
@@ -65,10 +58,7 @@ def test_report_off_writes_nothing_of_it(tmp_path):
 
 
 def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
-    def fail(*args):
-        raise MemoryError("no room\nat all")
-
-    monkeypatch.setattr("cyxjax.observe.report.page.write", fail)
+    monkeypatch.setattr("cyxjax.observe.report.page.write", Mock(side_effect=MemoryError("no room\nat all")))
     run_experiment(tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert "report.html was not drawn: MemoryError: no room" in line

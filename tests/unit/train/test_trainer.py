@@ -9,7 +9,6 @@ import pytest
 from flax import nnx
 
 import cyxjax as cx
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError, GroupError
 from cyxjax.train.feeding import fit_data
@@ -64,17 +63,9 @@ def test_all_forms_of_fit_train_alike():
         assert len(history.val_losses) == (0 if form in ("arrays", "dataset", "loader") else 1), form
         assert history.num_steps == 8  # ceil(60 / 8): the last 4 samples are a step too
         assert history.effective_batch_size == 8
+        assert (history.world_size, history.num_replicas) == (1, 2)
         losses[form] = history.train_losses
     assert all(found == losses["arrays"] for found in losses.values()), losses
-
-
-def test_configuration_by_attributes():
-    wanted = DistributedTrainingConfig()
-    wanted.epochs, wanted.batch_size, wanted.verbose, wanted.checkpoint_every_n_epochs = 1, 4, False, 0
-    history = trainer().fit(X, Y, config=wanted)
-    assert (len(history.train_losses), history.world_size, history.num_replicas) == (1, 1, 2)
-    with pytest.raises(ConfigError, match="'batchsize'.*'batch_size'"):
-        wanted.batchsize = 4
 
 
 def test_a_part_is_held_out_for_validation():

@@ -156,13 +156,6 @@ def test_what_is_set_on_a_sampler_holds_from_the_next_pass_on():
     assert list(sampler) == list(again) != list(range(8))
 
 
-def test_gradient_checkpointing_changes_memory_and_not_results():
-    one, other = trainer(), trainer()
-    other.enable_gradient_checkpointing()
-    wanted = one.fit(X, Y, config()).train_losses
-    np.testing.assert_allclose(other.fit(X, Y, config()).train_losses, wanted, rtol=1e-6)
-
-
 def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
     # 60 samples on 7 ranks: the sampler would repeat 3. Read by its dataset it deals each sample once.
     loader = cx.data.DataLoader((X[:61], Y[:61]), 8, DistributedSampler(60, seed=3, shuffle=False))
