@@ -13,6 +13,24 @@ from typing import Any, NoReturn
 from cyxjax.errors import ConfigError
 
 
+def open_closed_streams() -> None:
+    """Puts the null device where this process was started without standard input, output or error.
+
+    Otherwise the next file that is opened takes the number, and what is printed goes into that file.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+            os.set_inheritable(fd, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are ConfigErrors of one line. example: a line of help that works as it stands."""
 

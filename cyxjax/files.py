@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -184,24 +183,6 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def open_closed_streams() -> None:
-    """Puts the null device where this process was started without standard input, output or error.
-
-    Otherwise the next file that is opened takes the number, and what is printed goes into that file.
-    """
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != fd:
-                os.dup2(null, fd)
-                os.close(null)
-            os.set_inheritable(fd, True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
 def flock_now(fd: int, *, shared: bool = False) -> bool:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from cyxjax.command import drop_output, show
+from cyxjax.command import drop_output, open_closed_streams, show
 from cyxjax.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPT,
@@ -14,7 +14,7 @@ from cyxjax.errors import (
     known,
     nearest,
 )
-from cyxjax.files import open_closed_streams, redact
+from cyxjax.files import redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
 ROWS: dict[str, tuple[str, str]] = {

@@ -21,8 +21,9 @@ def _run(argv: list[str]) -> int:
     # Imports are here: a Ctrl-C while they load is one line.
     import os
 
+    from cyxjax.command import open_closed_streams
     from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
-    from cyxjax.files import open_closed_streams, redact
+    from cyxjax.files import redact
     from cyxjax.launch import output, save_request
 
     open_closed_streams()

@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from cyxjax.command import open_closed_streams
 from cyxjax.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPT,
@@ -13,7 +14,7 @@ from cyxjax.errors import (
     DataError,
     known,
 )
-from cyxjax.files import open_closed_streams, redact
+from cyxjax.files import redact
 from cyxjax.launch import save_request
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.environment import here
