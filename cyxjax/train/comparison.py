@@ -195,8 +195,8 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
         _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(facts.exact))
     for name in facts.exact:  # one configuration: all ranks have it or none
-        values = {n: rank["exact"][name] for n, rank in enumerate(ranks)}
-        _compare(f"{name} that the bits of this exact run depend on", values)
+        values = [rank["exact"][name] for rank in ranks]
+        _compare(f"{name} that the bits of this exact run depend on", dict(enumerate(values)))
     what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
     _compare(what, dict(enumerate(rank["stream"] for rank in ranks)))
     _refuse_shared_samples([rank["first"] for rank in ranks])

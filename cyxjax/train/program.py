@@ -69,14 +69,20 @@ def recipe_of(
     Raises: ConfigError for an unknown name of a loss or optimizer, and for what is none of these.
     """
     if isinstance(loss_fn, str) or isinstance(optimizer, str):
-        from cyxjax.train.start.named import loss_named, optimizer_named  # loads all that has a name
+        from cyxjax.train.start.named import loss_named, optimizer_named
 
         loss_fn = loss_named(loss_fn) if isinstance(loss_fn, str) else loss_fn
         optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
     loss = as_per_example(loss_fn)
     groups_of(loss, optimizer)  # each term has an optimizer
-    fns, all_metrics = adapt(model), metrics_of(loss_fn, metrics)
-    return Recipe(fns, loss, optimizer, all_metrics, tuple(composite.checked(callbacks)), as_augment(augment))
+    return Recipe(
+        fns=adapt(model),
+        loss=loss,
+        optimizer=optimizer,
+        metrics=metrics_of(loss_fn, metrics),
+        callbacks=tuple(composite.checked(callbacks)),
+        augment=as_augment(augment),
+    )
 
 
 class Program(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cyxjax.cli import audit, main
-from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_USER_ERROR
+from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_SECONDARY, EXIT_USER_ERROR
 from tests.support.launching import until
 from tests.support.training import curves, newest_step, write_experiment
 
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.multiprocess
 
 def test_a_bit_that_flips_on_one_rank_is_named_by_all(jobs, tmp_path):
     config = write_experiment(tmp_path)
-    ended = jobs.run(config, world=2, fault="FLIP:1:bit:8", code=EXIT_USER_ERROR)
+    ended = jobs.run(config, world=2, fault="FLIP:1:bit:8", code=None)
+    # A slow rank hears of the other's end, in the same words, before it has compared by itself.
+    assert {EXIT_USER_ERROR} <= set(ended.codes) <= {EXIT_USER_ERROR, EXIT_SECONDARY}
     assert ended.text.count("Gradients differ across ranks: after step 8 params/") == 2
     assert "on rank 1 (replica 1) is not what rank 0 holds" in ended.text
     assert newest_step(config) == 4  # the save of step 8 was not made
