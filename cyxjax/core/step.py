@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from cyxjax.core import convolutions, phases
+from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import PerExample
 from cyxjax.core.memory import memory_options, with_whole
@@ -152,7 +152,6 @@ def build_train_step(
     `batches` is a Batch with one more dimension, the first, of several steps; it does steps first to stop - 1
     in one dispatch, and returns the sums of each.
     """
-    convolutions.use_quick_layout()  # micro-batches, and several steps, are computed in a loop
     spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
     stats = StatsAxes(AXIS if sync_batchnorm else None, asked=AXIS)
     replicas = num_replicas(mesh)

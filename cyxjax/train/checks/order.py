@@ -1,5 +1,6 @@
 """All checks of a fit before its first step, in order, and of an evaluation. Nothing was written yet."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,6 +35,9 @@ from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import RatesAsFactor, Schedule
 from cyxjax.train.start.at_once import steps_at_once
 from cyxjax.train.start.dispatch import has_whole_batch
+
+# Grouped convolutions, on CPUs.
+_SLOW_IN_LOOPS = re.compile(r"\b(batch|feature)_group_count = (?!1 )")
 
 
 def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]], *, loaded: bool) -> Plan:
@@ -80,6 +84,10 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
         several = steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
+        asked = settings.course.steps_per_dispatch
+        if several > 1 and asked == "auto" and _SLOW_IN_LOOPS.search(lowered.as_text()):
+            several = 1
+            lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
     flops = partial(fingerprints.flops_of, lowered)
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)

@@ -1,10 +1,10 @@
 """How many steps go to the devices in one dispatch."""
 
-import re
 from typing import Any
 
 import jax
 
+from cyxjax.core.exchange import operations
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
@@ -15,7 +15,6 @@ from cyxjax.train.program import Program
 from cyxjax.train.start.dispatch import has_whole_batch
 
 _FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # of a dispatch: some 10 ms on two cores
-_ONE_AT_A_TIME = re.compile(r"\bscan\[|\bwhile\[|_group_count=(?!1\b)")  # in a jaxpr
 
 
 def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
@@ -41,13 +40,12 @@ def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
 
 
 def _most_at_once(plan: Plan, program: Program, state: TrainState) -> int:
-    """By the model, traced on one sample a replica: 1 with grouped convolutions, which XLA computes several
-    times slower inside a loop on CPUs, and with loops, whose operations it counts once."""
+    """By the model, traced on one sample a replica: 1 with loops, whose operations XLA counts once."""
     step, mesh = plan.settings.step, plan.group.mesh
     inputs = batch_shapes(plan.inputs, num_replicas(mesh))
     with whole_batch(has_whole_batch(step, mesh)):
         forward: Any = program.predict_step.trace(jax.eval_shape(program.consensus, state), inputs)
-    if _ONE_AT_A_TIME.search(str(forward.jaxpr)):
+    if not {"scan", "while"}.isdisjoint(operations(forward.jaxpr.jaxpr)):
         return 1
     cost = forward.lower().cost_analysis() or {}
     rows = step.batch.batch_size * step.batch.accumulation

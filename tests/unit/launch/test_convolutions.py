@@ -11,7 +11,7 @@ from jax import lax
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from cyxjax.core import convolutions
+from cyxjax.launch.backend import convolutions
 from cyxjax.launch.backend.jax_private import convolution_rule
 
 IMAGE, LINE, SOLID = (4, 8, 8, 4), (4, 8, 4), (4, 4, 4, 4, 4)

@@ -36,11 +36,11 @@ def use_quick_layout() -> None:
 
 
 def _can_be_quick(images: Any, settings: dict[str, Any]) -> bool:
-    """Whether the quick convolution takes it, but for the layout."""
+    """Whether the quick convolution takes it, but for the layout: one of 16 or 32 bits, without groups."""
+    is_grouped = settings["feature_group_count"] * settings["batch_group_count"] > 1
     has_layout = settings["dimension_numbers"] == _quick_layout(images.ndim)
-    return (
-        not has_layout and jnp.issubdtype(images.dtype, jnp.floating) and settings["batch_group_count"] == 1
-    )
+    is_short = jnp.issubdtype(images.dtype, jnp.floating) and images.dtype.itemsize <= 4
+    return is_short and not has_layout and not is_grouped
 
 
 def _quick_layout(ndim: int) -> lax.ConvDimensionNumbers:
