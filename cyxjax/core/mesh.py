@@ -53,14 +53,10 @@ def put_rows(mesh: Mesh, tree: PyTree, memory: str | None = None, dim: int = 0) 
     refuse_wrapping(tree)
     if mesh.size == 1 and memory is None:
         return tree
-    return _put(tree, NamedSharding(mesh, P(*[None] * dim, AXIS), memory_kind=memory))
-
-
-def _put(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """Global arrays from what this process has of them."""
-    if sharding.is_fully_addressable:  # one call, no global view
+    sharding = NamedSharding(mesh, P(*[None] * dim, AXIS), memory_kind=memory)
+    if len(local_replicas(mesh)) == num_replicas(mesh):  # all rows are here: one call, no global view
         return jax.device_put(tree, sharding)
-    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a)), tree)
+    return jax.tree.map(lambda a: jax.make_array_from_process_local_data(sharding, a), tree)
 
 
 @functools.lru_cache(maxsize=8)
@@ -115,7 +111,12 @@ def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTre
 
     Nothing is compared here: `broadcast_parameters` and the replica sentinel are what hold ranks equal.
     """
-    return _put(tree, NamedSharding(mesh, REPLICATED, memory_kind=memory))
+    sharding = NamedSharding(mesh, REPLICATED, memory_kind=memory)
+    if len(local_replicas(mesh)) == num_replicas(mesh):
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(
+        lambda a: jax.make_array_from_process_local_data(sharding, np.asarray(a), np.shape(a)), tree
+    )
 
 
 def local_rows(array: jax.Array) -> np.ndarray:

@@ -114,7 +114,7 @@ def holds_values(fns: ModelFns, inputs: PyTree) -> bool:
 
 
 def build_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
-    """A jitted function (seed, uint32, one sample's inputs) -> the state before the first step, on the mesh.
+    """A jitted function (uint32 seed, inputs of one sample) -> the state before the first step, on the mesh.
 
     The numbers are those of `fns.init` with the seed's key, up to the last bit (the compiler fuses). Each
     replica draws every leaf and takes its part of it: the drawing costs no communication.

@@ -168,8 +168,9 @@ def _target(x: PyTree, call: str) -> PyTree | None:
 
 def _moved(x: PyTree, build: Callable[[Mesh], Callable]) -> Any:
     """What program `build(mesh)` makes of all ranks' `x`, on this process."""
-    devices = process_group.current().mesh.devices.flat
-    first = {device.process_index: device for device in devices[::-1]}  # one device of each process
+    first: dict[int, jax.Device] = {}  # one device of each process
+    for device in process_group.current().mesh.devices.flat:
+        first.setdefault(device.process_index, device)
     mesh = build_mesh(list(first.values()))
     made = build(mesh)(collectives.put_row(mesh, first[jax.process_index()], x))
     return jax.tree.map(lambda a: a.addressable_data(0), made)

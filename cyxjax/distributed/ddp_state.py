@@ -156,25 +156,34 @@ class HeldState:
         self._state = self.whole._replace(sync=(reduced, inner))
         return mean_grads
 
-    def step(self, since: Gathered) -> None:
-        """The next state: from mean gradients, or from this process's rows, reduced in the same program.
+    def update(self, grads: PyTree, carried: PyTree) -> None:
+        """The next state from this process's rows of gradients: reduction and update in one program."""
+        rows = self._rows(grads)
+        carried = view.to_global(self._mesh, carried, PER_REPLICA)
+        with self._waiting():
+            self._take(self._stepped(False, self.whole, rows, carried))
+
+    def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
+        """The next state from mean gradients."""
+        reduced, inner = self.whole.sync
+        alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # the reducer has had its turn
+        carried = view.to_global(self._mesh, carried, PER_REPLICA)
+        done = self._stepped(True, alone, mean_grads, carried)
+        self._take(done._replace(sync=(reduced, done.sync[1])))
+
+    def _stepped(self, is_reduced: bool, state: TrainState, *given: Any) -> Any:
+        """What the program makes of `state`, at the optimizer's present rate.
 
         A rate that was set is an argument of a program of its own: compiled once, whatever it is set to.
         """
-        reduced, inner = self.whole.sync
-        is_reduced = since.mean_grads is not None
-        grads = since.mean_grads if is_reduced else self._rows(since.grads)
-        carried = view.to_global(self._mesh, since.carried, PER_REPLICA)
         factor = getattr(self._optimizer, "rate_factor", 1.0)
-        is_rated = factor != 1.0
-        if is_rated:
-            inner = inner, LearningRateFactor(np.float32(factor))
-        # After a reduction the reducer has had its turn: its state is not the program's.
-        state = self.whole._replace(sync=(optax.EmptyState() if is_reduced else reduced, inner))
-        with nullcontext() if is_reduced else self._waiting():
-            done = self._program(is_reduced, is_rated)(state, grads, carried)
-        own, inner = done.sync
-        self._take(done._replace(sync=(reduced if is_reduced else own, inner[0] if is_rated else inner)))
+        run = self._program(is_reduced, factor != 1.0)
+        if factor == 1.0:
+            return run(state, *given)
+        reduced, inner = state.sync
+        rated = state._replace(sync=(reduced, (inner, LearningRateFactor(np.float32(factor)))))
+        done = run(rated, *given)
+        return done._replace(sync=(done.sync[0], done.sync[1][0]))
 
     def _waiting(self) -> AbstractContextManager[None]:
         """Reports to the supervisor a step that waits for other processes; on CPUs dispatch itself waits."""

@@ -5,8 +5,6 @@ torch's do. So trained values are written into its variables, and values set in 
 """
 
 from collections.abc import Callable
-from functools import reduce
-from operator import getitem
 from typing import Any, NamedTuple
 
 import jax
@@ -56,7 +54,7 @@ class ModelSync:
             self._scan()
             self._was_pushed = True
         for i, one in enumerate(self._variables):
-            value = reduce(getitem, one.path, values[not one.is_param])
+            value = _at(values[not one.is_param], one.path)
             one.variable.set_value(jax.tree.map(jnp.asarray, value))
             self._variables[i] = one._replace(pushed=one.variable.get_raw_value())
 
@@ -168,3 +166,9 @@ def _is_set(one: _Variable) -> bool:
 
 def _name(path: tuple) -> str:
     return "/".join(map(str, path))
+
+
+def _at(tree: PyTree, path: tuple) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree

@@ -159,6 +159,15 @@ def _popped(stack: list[Any], count: int) -> list[Any]:
     return [stack.pop() for _ in range(count)][::-1]
 
 
+def _global(stack: list[Any], arg: Any) -> None:
+    module, _, name = str(arg).partition(" ")
+    stack.append(_known(module, name))
+
+
+def _stack_global(stack: list[Any], arg: Any) -> None:
+    stack.append(_known(*_popped(stack, 2)))
+
+
 def _known(module: str, name: str) -> _Name:
     """The name, if a tensor's pickle holds it; nothing is imported."""
     ours = _Name(str(module), str(name))
@@ -187,8 +196,8 @@ _CALLS: dict[_Name, Callable[..., Any]] = {
     _Name("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
 }
 _STEPS: dict[str, Callable[[list[Any], Any], None]] = {
-    "GLOBAL": lambda stack, arg: stack.append(_known(*str(arg).split(" ", 1))),
-    "STACK_GLOBAL": lambda stack, arg: stack.append(_known(*_popped(stack, 2))),
+    "GLOBAL": _global,
+    "STACK_GLOBAL": _stack_global,
     "REDUCE": _reduce,
     "BINPERSID": _persistent,
     "BUILD": lambda stack, arg: stack.pop(),  # torch sets `_metadata` on its OrderedDict; it is ignored

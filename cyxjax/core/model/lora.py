@@ -9,6 +9,7 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 
 import zlib
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.trees import PyTree, leaf_names, matches, path_name
+from cyxjax.core.trees import PyTree, leaf_names, path_name
 from cyxjax.errors import ConfigError
 
 A, B = "_lora_a", "_lora_b"
@@ -50,28 +51,26 @@ def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
         return fns
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-        from flax.traverse_util import flatten_dict, unflatten_dict  # here: it loads Flax
-
         params, model_state = fns.init(key, inputs)
-        flat = flatten_dict(params, keep_empty_nodes=True) if isinstance(params, Mapping) else {}
-        names = {
-            path: "/".join(map(str, path)) for path, leaf in flat.items() if getattr(leaf, "ndim", 0) > 1
-        }
-        chosen = {path: name for path, name in names.items() if matches(name, plan.patterns)}
-        if not chosen:
+        found: list[str] = []
+
+        def beside(name: str, leaf: Any) -> dict[str, Any]:
+            if getattr(leaf, "ndim", 0) < 2 or not any(fnmatchcase(name, p) for p in plan.patterns):
+                return {}
+            found.append(name)
+            rows, columns = int(np.prod(leaf.shape[:-1])), leaf.shape[-1]
+            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            drawn = jax.random.normal(own, (rows, plan.rank), jnp.float32) / np.float32(np.sqrt(rows))
+            return {A: drawn.astype(leaf.dtype), B: jnp.zeros((plan.rank, columns), leaf.dtype)}
+
+        adapted = _grown(params, "", beside)
+        if not found:
             raise ConfigError(
                 f"lora.pattern {' '.join(plan.patterns)} matches no parameter of two dimensions or more. "
                 f"HINT: names are such as {', '.join(leaf_names(params)[:4])}.",
                 key="lora.pattern",
             )
-        for (*above, last), name in chosen.items():
-            kernel = flat[*above, last]
-            rows, columns = int(np.prod(kernel.shape[:-1])), kernel.shape[-1]
-            own = jax.random.fold_in(key, zlib.crc32(name.encode()))
-            drawn = jax.random.normal(own, (rows, plan.rank), jnp.float32) / np.float32(np.sqrt(rows))
-            flat[*above, f"{last}{A}"] = drawn.astype(kernel.dtype)
-            flat[*above, f"{last}{B}"] = jnp.zeros((plan.rank, columns), kernel.dtype)
-        return unflatten_dict(flat), model_state
+        return adapted, model_state
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         return fns.apply(merged(params, plan), model_state, inputs, key, train)
@@ -92,6 +91,18 @@ def merged(params: PyTree, plan: LoraPlan) -> PyTree:
         if a is not None:
             value = value + ((a @ b) * np.asarray(plan.scale, a.dtype)).reshape(value.shape)
         out[name] = merged(value, plan)
+    return out
+
+
+def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]]) -> PyTree:
+    """`tree` with the leaves that `beside` gives added next to a leaf; in dicts only."""
+    if not isinstance(tree, Mapping):
+        return tree
+    out = {}
+    for name, value in tree.items():
+        out[name] = _grown(value, f"{above}{name}/", beside)
+        if not isinstance(value, Mapping):
+            out |= {f"{name}{end}": leaf for end, leaf in beside(f"{above}{name}", value).items()}
     return out
 
 
