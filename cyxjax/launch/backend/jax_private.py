@@ -174,7 +174,9 @@ def convolution_rule() -> Callable[..., Any] | None:
     from jax._src.lax import convolution
 
     lower = getattr(convolution, "_conv_general_dilated_lower", None)
-    return lower and functools.partial(lower, expand_complex_convolutions=True)
+    if lower is None or "expand_complex_convolutions" not in inspect.signature(lower).parameters:
+        return None
+    return functools.partial(lower, expand_complex_convolutions=True)
 
 
 def program_folder() -> str | None:

@@ -15,6 +15,7 @@ from cyxjax.launch.group import ports
 def test_names_without_which_another_way_is_taken_silently_are_there():
     assert jax_private.can_serve()
     assert jax_private.shard_putter() is not None
+    assert jax_private.convolution_rule() is not None
 
 
 def test_our_client_is_what_jax_itself_would_make():

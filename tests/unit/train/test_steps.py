@@ -216,6 +216,7 @@ def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions(
     images = np.zeros((16, 8, 8, 4), np.float32), np.zeros(16, np.int32)
     assert chosen(Convolutions(), *images) > 2
     assert chosen(Convolutions(groups=2), *images) == 1
+    assert chosen(Convolutions(), *images, precision="bf16-mixed") > 2
     exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
     assert chosen(None, X, Y, several=4, **exact) == 1
 
