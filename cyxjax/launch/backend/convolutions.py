@@ -7,6 +7,7 @@ program is lowered, as XLA does it outside of loops: the optimized program, and 
 there.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,11 @@ from jax import lax
 from jax.interpreters import mlir
 
 from cyxjax.launch.backend.jax_private import convolution_rule
+
+_QUICK = re.compile(
+    r" dim_numbers = \[b, [\d, ]*f\]x\[[\d, ]*i, o\]->\[b, [\d, ]*f\],"
+    r".*batch_group_count = 1 : i64, feature_group_count = 1 : i64"
+)
 
 
 @cache
@@ -33,6 +39,11 @@ def use_quick_layout() -> None:
         return lower(ctx, *operands, **settings)
 
     mlir.register_lowering(lax.conv_general_dilated_p, rule, platform="cpu")
+
+
+def has_slow_in_loops(program: str) -> bool:
+    """Whether a lowered program has a convolution that is slow in a loop: in groups, or of another layout."""
+    return any("stablehlo.convolution" in line and not _QUICK.search(line) for line in program.splitlines())
 
 
 def _can_be_quick(images: Any, settings: dict[str, Any]) -> bool:

@@ -1,6 +1,5 @@
 """All checks of a fit before its first step, in order, and of an evaluation. Nothing was written yet."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError, translated
+from cyxjax.launch.backend.convolutions import has_slow_in_loops
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks.batch_checks import (
@@ -35,13 +35,6 @@ from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import RatesAsFactor, Schedule
 from cyxjax.train.start.at_once import steps_at_once
 from cyxjax.train.start.dispatch import has_whole_batch
-
-# In the text of a program, a convolution that XLA does not compute quickly in a loop on CPUs: one in groups,
-# or not in the layout of `launch/backend/convolutions.py`.
-_SLOW_IN_LOOPS = re.compile(
-    r"stablehlo\.convolution(?!.* dim_numbers = \[b, [\d, ]*f\]x\[[\d, ]*i, o\]->\[b, [\d, ]*f\],"
-    r".*batch_group_count = 1 : i64, feature_group_count = 1 : i64)"
-)
 
 
 def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]], *, loaded: bool) -> Plan:
@@ -89,7 +82,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
         several = steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
         asked = settings.course.steps_per_dispatch
-        if several > 1 and asked == "auto" and _SLOW_IN_LOOPS.search(lowered.as_text()):
+        if several > 1 and asked == "auto" and has_slow_in_loops(lowered.as_text()):
             several = 1
             lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
