@@ -17,7 +17,7 @@ import numpy as np
 from cyxjax.cli.machine_checks import Check
 from cyxjax.data.content import find_difference
 from cyxjax.files import flock_now, try_flock, write_whole
-from cyxjax.launch.output import disagreements, ranks_text
+from cyxjax.launch.output import ranks_text, unequal_facts
 
 _LOW_BYTES = 1 << 30
 _CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
@@ -83,7 +83,7 @@ def _wrong_clocks(clocks: Sequence[tuple[float, float]]) -> Iterator[str]:
 
 def _unequal(ranks: Sequence[Facts], fact: str) -> Iterator[str]:
     """What differs of a fact that is a value by name."""
-    return disagreements({rank: facts[fact] for rank, facts in enumerate(ranks)})
+    return unequal_facts({rank: facts[fact] for rank, facts in enumerate(ranks)})
 
 
 def _run(ranks: Sequence[Facts]) -> Iterator[Check]:

@@ -68,10 +68,11 @@ def scale_learning_rate(state: TrainState, by: float) -> TrainState:
     """`state` whose `LearningRateFactor`s are multiplied by `by`; other leaves are the same arrays."""
 
     # Inside jit, where the arrays of a group of processes may be computed with; sharding stays.
-    def scaled(part: Any) -> Any:
-        return _times(part, jnp.float32(by)) if isinstance(part, LearningRateFactor) else part
-
     is_factor = lambda part: isinstance(part, LearningRateFactor)  # noqa: E731
+
+    def scaled(part: Any) -> Any:
+        return _times(part, jnp.float32(by)) if is_factor(part) else part
+
     return state._replace(sync=jax.tree.map(scaled, state.sync, is_leaf=is_factor))
 
 

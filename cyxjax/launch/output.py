@@ -223,7 +223,7 @@ def disagreement(what: str, values: Mapping[int, object]) -> str:
     return f"ranks differ in {what}: {shown}. HINT: start every rank with the same program and environment."
 
 
-def disagreements(facts: Mapping[int, Mapping[str, object]]) -> Iterator[str]:
+def unequal_facts(facts: Mapping[int, Mapping[str, object]]) -> Iterator[str]:
     """A `disagreement` for each fact that is not equal on all ranks. facts: by rank, each by name."""
     for name in dict.fromkeys(name for held in facts.values() for name in held):
         values = {rank: str(held.get(name, "(none)")) for rank, held in facts.items()}

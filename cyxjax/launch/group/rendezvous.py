@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cyxjax.launch.group import ports
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.group.server import GroupServer, Log, Peer
-from cyxjax.launch.output import disagreements, printable, ranks_text
+from cyxjax.launch.output import printable, ranks_text, unequal_facts
 
 LINE_EVERY_S = 10.0
 
@@ -149,7 +149,7 @@ class Rendezvous:
         if len(self.here) < self.job.world_size:
             return
         facts = {rank: dict(sorted(self.here[rank].hello.facts.items())) for rank in sorted(self.here)}
-        if why := next(disagreements(facts), ""):
+        if why := next(unequal_facts(facts), ""):
             self._abort(why)
             return
         try:
