@@ -3,7 +3,6 @@
 import atexit
 import os
 import signal
-import sys
 import threading
 import time
 from types import FrameType, TracebackType
@@ -27,7 +26,9 @@ def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool)
         where = f"fit: stopped by {reason.note} at step {history.num_steps}."
         warn_on_stderr(f"{where} HINT: fit(..., resume='auto') or a run_dir goes on from there.")
     if reason is SIGNAL:
-        sys.exit(reason.exit_code)
+        # Not sys.exit, which ends a rank as a failed one, without waiting: all ranks stopped after the same
+        # step, and one may have more to do before its end than another.
+        raise SystemExit(reason.exit_code)
 
 
 class StopSignals:

@@ -100,12 +100,13 @@ def test_signals_within_two_seconds_to_any_process_are_one_request(tmp_path, num
 
 
 PROGRAM = """
-import sys, numpy as np, cyxjax as cx
+import sys, time, numpy as np, cyxjax as cx
 X, Y = np.eye(64, 4, dtype=np.float32), np.arange(64, dtype=np.int32) % 4
 trainer = cx.DistributedTrainer(cx.get_model("mlp")(), "cross_entropy", "adam")
 try:
     trainer.fit(X, Y, epochs=int(sys.argv[2]), run_dir=sys.argv[1], log_every_n_batches=1)
 finally:
+    time.sleep(trainer.is_master())  # what one rank does last, no other cuts off
     print("finally at step", trainer.history.num_steps, flush=True)
 print("trained", flush=True)
 """
