@@ -105,7 +105,9 @@ def init(
 
     from cyxjax.core.exact.calls import heed
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
+    from cyxjax.launch.backend.lowerings import use_quick_operations
 
+    use_quick_operations()
     heed(here().get("XLA_FLAGS", ""))
     with translated():
         mesh = build_mesh()

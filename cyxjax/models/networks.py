@@ -13,7 +13,6 @@ import optax
 from flax import linen as nn
 
 from cyxjax.errors import ConfigError
-from cyxjax.models.convolution import max_pool
 from cyxjax.models.registry import Activation, Count, Positive, Rate, register
 
 
@@ -82,7 +81,7 @@ class CNN(Network):
         for num_channels in self.features:
             x_BHWD = nn.relu(nn.Conv(num_channels, (3, 3))(x_BHWD))
             if min(x_BHWD.shape[1:3]) > 1:
-                x_BHWD = max_pool(x_BHWD, window_shape=(2, 2), strides=(2, 2))
+                x_BHWD = nn.max_pool(x_BHWD, window_shape=(2, 2), strides=(2, 2))
         x_BF = x_BHWD.reshape(x_BHWD.shape[0], math.prod(x_BHWD.shape[1:]))
         x_BF = nn.relu(nn.Dense(self.hidden)(x_BF))
         x_BF = nn.Dropout(self.dropout, deterministic=not train)(x_BF)

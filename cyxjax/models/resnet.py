@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from cyxjax.models.convolution import max_pool
 from cyxjax.models.networks import Network
 from cyxjax.models.registry import Count, register
 
@@ -88,7 +87,7 @@ class ResNet(Network):
         x_BHWD = nn.relu(_norm(train)(name="stem_norm")(x_BHWD))
         if self.small_images:
             return x_BHWD
-        return max_pool(x_BHWD, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        return nn.max_pool(x_BHWD, window_shape=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
 
 
 @register("resnet18")

@@ -84,9 +84,9 @@ unit/core/scores 9 0
 unit/data/catalog 4 0
 unit/data/prefetch 10 0
 unit/launch/handshake 5 15
+unit/launch/lowerings 6 15
 unit/launch/rendezvous 11 0
 unit/models/networks 10 0
-unit/models/pooling 3 9
 unit/observe/console 4 22
 unit/observe/report_in_browser 0 23
 unit/observe/sinks 7 0

@@ -169,14 +169,14 @@ def shard_putter() -> Callable[..., Any] | None:
     return put_shards
 
 
-def convolution_rule() -> Callable[..., Any] | None:
-    """How jax lowers `lax.conv_general_dilated_p` on CPUs; None where it has no such rule."""
-    from jax._src.lax import convolution
+@functools.cache
+def lowering_rule(primitive: Any) -> Callable[..., Any] | None:
+    """How jax lowers `primitive` on CPUs, also after we do it; None where it keeps its rules elsewhere."""
+    from jax._src.interpreters import mlir
 
-    lower = getattr(convolution, "_conv_general_dilated_lower", None)
-    if lower is None or "expand_complex_convolutions" not in inspect.signature(lower).parameters:
-        return None
-    return functools.partial(lower, expand_complex_convolutions=True)
+    of_cpus = getattr(mlir, "_platform_specific_lowerings", {}).get("cpu", {})
+    found = of_cpus.get(primitive) or getattr(mlir, "_lowerings", {}).get(primitive)
+    return getattr(found, "rule", None)
 
 
 def program_folder() -> str | None:

@@ -15,7 +15,7 @@ from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError, translated
-from cyxjax.launch.backend.convolutions import has_slow_in_loops
+from cyxjax.launch.backend.lowerings import has_slow_in_loops
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks.batch_checks import (

@@ -15,7 +15,6 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
-from cyxjax.launch.backend.convolutions import use_quick_layout
 from cyxjax.train.feeding.placing import PartPlacer, Placer, RowPlacer
 from cyxjax.train.settings import StepPlan
 
@@ -39,7 +38,6 @@ def steps_for(
         layout = _layout(plan, mesh)  # each sum knows the shapes it adds
         train = PartsStep(fns, loss, sync, layout, TreeSum(layout), metrics, plan.threads)
         return train, None, build_parts_eval(fns, loss, layout, TreeSum(layout), metrics, plan.threads)
-    use_quick_layout()  # micro-batches, and several steps, are computed in a loop
     build = partial(
         build_train_step,
         *(fns, loss, sync, mesh),

@@ -5,6 +5,7 @@ import socket
 
 import jax
 import pytest
+from jax import lax
 from jax._src import compilation_cache, compiler, distributed, xla_bridge
 
 from cyxjax.errors import GroupError
@@ -15,7 +16,8 @@ from cyxjax.launch.group import ports
 def test_names_without_which_another_way_is_taken_silently_are_there():
     assert jax_private.can_serve()
     assert jax_private.shard_putter() is not None
-    assert jax_private.convolution_rule() is not None
+    for primitive in (lax.conv_general_dilated_p, lax.select_and_scatter_add_p):
+        assert jax_private.lowering_rule(primitive) is not None
 
 
 def test_our_client_is_what_jax_itself_would_make():

@@ -1,4 +1,4 @@
-"""Convolutions inside a loop: XLA's quick ones, with the bits of jax's own outside of it."""
+"""Convolutions in loops, and the gradient of max pooling: quick on CPUs, with the bits of jax's own."""
 
 import re
 from functools import partial
@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from cyxjax.launch.backend import convolutions
-from cyxjax.launch.backend.jax_private import convolution_rule
+from cyxjax.launch.backend.jax_private import lowering_rule
+from cyxjax.launch.backend.lowerings import use_quick_operations
 
 IMAGE, LINE, SOLID = (4, 8, 8, 4), (4, 8, 4), (4, 4, 4, 4, 4)
 # (shape of the images, of the kernel, dtype, settings)
@@ -59,12 +62,13 @@ def looped(function):
 
 @pytest.fixture
 def as_jax_does():
-    """jax's own way to lower convolutions, until the test calls it."""
-    mlir.register_lowering(lax.conv_general_dilated_p, convolution_rule(), platform="cpu")
+    """jax's own way to lower convolutions and pooling, until the test calls it."""
+    for primitive in (lax.conv_general_dilated_p, lax.select_and_scatter_add_p):
+        mlir.register_lowering(primitive, lowering_rule(primitive), platform="cpu")
 
     def end():
-        convolutions.use_quick_layout.cache_clear()
-        convolutions.use_quick_layout()
+        use_quick_operations.cache_clear()
+        use_quick_operations()
 
     yield end
     end()
@@ -114,3 +118,83 @@ def test_dimensions_that_are_sharded_by_type_stay_where_they_are(as_jax_does):
 def layouts(program, args) -> set[str]:
     """Those of the convolutions of the optimized program."""
     return set(re.findall(r"dim_labels=([\w>-]+)", program.lower(1, *args).compile().as_text()))
+
+
+# Few, so that most windows hold ties.
+VALUES = [-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0, np.nan]
+
+
+@st.composite
+def poolings(draw):
+    """(images, sizes of the windows, strides, padding): most tile the images, the others are XLA's own."""
+    dims = draw(st.integers(1, 3))
+    sizes = st.tuples(*[st.integers(1, 3)] * dims)
+    window = draw(sizes)
+    strides = window if draw(st.booleans()) else draw(sizes)
+    shape = draw(st.lists(st.integers(3, 7), min_size=dims, max_size=dims))
+    dtype = draw(st.sampled_from(["float32", "bfloat16", "float16"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    images = jnp.asarray(rng.choice(np.float32(VALUES), (2, *shape, 2)), dtype)
+    return images, window, strides, draw(st.sampled_from(["VALID", "VALID", "SAME"]))
+
+
+@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=(pytest.mark.slow, pytest.mark.wide))])
+def test_gradients_of_max_pooling_have_the_bits_of_jaxs_own(as_jax_does, examples):
+    theirs = []
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @given(poolings())
+    def collect(pooling):
+        theirs.append((pooling, gradient_of_pool(*pooling)))
+
+    collect()
+    as_jax_does()
+    jax.clear_caches()
+    assert len(theirs) >= examples
+    for pooling, gradient in theirs:
+        again = gradient_of_pool(*pooling)
+        assert again.dtype == gradient.dtype
+        np.testing.assert_array_equal(np.float32(again), np.float32(gradient))
+
+
+def gradient_of_pool(images, window, strides, padding):
+    """That of a sum of the windows' largest numbers with random weights."""
+
+    def total(images):
+        largest = nn.max_pool(images, window, strides, padding)
+        weights = np.random.default_rng(0).normal(size=largest.shape)
+        kept = jnp.where(jnp.isfinite(largest), largest, 0)  # so that the total is finite
+        return jnp.sum(kept * jnp.asarray(weights, images.dtype)), largest
+
+    _, pull, largest = jax.vjp(total, images, has_aux=True)
+    return pull(jnp.ones((), images.dtype))[0]
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "is_quick"),
+    [
+        ((2, 2), (2, 2), "VALID", True),
+        ((3, 2), (3, 2), "VALID", True),  # with rows and columns that no window has
+        ((3, 3), (2, 2), "VALID", False),
+        ((3, 3), (3, 3), "SAME", False),
+        ((9, 9), (9, 9), "VALID", False),  # 81 places
+    ],
+)
+def test_windows_that_tile_the_images_are_views(as_jax_does, window, strides, padding, is_quick):
+    as_jax_does()
+    pool = lambda images: nn.max_pool(images, window, strides, padding).sum()  # noqa: E731
+    program = jax.jit(jax.grad(pool)).lower(np.zeros((2, 10, 10, 3), np.float32)).as_text()
+    assert ("select_and_scatter" not in program) == is_quick
+
+
+def test_forward_and_second_derivatives_of_max_pooling(as_jax_does):
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(1, 4, 4, 2)), jnp.float32)
+    pooled = lambda x: (nn.max_pool(x, (2, 2), (2, 2)) ** 3).sum()  # noqa: E731
+    found = lambda: (  # noqa: E731
+        *jax.jit(lambda x: jax.jvp(pooled, (x,), (jnp.ones_like(x),)))(x),
+        jax.jit(jax.grad(lambda x: (jax.grad(pooled)(x) * x).sum()))(x),
+        jax.jit(jax.vmap(jax.grad(pooled)))(x[None]),
+    )
+    theirs = found()
+    as_jax_does()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), theirs, found())
