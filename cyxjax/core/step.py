@@ -198,7 +198,6 @@ def build_train_step(
         state: TrainState, batches: Batch, first: jax.Array, stop: jax.Array
     ) -> tuple[TrainState, jax.Array]:
         one = lambda i: jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, keepdims=False), batches)  # noqa: E731
-        sums = jax.eval_shape(step, state, jax.eval_shape(one, 0))[1]
 
         def body(i: jax.Array, carry: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
             state, out = carry
@@ -206,7 +205,8 @@ def build_train_step(
             return state, lax.dynamic_update_index_in_dim(out, sums, i, 0)
 
         # The rounds are known at run time alone: one program for any of them, and so the same bits.
-        out = jnp.zeros((len(batches.total), *sums.shape), sums.dtype)
+        num_rows = measured.num_training_rows + 1 + len(check.measures)
+        out = jnp.zeros((len(batches.total), num_rows, 2), jnp.float32)
         return lax.fori_loop(first, stop, body, (state, out))
 
     options = memory_options(mesh) if sync.regather or fns.recomputes else {}
