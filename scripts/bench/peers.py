@@ -119,7 +119,7 @@ def python_of(peer: str, args: argparse.Namespace) -> str:
 
 def run(command: list[str], devices: int, device: str = "cpu", limit_s: float = _LIMIT_S) -> tuple[str, str]:
     """(stdout, stderr) of a command in a session of its own, all of which is gone afterwards."""
-    env = {**os.environ, "JAX_PLATFORMS": {"gpu": "cuda"}.get(device, device)}
+    env = {**os.environ, "JAX_PLATFORMS": {"gpu": "cuda"}.get(device, device), "PEERS_PORT": free_port()}
     if devices > 1:  # several devices of one process starve on a pool of one thread a core
         env["NPROC"] = str(max(devices, os.cpu_count() or 1))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

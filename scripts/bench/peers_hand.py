@@ -4,6 +4,7 @@ Shuffled numpy batches, one compiled step, state donated, metrics read every ten
 gradients and metrics cross as one flat buffer.
 """
 
+import os
 import time
 from functools import partial
 
@@ -17,8 +18,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from peers_flax import model
 from peers_work import WORKS, data, say, steps_of, task
-
-import cyxjax as cx
 
 
 def build_step(net, tx, replicas: int, mesh: Mesh, dtype: str):
@@ -48,7 +47,9 @@ def build_step(net, tx, replicas: int, mesh: Mesh, dtype: str):
 def main() -> None:
     args = task()
     if args.replicas > 1:
-        cx.distributed.init()  # forms the group; the loop below knows nothing of us
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        where = f"127.0.0.1:{os.environ['PEERS_PORT']}"
+        jax.distributed.initialize(where, args.replicas, int(os.environ["RANK"]))
     mesh, batch = Mesh(np.array(jax.devices()), ("data",)), WORKS[args.work].batch
     x, y = data(args.work)
     net, tx = model(args.work), optax.adam(1e-3)
