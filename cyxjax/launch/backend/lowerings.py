@@ -1,9 +1,12 @@
 """Operations that XLA computes quickly on CPUs in one form only: programs are lowered to that form.
 
-Convolutions. XLA's quick one takes images (batch, spatial dimensions, features) and a kernel (spatial
-dimensions, input features, output features). It transposes others, such as the gradient of a kernel, but only
-outside of loops: inside `lax.scan` and `lax.fori_loop` they took 10 to 30 times as long. Here they are
-transposed as XLA does it outside of loops: the optimized program, and so every bit, is the same there.
+The gradient of a convolution's kernel. XLA computes it as a convolution whose kernel is as large as an image:
+2 to 17 times as long as the products of matrices that it consists of.
+
+Other convolutions. XLA's quick one takes images (batch, spatial dimensions, features) and a kernel (spatial
+dimensions, input features, output features). It transposes others, but only outside of loops: inside
+`lax.scan` and `lax.fori_loop` they took 10 to 30 times as long. Here they are transposed as XLA does it
+outside of loops: the optimized program, and so every bit, is the same there.
 
 The gradient of max pooling with windows that tile the images. XLA walks through the windows one place at a
 time. Here a window is as many strided views of the images as it has places, and all views are one vectorised
@@ -34,21 +37,27 @@ _MOST_PLACES = 64  # of a window; each is an array of the program, and large win
 @cache
 def use_quick_operations() -> None:
     """From now on, all programs that this process compiles for CPUs have the quick operations."""
-    _register(lax.conv_general_dilated_p, _can_have_quick_layout, _in_quick_layout)
-    _register(lax.select_and_scatter_add_p, _can_be_tiles, _scatter_into_tiles)
+    _register(lax.conv_general_dilated_p, _quick_convolution)
+    _register(lax.select_and_scatter_add_p, _quick_scatter)
 
 
-def _register(primitive: Any, can_be_quick: Callable[..., bool], quick: Callable[..., jax.Array]) -> None:
-    """`quick` takes the operands and the settings of `primitive`, `can_be_quick` its output and settings."""
+Quick = Callable[..., jax.Array] | None
+
+
+def _register(primitive: Any, quick_form: Callable[..., Quick]) -> None:
+    """quick_form: (arrays that go in and come out, settings) of `primitive` -> a function of those that go in
+    and of the settings, or None for jax's own way.
+    """
     jaxs_own = lowering_rule(primitive)
     if jaxs_own is None:
         return
-    lower_quick = mlir.lower_fun(quick, multiple_results=False)
 
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **settings: Any) -> Any:
-        is_sharded = any(any(array.sharding.spec) for array in (*ctx.avals_in, *ctx.avals_out))
-        is_quick = not is_sharded and can_be_quick(ctx.avals_out[0], settings)
-        return (lower_quick if is_quick else jaxs_own)(ctx, *operands, **settings)
+        arrays = (*ctx.avals_in, *ctx.avals_out)
+        is_sharded = any(any(array.sharding.spec) for array in arrays)
+        quick = None if is_sharded else quick_form(*arrays, **settings)
+        lower = jaxs_own if quick is None else mlir.lower_fun(quick, multiple_results=False)
+        return lower(ctx, *operands, **settings)
 
     mlir.register_lowering(primitive, rule, platform="cpu")
 
@@ -61,12 +70,56 @@ def has_slow_in_loops(program: str) -> bool:
 # ---- convolutions ------------------------------------------------------------------------------------------
 
 
-def _can_have_quick_layout(out: Any, settings: dict[str, Any]) -> bool:
-    """Whether the quick convolution takes it, but for the layout: one of 16 or 32 bits, without groups."""
-    is_grouped = settings["feature_group_count"] * settings["batch_group_count"] > 1
-    has_layout = settings["dimension_numbers"] == _quick_layout(out.ndim)
+def _quick_convolution(images: Any, kernel: Any, out: Any, **settings: Any) -> Quick:
+    if settings["feature_group_count"] * settings["batch_group_count"] > 1:
+        return None
+    if out.dtype == jnp.float32 and _are_products_quick(kernel, out, **settings):
+        return _as_products
     is_short = jnp.issubdtype(out.dtype, jnp.floating) and out.dtype.itemsize <= 4
-    return is_short and not has_layout and not is_grouped
+    has_layout = settings["dimension_numbers"] == _quick_layout(out.ndim)
+    return _in_quick_layout if is_short and not has_layout else None
+
+
+def _are_products_quick(kernel: Any, out: Any, **settings: Any) -> bool:
+    """Whether the kernel is larger than what comes out, as in the gradient of a kernel.
+
+    With few features products are slower beyond 3x3 places: the gradients of LeNet took up to twice as long.
+    """
+    _, (_, _, *under), (_, features, *places) = settings["dimension_numbers"]
+    size, num_places = (math.prod(a.shape[d] for d in dims) for a, dims in ((kernel, under), (out, places)))
+    is_quick = num_places <= 9 or (num_places <= _MOST_PLACES and out.shape[features] >= 32)
+    return size > num_places and is_quick and set(settings["lhs_dilation"]) <= {1}
+
+
+def _as_products(images: jax.Array, kernel: jax.Array, **settings: Any) -> jax.Array:
+    """`lax.conv_general_dilated`: for each row of places one product of what they see with the kernel."""
+    (batch, *seen), (features, *under), out_at = settings["dimension_numbers"]
+    strides, steps = settings["window_strides"], settings["rhs_dilation"]
+    widths = [(0, 0, 0), *((low, high, 0) for low, high in settings["padding"]), (0, 0, 0)]
+    # (features, spatial dimensions, images): the order in which a gradient has them
+    padded = lax.pad(images.transpose(*seen, batch), jnp.zeros((), images.dtype), widths)
+    num_seen, *sides, num_images = padded.shape
+    sizes = [kernel.shape[dim] for dim in under[1:]]
+    spans = [(size - 1) * step + 1 for size, step in zip(sizes, steps, strict=True)]
+    counts = [(side - span) // s + 1 for side, span, s in zip(sides, spans, strides, strict=True)]
+
+    def view(*place: int) -> jax.Array:
+        """(features and spatial dimensions of the kernel, images): what the place sees."""
+        starts = [at * stride for at, stride in zip(place, strides, strict=True)]
+        ends = [start + span for start, span in zip(starts, spans, strict=True)]
+        return lax.slice(padded, (0, *starts, 0), (num_seen, *ends, num_images), (1, *steps, 1))
+
+    depth, width = num_seen * math.prod(sizes), kernel.shape[features]
+    flat = kernel.transpose(*under, features).reshape(depth, width)
+    kept = {name: settings[name] for name in ("precision", "preferred_element_type")}
+    rows = []
+    for row in product(*map(range, counts[:-1])):
+        views = jnp.concatenate([view(*row, at) for at in range(counts[-1])], -1)
+        views = views.reshape(depth, counts[-1] * num_images)
+        rows.append(lax.dot_general(views, flat, (((0,), (0,)), ((), ())), **kept))
+    found = jnp.stack(rows).reshape(*counts, num_images, width)
+    ends = (len(counts), len(counts) + 1)
+    return _moved(found, (*ends, *range(len(counts))), out_at)
 
 
 def _quick_layout(ndim: int) -> lax.ConvDimensionNumbers:
@@ -96,12 +149,12 @@ def _moved(a: jax.Array, source: Sequence[int], target: Sequence[int]) -> jax.Ar
 # ---- the gradient of max pooling ---------------------------------------------------------------------------
 
 
-def _can_be_tiles(images: Any, settings: dict[str, Any]) -> bool:
-    """Whether the windows tile the images."""
+def _quick_scatter(source: Any, images: Any, out: Any, **settings: Any) -> Quick:
     window, padding = settings["window_dimensions"], settings["padding"]
     are_tiles = tuple(window) == tuple(settings["window_strides"]) and not any(map(any, padding))
     is_float = jnp.issubdtype(images.dtype, jnp.floating)
-    return are_tiles and is_float and 1 < math.prod(window) <= _MOST_PLACES
+    is_small = 1 < math.prod(window) <= _MOST_PLACES
+    return _scatter_into_tiles if are_tiles and is_float and is_small else None
 
 
 def _scatter_into_tiles(source: jax.Array, images: jax.Array, **settings: Any) -> jax.Array:
