@@ -64,9 +64,9 @@ def test_three_devices_give_the_bits_of_one():
     ("name", "devices"),
     [
         ("cnn", (2,)),
-        pytest.param("gpt", (2,), marks=pytest.mark.slow),
+        # Limits of their own: each device compiles for itself, minutes on a busy machine.
+        pytest.param("gpt", (2,), marks=(pytest.mark.slow, pytest.mark.timeout(900))),
         *(
-            # A limit of their own: each device compiles for itself, minutes on a busy machine.
             pytest.param(name, (count,), marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900)))
             for name in ("mlp", "cnn", "gpt")
             for count in (2, 3, 5, 8)
