@@ -171,7 +171,7 @@ def shard_putter() -> Callable[..., Any] | None:
 
 @functools.cache
 def lowering_rule(primitive: Any) -> Callable[..., Any] | None:
-    """How jax lowers `primitive` on CPUs, also after we do it; None where it keeps its rules elsewhere."""
+    """How `primitive` is lowered on CPUs at the first call, that is by jax; None where jax keeps no rule."""
     from jax._src.interpreters import mlir
 
     of_cpus = getattr(mlir, "_platform_specific_lowerings", {}).get("cpu", {})

@@ -31,7 +31,8 @@ _QUICK = re.compile(
     r" dim_numbers = \[b, [\d, ]*f\]x\[[\d, ]*i, o\]->\[b, [\d, ]*f\],"
     r".*batch_group_count = 1 : i64, feature_group_count = 1 : i64"
 )
-_MOST_PLACES = 64  # of a window; each is an array of the program, and large windows are few
+_MOST_PLACES = 64  # of a window or kernel: each is an array of the program
+Quick = Callable[..., jax.Array] | None
 
 
 @cache
@@ -41,12 +42,9 @@ def use_quick_operations() -> None:
     _register(lax.select_and_scatter_add_p, _quick_scatter)
 
 
-Quick = Callable[..., jax.Array] | None
-
-
 def _register(primitive: Any, quick_form: Callable[..., Quick]) -> None:
-    """quick_form: (arrays that go in and come out, settings) of `primitive` -> a function of those that go in
-    and of the settings, or None for jax's own way.
+    """quick_form: called with the shapes of operands and output of `primitive` and its settings; returns the
+    function of operands and settings to compute instead, or None for jax's own way.
     """
     jaxs_own = lowering_rule(primitive)
     if jaxs_own is None:
@@ -118,8 +116,8 @@ def _as_products(images: jax.Array, kernel: jax.Array, **settings: Any) -> jax.A
         views = views.reshape(depth, counts[-1] * num_images)
         rows.append(lax.dot_general(views, flat, (((0,), (0,)), ((), ())), **kept))
     found = jnp.stack(rows).reshape(*counts, num_images, width)
-    ends = (len(counts), len(counts) + 1)
-    return _moved(found, (*ends, *range(len(counts))), out_at)
+    images_and_features = (len(counts), len(counts) + 1)
+    return _moved(found, (*images_and_features, *range(len(counts))), out_at)
 
 
 def _quick_layout(ndim: int) -> lax.ConvDimensionNumbers:
@@ -175,7 +173,8 @@ def _scatter_into_tiles(source: jax.Array, images: jax.Array, **settings: Any) -
     within = tuple(range(1, 2 * images.ndim, 2))
     places = jnp.arange(math.prod(window), dtype=jnp.uint8).reshape([n for size in window for n in (1, size)])
     is_selected = jnp.expand_dims(selected, within) == places
-    tiles = jnp.where(is_selected, jnp.expand_dims(source, within), 0).reshape(ends)
+    added = jnp.where(source == 0, 0, source)  # to zeros, as XLA does: -0.0 becomes 0.0
+    tiles = jnp.where(is_selected, jnp.expand_dims(added, within), 0).reshape(ends)
     return lax.pad(
         tiles,
         jnp.zeros_like(tiles, shape=()),
