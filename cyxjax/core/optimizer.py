@@ -67,10 +67,10 @@ def with_parameter_average(
 def scale_learning_rate(state: TrainState, by: float) -> TrainState:
     """`state` whose `LearningRateFactor`s are multiplied by `by`; other leaves are the same arrays."""
 
-    # Inside jit, where the arrays of a group of processes may be computed with; sharding stays.
     is_factor = lambda part: isinstance(part, LearningRateFactor)  # noqa: E731
 
     def scaled(part: Any) -> Any:
+        # Inside jit, where the arrays of a group of processes may be computed with; sharding stays.
         return _times(part, jnp.float32(by)) if is_factor(part) else part
 
     return state._replace(sync=jax.tree.map(scaled, state.sync, is_leaf=is_factor))

@@ -205,7 +205,7 @@ def build_train_step(
             return state, lax.dynamic_update_index_in_dim(out, sums, i, 0)
 
         # The rounds are known at run time alone: one program for any of them, and so the same bits.
-        num_rows = measured.num_training_rows + 1 + len(check.measures)
+        num_rows = measured.num_training_rows + 1 + len(check.measures)  # 1: the signals
         out = jnp.zeros((len(batches.total), num_rows, 2), jnp.float32)
         return lax.fori_loop(first, stop, body, (state, out))
 

@@ -23,7 +23,7 @@ from cyxjax.core.trees import PyTree
 _LOOP_BYTES = 64 << 20
 """What a loop may hold, for all parts at once. An MLP of 2.9 M parameters gained nothing by it at 93 MB; one
 of 0.2 M took half the time, for its calls cost as much as its products (`scripts/bench/exact.py`)."""
-_SLOW_IN_LOOPS = frozenset({"conv_general_dilated"})  # 10 to 30 times, on a CPU (jaxlib 0.10.2)
+_SLOW_IN_LOOPS = frozenset({"conv_general_dilated"})  # in groups 10 to 30 times, on a CPU (jaxlib 0.10.2)
 
 OPTIONS = {"xla_gpu_deterministic_ops": True}
 """For the compiler: no sums by atomic additions, and no kernels chosen by timing them."""
