@@ -1,5 +1,6 @@
 """Audits a run: whether each sample was used exactly once per epoch through all its restarts."""
 
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +43,9 @@ def num_samples(kept: Kept) -> int:
 def examine(run: RunFolder, kept: Kept, max_findings: int = 10) -> Verdict:
     """The verdict on a run that recorded `kept`."""
     findings, spans = audit(kept.records, max_findings=max_findings), list(walk(kept.records))
-    findings += _of_checkpoints(run.checkpoints, spans)
-    left_out = _rolled_back(run.checkpoints, spans)
+    saved = _readable(run.checkpoints)
+    findings += _of_checkpoints(saved, spans)
+    left_out = _rolled_back(saved, spans)
     notes = [
         f"steps {first} to {last}: left out on purpose: a rollback took back what they had changed"
         for first, last in left_out
@@ -51,22 +53,28 @@ def examine(run: RunFolder, kept: Kept, max_findings: int = 10) -> Verdict:
     return Verdict(findings, notes, _summary(spans, kept.taken_back, len(findings), left_out))
 
 
-def _of_checkpoints(folder: Path, spans: list[Stretch]) -> list[Finding]:
+def _readable(folder: Path) -> dict[int, dict]:
+    """The metadata of each checkpoint by its step, in order. Damaged ones are left out: they are not
+    restored, and `cyxjax checkpoint verify` names them.
+    """
+    found = {}
+    for step in list_steps(folder) if folder.is_dir() else []:
+        with suppress(CheckpointError):
+            found[step] = read_manifest(step_folder(folder, step)).meta
+    return found
+
+
+def _of_checkpoints(saved: dict[int, dict], spans: list[Stretch]) -> list[Finding]:
     """Checkpoints of other samples than those recorded up to their step, or of steps nobody recorded."""
     recorded = {one.after.steps: one for one in spans}
     end, findings = spans[-1], []
-    saved = list_steps(folder) if folder.is_dir() else []
-    for step in saved:
-        try:
-            meta = read_manifest(step_folder(folder, step)).meta
-        except CheckpointError:
-            continue  # `cyxjax checkpoint verify` names damage; a damaged step is not restored
+    for step, meta in saved.items():
         found = Tally.from_json(meta["ledger"]) if "ledger" in meta else None
         at = recorded.get(found.steps) if found is not None else None
         if found is not None and at is not None and not at.after.same(found):
             text = f"the checkpoint of step {step} was trained on other samples than are recorded up to it"
             findings.append(Finding(at.before.steps + 1, "altered", text))
-        if step == saved[-1]:
+        if step == max(saved):
             findings += _behind(step, meta, found, end)
     return findings
 
@@ -93,18 +101,15 @@ def _behind(step: int, meta: dict, found: Tally | None, end: Stretch) -> list[Fi
     return [Finding(last.steps, "behind", text)]
 
 
-def _rolled_back(folder: Path, spans: list[Stretch]) -> list[tuple[int, int]]:
+def _rolled_back(saved: dict[int, dict], spans: list[Stretch]) -> list[tuple[int, int]]:
     """(first, last) step of each rollback that the newest checkpoint knows of; spans end there. Steps are
     numbered as on the console: a step that was taken back has given its number to a later one.
 
     A rollback that no checkpoint followed is undone by a resume, which trains on those samples again.
     """
-    newest = max(list_steps(folder), default=None) if folder.is_dir() else None
-    if newest is None:
+    if not saved:
         return []
-    history = DistributedTrainingHistory.from_dict(
-        read_manifest(step_folder(folder, newest)).meta.get("history", {})
-    )
+    history = DistributedTrainingHistory.from_dict(saved[max(saved)].get("history", {}))
     at = {(one.record.span.epoch, one.record.span.stop): one.after.steps for one in spans}
     stops = [
         at.get(place, 0) for place in zip(history.rollback_epochs, history.rollback_samples, strict=True)

@@ -122,6 +122,10 @@ def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
     assert audit.main([str(tmp_path)]) == 0
     assert "; 5 steps left out on purpose" in capsys.readouterr().out
+    newest = max((tmp_path / "checkpoints").glob("step_*"))  # damaged: the one before it is looked at
+    (newest / "MANIFEST.json").write_text("{")
+    assert audit.main([str(tmp_path)]) == 0
+    assert "; 5 steps left out on purpose" in capsys.readouterr().out
 
 
 def test_a_resumed_run_sees_the_spike_that_an_unbroken_one_sees(tmp_path):
