@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Jaxpr, Literal, subjaxprs
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, subjaxprs
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS
@@ -106,11 +106,11 @@ def trace(f: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
     return jax.make_jaxpr(leaves)(*flat), flat, made[0]
 
 
-def operations(jaxpr: Jaxpr) -> Iterator[str]:
-    """Names of the operations of a traced function, and of the functions that it calls."""
-    yield from (eqn.primitive.name for eqn in jaxpr.eqns)
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The operations of a traced function, and of the functions that it calls."""
+    yield from jaxpr.eqns
     for inner in subjaxprs(jaxpr):
-        yield from operations(inner)
+        yield from equations(inner)
 
 
 def _run(traced: Any, *args: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from cyxjax.core.exchange import operations
+from cyxjax.core.exchange import equations
 from cyxjax.core.mesh import HOST_MEMORY, PER_REPLICA
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.replica import by_spec
@@ -94,7 +94,8 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
         if sync.regather and train:
             # Inside another, a `jax.checkpoint` keeps what the outer policy lets it keep, and its own policy
             # says nothing. Where the outer keeps nothing it is run again as it is, for one more forward.
-            own = fns.recomputes or _checkpoint_name() in operations(jax.make_jaxpr(run)(*args).jaxpr)
+            used = (eqn.primitive.name for eqn in equations(jax.make_jaxpr(run)(*args).jaxpr))
+            own = fns.recomputes or _checkpoint_name() in used
             run = jax.checkpoint(run, policy=None if own else _but_complex(keeps))
         return run(*args)
 

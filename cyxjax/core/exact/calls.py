@@ -2,8 +2,9 @@
 
 Either way the text of what runs is the same in every layout, so it does not matter to the bits who holds how
 many parts: the loop is given the first and the last, and part n lies in row n of its arrays wherever it is
-computed. What a loop makes of a part may differ from what a call makes (a CNN's does), so which of the two it
-is must not depend on the layout either. It is read off the program of a part and the number of parts."""
+computed. The bits of a part may differ between the two, so which of them it is must not depend on the layout
+either. It is read off the program of a part and the number of parts.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,15 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, JaxprEqn
 
-from cyxjax.core.exchange import operations
+from cyxjax.core.exchange import equations
 from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
 _LOOP_BYTES = 64 << 20
 """What a loop may hold, for all parts at once. An MLP of 2.9 M parameters gained nothing by it at 93 MB; one
 of 0.2 M took half the time, for its calls cost as much as its products (`scripts/bench/exact.py`)."""
-_SLOW_IN_LOOPS = frozenset({"conv_general_dilated"})  # in groups 10 to 30 times, on a CPU (jaxlib 0.10.2)
 
 OPTIONS = {"xla_gpu_deterministic_ops": True}
 """For the compiler: no sums by atomic additions, and no kernels chosen by timing them."""
@@ -193,8 +193,14 @@ class PartProgram:
 def suits_a_loop(jaxpr: Jaxpr, held: PyTree, num_parts: int) -> bool:
     """Whether a loop is no slower than calls. held: what a loop holds of each part, arrays or shapes."""
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held))
-    quick = not jaxpr.effects and _SLOW_IN_LOOPS.isdisjoint(operations(jaxpr))
-    return quick and num_parts * num_bytes <= _LOOP_BYTES
+    has_slow = any(map(_is_slow_in_loops, equations(jaxpr)))
+    return not jaxpr.effects and not has_slow and num_parts * num_bytes <= _LOOP_BYTES
+
+
+def _is_slow_in_loops(eqn: JaxprEqn) -> bool:
+    """A convolution in groups takes 10 to 30 times as long in a loop, on a CPU (jaxlib 0.10.2)."""
+    groups = eqn.params.get("feature_group_count", 1), eqn.params.get("batch_group_count", 1)
+    return groups != (1, 1)
 
 
 def _device_of(state: Any) -> jax.Device:

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from cyxjax.core.exchange import operations
+from cyxjax.core.exchange import equations
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
@@ -45,7 +45,7 @@ def _most_at_once(plan: Plan, program: Program, state: TrainState) -> int:
     inputs = batch_shapes(plan.inputs, num_replicas(mesh))
     with whole_batch(has_whole_batch(step, mesh)):
         forward: Any = program.predict_step.trace(jax.eval_shape(program.consensus, state), inputs)
-    if not {"scan", "while"}.isdisjoint(operations(forward.jaxpr.jaxpr)):
+    if any(eqn.primitive.name in ("scan", "while") for eqn in equations(forward.jaxpr.jaxpr)):
         return 1
     cost = forward.lower().cost_analysis() or {}
     rows = step.batch.batch_size * step.batch.accumulation

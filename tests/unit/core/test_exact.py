@@ -1,5 +1,7 @@
 """How a device computes its parts, and the fixed tree that adds them up, however they are shared out."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,12 +30,17 @@ def squared(inputs):
     return inputs @ inputs.T
 
 
-def convolved(inputs):
-    return lax.conv(inputs[None, None], jnp.ones((1, 1, 3)), (1,), "SAME")
+def convolved(inputs, groups=1):
+    images, kernel = jnp.stack([inputs] * 2, 1)[None], jnp.ones((3, 2 // groups, 2))
+    layout = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(
+        images, kernel, (1,), "SAME", dimension_numbers=layout, feature_group_count=groups
+    )
 
 
-def convolved_below(inputs):
-    return jax.jit(lambda x: lax.cond(x.sum() > 0, convolved, lambda y: y[None, None] * 2, x))(inputs)
+def convolved_in_groups_below(inputs):
+    in_groups = partial(convolved, groups=2)
+    return jax.jit(lambda x: lax.cond(x.sum() > 0, in_groups, convolved, x))(inputs)
 
 
 def printed(inputs):
@@ -45,8 +52,8 @@ def printed(inputs):
     ("body", "size", "name"),
     [
         (squared, 8, "in a loop"),
-        (convolved, 8, "each alone"),  # 10 to 30 times as slow inside a loop
-        (convolved_below, 8, "each alone"),
+        (convolved, 8, "in a loop"),
+        (convolved_in_groups_below, 8, "each alone"),  # 10 to 30 times as slow inside a loop
         (printed, 8, "each alone"),  # what a call does beside is done once a call
         (lambda inputs: inputs * 2, 1_000_000, "in a loop"),
         (lambda inputs: inputs * 2, 2_000_000, "each alone"),  # 8 parts of 16 MB, in and out
