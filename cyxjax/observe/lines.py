@@ -195,6 +195,8 @@ def done_line(history: Any, run_dir: str | None) -> str:
         mfu = f" (MFU {history.mfu:.0%})" if history.mfu else ""
         parts.append(f"{scaled(history.flops_per_second, 'FLOP/s')}{mfu}")
     parts += _best(history)
+    if history.skipped_steps:
+        parts.append(f"{counted(history.skipped_steps, 'step')} left out, not finite")
     if history.stopped_by:
         parts.append(f"stopped by {reason_of(history.stopped_by).note}")
     commit = f" Git commit: {history.commit}." if history.commit else ""

@@ -74,7 +74,7 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
         place = run.state.position
         compare_with_digests(checkpointer.directory, place.step, plan.settings, plan.group)
         console.note(
-            f"Resuming from step {place.step} (epoch {place.epoch}, sample {place.samples}) in "
+            f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
             f"{saving.folder}"
         )
     report_progress(-1, "idle")

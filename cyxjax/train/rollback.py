@@ -62,7 +62,7 @@ def fit(
             history.rollback_steps.append(error.position.step - start.position.step)
             say(
                 f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the "
-                f"samples after sample {start.position.samples} of epoch {start.position.epoch}."
+                f"samples after sample {start.position.samples} of epoch {start.position.epoch + 1}."
             )
 
 

@@ -87,7 +87,7 @@ def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_
     assert "All 2 epochs are done" in run(command(one_process))
     assert losses(one_process) == before
     printed = run(command(one_process, epochs=3))
-    assert "Resuming from step 40 (epoch 2, sample 0)" in printed
+    assert "Resuming from step 40 (epoch 3, sample 0)" in printed
     assert losses(one_process)[: len(before)] == before
     assert len(losses(one_process)) > len(before)
 

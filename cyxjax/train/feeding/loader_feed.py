@@ -69,9 +69,9 @@ class LoaderReader:
                 continue
             if before < position.samples and jax.process_index() == 0:
                 warn_on_stderr(
-                    f"WARNING: {position.samples} samples of epoch {position.epoch} were consumed, and the "
-                    f"loader's batches are of another size now. Going on after its first {before} samples: "
-                    f"{position.samples - before} of them may be used twice. HINT: resume with the same "
+                    f"WARNING: {position.samples} samples of epoch {position.epoch + 1} were consumed, and "
+                    f"the loader's batches are of another size now. Going on after its first {before} "
+                    f"samples: {position.samples - before} of them may be used twice. HINT: resume with the same "
                     "batch size and number of processes, or give fit a dataset."
                 )
             done += 1
@@ -87,7 +87,8 @@ class LoaderReader:
         self.close()
         if not done:
             raise DataError(
-                f"the loader gave no batch in epoch {position.epoch}. HINT: let each pass over it start anew."
+                f"the loader gave no batch in epoch {position.epoch + 1}. HINT: let each pass over it start "
+                "anew."
             )
 
     def close(self) -> None:

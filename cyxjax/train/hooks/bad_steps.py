@@ -37,9 +37,9 @@ class TerminateOnNaN(Hook):
         loss = total / max(weight, 1)
         if not math.isfinite(loss):
             raise NonFiniteError(
-                f"the loss of step {info.position.step} (epoch {info.position.epoch}) is {loss}. "
+                f"the loss of step {info.position.step} (epoch {info.position.epoch + 1}) is {loss}. "
                 "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data and for "
-                "labels that are no class; the last checkpoint is good.",
+                "labels that are no class.",
                 info.position,
             )
 

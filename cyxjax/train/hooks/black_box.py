@@ -6,6 +6,7 @@ box.json names the step, its samples, the key, and the checkpoint to start from;
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,12 +48,21 @@ class BlackBoxHook(Hook):
     """Writes a box for the first steps that are not finite. Stands before the hook that ends the run.
 
     experiment: the configuration file that runs it again. left_out_too: a step that was left out is one.
+    note: prints a line.
     """
 
-    def __init__(self, folder: RunFolder, experiment: str, tape: Tape, num_replicas: int, left_out_too: bool):
+    def __init__(
+        self,
+        folder: RunFolder,
+        experiment: str,
+        tape: Tape,
+        num_replicas: int,
+        left_out_too: bool,
+        note: Callable[[str], None],
+    ):
         self._folder, self._experiment = folder, experiment
         self._tape, self._num_replicas = tape, num_replicas
-        self._left_out_too = left_out_too
+        self._left_out_too, self._note = left_out_too, note
         self._written = 0
         self._key_data: list[int] = []
 
@@ -90,6 +100,8 @@ class BlackBoxHook(Hook):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path / CONFIG, self._experiment)
             write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
+            what = "was left out: a gradient was not finite" if loss == "left out" else f"has the loss {loss}"
+            self._note(f"Step {position.step} {what}. `cyxjax replay {path}` finds out where it comes from.")
 
 
 def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:

@@ -96,7 +96,8 @@ def _black_box(fit: Fit) -> list[Hook]:
     if fit.folder is None or experiment is None:
         return []
     left_out_too = not fit.plan.settings.step.uses_float16
-    return [BlackBoxHook(fit.folder, experiment, fit.run.ledger.tape, replicas, left_out_too)]
+    tape, note = fit.run.ledger.tape, fit.console.note
+    return [BlackBoxHook(fit.folder, experiment, tape, replicas, left_out_too, note)]
 
 
 def _early_stopping(watch: Watch) -> list[Hook]:

@@ -146,8 +146,8 @@ class LedgerHook(Hook):
         epoch, samples = place
         if samples and self._was and not self._was.same_order(facts):
             self._say(
-                f"WARNING: the order of samples changed after {samples} samples of epoch {epoch}: some of "
-                "that epoch are used twice, some never. HINT: resume with the same data, seed and shuffle."
+                f"WARNING: the order of samples changed after {samples} samples of epoch {epoch + 1}: some "
+                "of that epoch are used twice, some never. HINT: resume with the same data, seed and shuffle."
             )
         taken_back = 0
         if self._at is None:

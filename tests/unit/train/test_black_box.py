@@ -124,9 +124,12 @@ def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each
 
 
 def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
-    experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False))
+    experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False, verbose=True))
+    printed = capsys.readouterr().out
     folders = sorted((tmp_path / "run").glob("black_box_step*"), key=lambda p: read_box(p).step)
     assert len(folders) == 3  # one an epoch; the fourth repeats them
+    assert all(f"`cyxjax replay {folder}`" in printed for folder in folders)
+    assert "4 steps left out, not finite" in printed
     assert read_box(folders[0]).loss == "left out"
     assert read_box(folders[0]).checkpoint_step == 2  # not among the last three that the run kept
     shown = replayed(folders[0], capsys)

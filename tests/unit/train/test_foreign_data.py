@@ -249,7 +249,7 @@ class Once:
     ("loader", "steps", "said"),
     [
         (Once(), None, "Once .*steps_per_epoch"),  # trained on what the look at the first batch had left
-        (Dry(4), None, "epoch 1"),
+        (Dry(4), None, "epoch 2"),
         (Dry(4), 2, "steps_per_epoch"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys)
     fit(tmp_path, max_steps=6)  # two steps into epoch 1
     fit(tmp_path, seed=1, verbose=True)
     shown = capsys.readouterr().out
-    assert "WARNING: the order of samples changed after 32 samples of epoch 1" in shown
+    assert "WARNING: the order of samples changed after 32 samples of epoch 2" in shown
     assert audit.main([str(tmp_path)]) == 1
     assert "reordered: the order was changed after 32 samples of epoch 1" in capsys.readouterr().out
 
@@ -148,7 +148,7 @@ def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first
     whole = stop == SAMPLES
     assert places(tmp_path)[len(before_it)][:2] == ((epoch + 1, 0) if whole else (epoch, stop))
     shown = capsys.readouterr().out
-    assert f"epoch {epoch + whole}, sample {0 if whole else stop})" in shown
+    assert f"epoch {epoch + whole + 1}, sample {0 if whole else stop})" in shown
     assert audit.main([str(tmp_path)]) == 0
     assert "3 epochs of 50 samples, 150 in all" in capsys.readouterr().out
 
@@ -169,6 +169,6 @@ def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patched, jax.numpy_dtype_promotion("standard"):
         patched.setattr(process_group, "init", lambda **_: process_group.ensure())  # the group of one device
         assert experiment.run(config) == 0
-    assert "epoch 1, sample 896)" in capsys.readouterr().out
+    assert "epoch 2, sample 896)" in capsys.readouterr().out
     assert places(run)[34:] == [(1, 896, 1152)]
     assert audit.main([str(run)]) == 0

@@ -97,7 +97,7 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     one = fit(tmp_path / "a")
     shown = capsys.readouterr().out
     assert "in steps 13 to 15, usually" in shown
-    assert f"checkpoint of step 10, on with the samples after sample {15 * BATCH} of epoch 0." in shown
+    assert f"checkpoint of step 10, on with the samples after sample {15 * BATCH} of epoch 1." in shown
     history = one.history
     assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
     assert history.rollback_samples == [15 * BATCH]
@@ -118,7 +118,7 @@ def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
             tmp_path, At(18, lose, "step_in_epoch"), steps_in_flight=1
         )  # step 13: three after the rollback to 10
     again = fit(tmp_path)
-    assert f"Resuming from step 12 (epoch 0, sample {17 * BATCH})" in capsys.readouterr().out
+    assert f"Resuming from step 12 (epoch 1, sample {17 * BATCH})" in capsys.readouterr().out
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
     assert audit.main([str(tmp_path)]) == 0
     assert "; 5 steps left out on purpose" in capsys.readouterr().out

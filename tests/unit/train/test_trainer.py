@@ -97,7 +97,7 @@ def test_bad_data_is_refused_before_training(data, error, says, tmp_path):
 
 
 def test_nan_that_appears_while_training_ends_the_run_with_its_step():
-    with pytest.raises(cx.errors.CyxjaxError, match=r"loss .*step \d+ \(epoch 0\)"):
+    with pytest.raises(cx.errors.CyxjaxError, match=r"loss .*step \d+ \(epoch 1\)"):
         trainer(lr=1e38).fit(X * 1e19, Y, config())
 
 
