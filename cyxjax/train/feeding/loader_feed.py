@@ -71,8 +71,8 @@ class LoaderReader:
                 warn_on_stderr(
                     f"WARNING: {position.samples} samples of epoch {position.epoch + 1} were consumed, and "
                     f"the loader's batches are of another size now. Going on after its first {before} "
-                    f"samples: {position.samples - before} of them may be used twice. HINT: resume with the same "
-                    "batch size and number of processes, or give fit a dataset."
+                    f"samples: {position.samples - before} of them may be used twice. HINT: resume with the "
+                    "same batch size and number of processes, or give fit a dataset."
                 )
             done += 1
             is_last = done == self._steps_per_epoch
