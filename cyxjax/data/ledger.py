@@ -219,13 +219,17 @@ def _check_place(stretch: Stretch) -> Iterator[Finding]:
         if was.ended(at.samples) or facts.ended(at.samples):
             at = Place(at.epoch + 1)
     elif span.epoch == at.epoch and at.samples and not was.same_order(facts):
-        text = f"the order was changed after {at.samples} samples of epoch {at.epoch}: some come twice in it"
-        yield Finding(number, "reordered", f"{text}, some never ({', '.join(was.changes(facts))})")
+        text = f"the order was changed after {at.samples} samples of epoch {at.epoch + 1}"
+        yield Finding(
+            number,
+            "reordered",
+            f"{text}: some come twice in it, some never ({', '.join(was.changes(facts))})",
+        )
     begins = Place(span.epoch, span.first)
     if begins != at:
         kind, what = ("repeated", "used again") if begins < at else ("skipped", "left out")
         (epoch, first), (last_epoch, last) = sorted((begins, at))
-        text = f"from place {first} of epoch {epoch} to before place {last} of epoch {last_epoch}"
+        text = f"from place {first} of epoch {epoch + 1} to before place {last} of epoch {last_epoch + 1}"
         yield Finding(number, kind, f"{what}: {text}")
 
 
@@ -241,5 +245,5 @@ def _check_samples(stretch: Stretch) -> Iterator[Finding]:
         number,
         kind,
         f"steps {number} to {number + span.steps - 1} have {span.found.samples} samples that are not the "
-        f"{promised.samples} of places {span.first} to {span.stop - 1} of epoch {span.epoch}",
+        f"{promised.samples} of places {span.first} to {span.stop - 1} of epoch {span.epoch + 1}",
     )

@@ -95,8 +95,8 @@ def _behind(step: int, meta: dict, found: Tally | None, end: Stretch) -> list[Fi
     if (place.epoch, place.samples) == at or (place.epoch > span.epoch and facts.ended(span.stop)):
         return []
     text = (
-        f"the checkpoint of step {step} stands after {place.samples} samples of epoch {place.epoch}, "
-        f"the record after {at[1]} of epoch {at[0]}"
+        f"the checkpoint of step {step} stands after {place.samples} samples of epoch {place.epoch + 1}, "
+        f"the record after {at[1]} of epoch {at[0] + 1}"
     )
     return [Finding(last.steps, "behind", text)]
 

@@ -82,7 +82,7 @@ def test_padding_is_not_consumed():
         (
             lambda ids: [*ids[:-1], ids[0]],
             "altered",
-            "8 samples that are not the 8 of places 4 to 11 of epoch 1",
+            "8 samples that are not the 8 of places 4 to 11 of epoch 2",
         ),
         (lambda ids: [], "skipped", "0 samples"),
     ],
@@ -128,13 +128,13 @@ def test_a_run_resumed_at_another_size_at_any_sample_is_whole(changes, cut):
         (
             (1, 2),
             "repeated",
-            "place 2 of epoch 1 to before place 4 of epoch 1",
+            "place 2 of epoch 2 to before place 4 of epoch 2",
         ),  # batches taken for smaller ones
-        ((1, 8), "skipped", "place 4 of epoch 1 to before place 8 of epoch 1"),  # ... for larger ones
-        ((2, 0), "skipped", "place 4 of epoch 1 to before place 0 of epoch 2"),  # the epoch counted as over
-        ((1, 0), "repeated", "place 0 of epoch 1 to before place 4 of epoch 1"),
-        ((0, 8), "repeated", "place 8 of epoch 0 to before place 4 of epoch 1"),
-        ((3, 0), "skipped", "place 4 of epoch 1 to before place 0 of epoch 3"),
+        ((1, 8), "skipped", "place 4 of epoch 2 to before place 8 of epoch 2"),  # ... for larger ones
+        ((2, 0), "skipped", "place 4 of epoch 2 to before place 0 of epoch 3"),  # the epoch counted as over
+        ((1, 0), "repeated", "place 0 of epoch 2 to before place 4 of epoch 2"),
+        ((0, 8), "repeated", "place 8 of epoch 1 to before place 4 of epoch 2"),
+        ((3, 0), "skipped", "place 4 of epoch 2 to before place 0 of epoch 4"),
     ],
 )
 def test_a_resume_at_another_size_from_the_wrong_sample_is_found(at, kind, said):

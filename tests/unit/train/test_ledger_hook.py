@@ -109,7 +109,7 @@ def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys)
     shown = capsys.readouterr().out
     assert "WARNING: the order of samples changed after 32 samples of epoch 2" in shown
     assert audit.main([str(tmp_path)]) == 1
-    assert "reordered: the order was changed after 32 samples of epoch 1" in capsys.readouterr().out
+    assert "reordered: the order was changed after 32 samples of epoch 2" in capsys.readouterr().out
 
 
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
