@@ -193,11 +193,11 @@ class PartProgram:
 def suits_a_loop(jaxpr: Jaxpr, held: PyTree, num_parts: int) -> bool:
     """Whether a loop is no slower than calls. held: what a loop holds of each part, arrays or shapes."""
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held))
-    has_slow = any(map(_is_slow_in_loops, equations(jaxpr)))
+    has_slow = any(map(is_slow_in_loops, equations(jaxpr)))
     return not jaxpr.effects and not has_slow and num_parts * num_bytes <= _LOOP_BYTES
 
 
-def _is_slow_in_loops(eqn: JaxprEqn) -> bool:
+def is_slow_in_loops(eqn: JaxprEqn) -> bool:
     """A convolution in groups takes 10 to 30 times as long in a loop, on a CPU (jaxlib 0.10.2)."""
     groups = eqn.params.get("feature_group_count", 1), eqn.params.get("batch_group_count", 1)
     return groups != (1, 1)

@@ -14,7 +14,6 @@ loop: 5 to 9 times as quick, with the same bits.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import product
@@ -27,10 +26,6 @@ from jax.interpreters import mlir
 
 from cyxjax.launch.backend.jax_private import lowering_rule
 
-_QUICK = re.compile(
-    r" dim_numbers = \[b, [\d, ]*f\]x\[[\d, ]*i, o\]->\[b, [\d, ]*f\],"
-    r".*batch_group_count = 1 : i64, feature_group_count = 1 : i64"
-)
 _MOST_PLACES = 64  # of a window or kernel: each is an array of the program
 Quick = Callable[..., jax.Array] | None
 
@@ -58,11 +53,6 @@ def _register(primitive: Any, quick_form: Callable[..., Quick]) -> None:
         return lower(ctx, *operands, **settings)
 
     mlir.register_lowering(primitive, rule, platform="cpu")
-
-
-def has_slow_in_loops(program: str) -> bool:
-    """Whether a lowered program has a convolution that is slow in a loop: in groups, or of another layout."""
-    return any("stablehlo.convolution" in line and not _QUICK.search(line) for line in program.splitlines())
 
 
 # ---- convolutions ------------------------------------------------------------------------------------------

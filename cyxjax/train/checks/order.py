@@ -15,7 +15,6 @@ from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
 from cyxjax.errors import ConfigError, translated
-from cyxjax.launch.backend.lowerings import has_slow_in_loops
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks.batch_checks import (
@@ -81,10 +80,6 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
         several = steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
-        asked = settings.course.steps_per_dispatch
-        if several > 1 and asked == "auto" and has_slow_in_loops(lowered.as_text()):
-            several = 1
-            lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
     compare_ranks(group, facts, data, lowered)
     flops = partial(fingerprints.flops_of, lowered)
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)

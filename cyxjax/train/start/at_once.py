@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from cyxjax.core.exact.calls import is_slow_in_loops
 from cyxjax.core.exchange import equations
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.rows import whole_batch
@@ -40,12 +41,15 @@ def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
 
 
 def _most_at_once(plan: Plan, program: Program, state: TrainState) -> int:
-    """By the model, traced on one sample a replica: 1 with loops, whose operations XLA counts once."""
+    """By the model, traced on one sample a replica: 1 with loops, whose operations XLA counts once, and with
+    operations that several steps would slow down.
+    """
     step, mesh = plan.settings.step, plan.group.mesh
     inputs = batch_shapes(plan.inputs, num_replicas(mesh))
     with whole_batch(has_whole_batch(step, mesh)):
         forward: Any = program.predict_step.trace(jax.eval_shape(program.consensus, state), inputs)
-    if any(eqn.primitive.name in ("scan", "while") for eqn in equations(forward.jaxpr.jaxpr)):
+    operations = list(equations(forward.jaxpr.jaxpr))
+    if any(eqn.primitive.name in ("scan", "while") or is_slow_in_loops(eqn) for eqn in operations):
         return 1
     cost = forward.lower().cost_analysis() or {}
     rows = step.batch.batch_size * step.batch.accumulation
