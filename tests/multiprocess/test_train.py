@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cyxjax.checkpoint.folders import list_steps
 from tests.support import forked
 from tests.support.programs import environment
 
@@ -53,6 +54,13 @@ def test_parameters_cut_over_two_processes_give_those_losses_and_go_on_whole(one
     run([*command(parts), "--model.name", "mlp"])  # `mean`, one process
     run([*command(tmp_path / "whole"), "--model.name", "mlp"])
     assert losses(parts) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+def test_a_run_that_saves_by_minutes_saves_its_last_step_together(tmp_path):
+    by_minutes = ["--checkpoint-every-n-epochs", "0", "--checkpoint-every-n-minutes", "60"]
+    more = ["--comm", "zero1", "--model.name", "mlp", *by_minutes]
+    run(["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "run", 1), *more])
+    assert list_steps(tmp_path / "run" / "checkpoints") == [20]
 
 
 ALIKE = [["cnn:clip-accumulation", "nnx:skip"], ["gpt:bfloat16", "cnn:average"], ["crossed:plain"]]
