@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from cyxjax.launch import heartbeat
 from cyxjax.launch.output import live_line, relayed_columns
@@ -19,8 +19,8 @@ _EVERY_S = 10.0  # between two lines of progress in a log
 _LIVE_EVERY_S = 0.5  # between two drawings of a line that is replaced
 
 
-class Console(Protocol):
-    """Prints what a run does."""
+class Console:
+    """Prints what a run does; a console overrides what it shows."""
 
     def note(self, text: str, style: str | None = None) -> None:
         """One line of news. style: of rich, where there is colour."""
@@ -38,17 +38,11 @@ class Console(Protocol):
         """The end of an epoch. is_best: of what the run monitors, no earlier epoch had a better value."""
 
 
-class NullConsole:
+class NullConsole(Console):
     """Prints nothing: other ranks, and `verbose = False`."""
 
-    def note(self, text: str, style: str | None = None) -> None: ...
-    def begin(self, total_steps: int | None, epochs: int | None = None) -> None: ...
-    def end(self) -> None: ...
-    def step(self, record: Record) -> None: ...
-    def epoch(self, record: Record, is_best: bool = False) -> None: ...
 
-
-class PlainConsole:
+class PlainConsole(Console):
     """One line for each thing, flushed, without colour or control characters: for logs and pipes.
 
     Steps make a line at most every ten seconds, however many records there are.
@@ -65,8 +59,6 @@ class PlainConsole:
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         self._due_s, self._lines = -math.inf, RunLines(total_steps, epochs)
 
-    def end(self) -> None: ...
-
     def step(self, record: Record) -> None:
         now = time.monotonic()
         if now >= self._due_s:
@@ -77,7 +69,7 @@ class PlainConsole:
         self.note(self._lines.epoch_line(record, is_best))
 
 
-class RichConsole:
+class RichConsole(Console):
     """For a terminal: a live line at the foot, epochs and news above it, in colour.
 
     The line is drawn twice a second by a thread, from the newest record and the heartbeat; the loop never

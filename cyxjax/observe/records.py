@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cyxjax.files import append, write_whole
 
@@ -75,8 +75,8 @@ def write_atomic(path: str | Path, text: str) -> None:
 Warn = Callable[[str], None]
 
 
-class Sink(Protocol):
-    """Takes records, one at a time, until it is closed."""
+class Sink:
+    """Takes records, one at a time, until it is closed; a sink overrides what it does."""
 
     def log(self, record: Record) -> None:
         """Keeps `record`."""

@@ -26,14 +26,11 @@ _STOP = object()
 _LOOK_S = 0.05  # between two looks at a sink that is being closed
 
 
-class NullSink:
+class NullSink(Sink):
     """Drops records: no sinks, or another rank."""
 
-    def log(self, record: Record) -> None: ...
-    def close(self) -> None: ...
 
-
-class MultiSink:
+class MultiSink(Sink):
     """Hands each record to all of `sinks`."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -48,7 +45,7 @@ class MultiSink:
             sink.close()
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """One JSON object a line, flushed line by line, so that a crash loses nothing that was logged.
 
     With `resume_step` the records up to that step stay and later ones are dropped (they will be made
@@ -68,7 +65,7 @@ class JsonlSink:
         self._file.close()
 
 
-class CsvSink:
+class CsvSink(Sink):
     """A table with one column per key; a new key widens the table. Resumes as `JsonlSink` does."""
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
@@ -83,8 +80,6 @@ class CsvSink:
                 csv.DictWriter(file, self._columns).writerow(row)
         else:
             self._write([*self._rows(), row])
-
-    def close(self) -> None: ...
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         """The whole table, with a column for each key of `rows`."""
@@ -122,7 +117,7 @@ def _step_of(record: dict[str, Any]) -> float:
         return math.nan
 
 
-class GuardedSink:
+class GuardedSink(Sink):
     """`open()`'s sink, used in this thread; its first error is reported once and disables it."""
 
     def __init__(self, name: str, open_sink: Callable[[], Sink], warn: Warn) -> None:
@@ -144,7 +139,7 @@ class GuardedSink:
             self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
 
 
-class BackgroundSink:
+class BackgroundSink(Sink):
     """Opens and feeds `open_sink()`'s sink in a thread of its own; `log` never waits and never raises.
 
     At most `depth` records wait; more are dropped, with one warning. `close` waits at most `close_s` seconds,

@@ -6,7 +6,7 @@
 from step 100: what was written of later steps before it belongs to a course that was given up.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,24 +16,8 @@ from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.folders import ARRAYS, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.files import read_json_lines
-from cyxjax.observe.records import add_line, once
 
 _MAX_BYTES = 256 << 20  # a larger file is not read back
-
-
-class DigestFile:
-    """Takes digests; one that cannot be written is reported, and training continues."""
-
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self._path, self._warn = path, once(warn)
-
-    def begin(self, step: int) -> None:
-        """What follows goes on from `step`."""
-        add_line(self._path, {"begin": step}, self._warn)
-
-    def add(self, step: int, leaves: Mapping[str, str]) -> None:
-        """leaves: digests by name."""
-        add_line(self._path, {"step": step, "leaves": dict(leaves)}, self._warn)
 
 
 def read_digests(path: Path) -> dict[int, dict[str, str]]:

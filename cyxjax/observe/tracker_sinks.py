@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.files import dotted, read_plain, redact
-from cyxjax.observe.records import Record, step_of, write_atomic
+from cyxjax.observe.records import Record, Sink, step_of, write_atomic
 from cyxjax.plugins import extra
 
 _MOST_PARAMS = 100  # that one call takes
@@ -23,7 +23,7 @@ def _scalars(record: Record) -> dict[str, float]:
     return {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
 
 
-class TensorBoardSink:
+class TensorBoardSink(Sink):
     """Event files in `folder`, by step.
 
     Raises: ConfigError, with what to install, when tensorboardX is missing.
@@ -45,7 +45,7 @@ class TensorBoardSink:
         self._writer.close()
 
 
-class RunSink:
+class RunSink(Sink):
     """Feeds a run of wandb or trackio, which have the same methods."""
 
     def __init__(self, run: Any) -> None:
@@ -99,7 +99,7 @@ def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | Non
     return RunSink(run)
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """A run in MLflow's local file store, `folder`/mlruns: needs neither a server nor a database.
 
     The run's id is kept in `folder`/mlflow_id.json, and a resumed training goes on in the same run; steps

@@ -9,7 +9,6 @@ from cyxjax.core.mesh import num_replicas
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
-from cyxjax.observe.state_digests import DigestFile
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
 from cyxjax.train.feeding import stream_positions
@@ -126,8 +125,8 @@ def _digests(fit: Fit, saves: Hook) -> list[Hook]:
     settings, every = fit.plan.settings, fit.plan.settings.exactness.digest_every
     if not (settings.step.is_exact and every and settings.run_folder):
         return []
-    file = DigestFile(fit.folder.bits, fit.console.note) if fit.folder else None
-    return [DigestHook(fit.program.sentinel, file, every, saves.wants_state)]
+    path = fit.folder.bits if fit.folder else None
+    return [DigestHook(fit.program.sentinel, path, every, saves.wants_state, fit.console.note)]
 
 
 def saving_hook(fit: Fit) -> CheckpointHook:

@@ -75,8 +75,7 @@ class HandOutHook(Hook):
     def on_epoch(self, info: EpochInfo) -> None:
         self._hand_out()
 
-    def on_evaluation(self, info: EpochInfo) -> None:
-        self._hand_out()
+    on_evaluation = on_epoch
 
 
 class StopHook(Hook):

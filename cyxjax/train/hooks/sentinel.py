@@ -1,6 +1,7 @@
 """Hooks that read the bits of the state: one compares the replicas, one records digests of an exact run."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ from cyxjax.core.mesh import local_value
 from cyxjax.core.sentinel import Difference, Sentinel, differences, replicated_names
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
-from cyxjax.observe.state_digests import DigestFile
+from cyxjax.observe.records import add_line, once
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 
@@ -87,23 +88,25 @@ def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
 class DigestHook(Hook):
     """Records digests of an exact run's state every so many steps and at each save.
 
-    On every rank, for the sums over the bits are a collective of all; `file` is rank 0's alone.
+    On every rank, for the sums over the bits are a collective of all; `path`, of the file that they are added
+    to, is rank 0's alone. One that cannot be written is reported, and training continues.
     """
 
     def __init__(
         self,
         sentinel: Sentinel,
-        file: DigestFile | None,
+        path: Path | None,
         every: int,
-        saving: Callable[[Position, bool], bool] = lambda position, asked: False,
+        saving: Callable[[Position, bool], bool],
+        warn: Callable[[str], None],
     ):
-        self._sentinel, self._file, self._every, self._saving = sentinel, file, every, saving
-        self._newest = -1
+        self._sentinel, self._path, self._every, self._saving = sentinel, path, every, saving
+        self._warn, self._newest = once(warn), -1
 
     def on_start(self, moment: RunState) -> None:
         self._newest = moment.position.step
-        if self._file is not None:
-            self._file.begin(moment.position.step)
+        if self._path is not None:
+            add_line(self._path, {"begin": moment.position.step}, self._warn)
 
     def wants_state(self, position: Position, asked_to_save: bool) -> bool:
         return position.step % self._every == 0 or self._saving(position, asked_to_save)
@@ -115,7 +118,7 @@ class DigestHook(Hook):
     def on_state(self, moment: RunState) -> None:
         self._newest = moment.position.step
         sums = np.asarray(local_value(self._sentinel.fingerprints(moment.state)))[0]  # of the first replica
-        if self._file is not None:
+        if self._path is not None:
             names = replicated_names(moment.state, self._sentinel.spec)
             digests = {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(names, sums.tolist(), strict=True)}
-            self._file.add(moment.position.step, digests)
+            add_line(self._path, {"step": moment.position.step, "leaves": digests}, self._warn)

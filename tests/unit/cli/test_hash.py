@@ -8,7 +8,8 @@ import pytest
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.cli import hash as command
 from cyxjax.errors import CheckpointError
-from cyxjax.observe.state_digests import DigestFile, read_digests
+from cyxjax.observe.records import add_line
+from cyxjax.observe.state_digests import read_digests
 
 
 def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,), norms=(), config=None):
@@ -72,10 +73,10 @@ def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys, one, ot
 def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
     """A run with checkpoints, and digests of the steps between; its bias is `bias` from step 2 on."""
     path = run(folder, [4], bias=float(bias)) / "bits.jsonl"
-    file = DigestFile(path, pytest.fail)
-    file.begin(begin)
+    add_line(path, {"begin": begin}, pytest.fail)
     for step in steps:
-        file.add(step, {"params/bias": str(bias if step >= 2 else 0), "params/kernel": "7"})
+        leaves = {"params/bias": str(bias if step >= 2 else 0), "params/kernel": "7"}
+        add_line(path, {"step": step, "leaves": leaves}, pytest.fail)
     path.write_text(path.read_text() + tail)
     return folder
 
@@ -92,7 +93,7 @@ def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
     # after the last common checkpoint
     other = kept(tmp_path / "d", 1)
     for folder, digest in ((one, "8"), (other, "9")):
-        DigestFile(folder / "bits.jsonl", pytest.fail).add(5, {"params/bias": digest})
+        add_line(folder / "bits.jsonl", {"step": 5, "leaves": {"params/bias": digest}}, pytest.fail)
     lines, equal = command.compare(one, other)
     assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in lines[0]
     assert (lines[1], equal) == ("equal: every bit of 1 checkpoints, the last of step 4", False)
