@@ -41,11 +41,10 @@ class Batch(NamedTuple):
     targets: PyTree
     weight: jax.Array  # float32 (R * k * B,): 1 for a sample, 0 for padding
     total: jax.Array  # float32 (): sum of all weights, known to the host, so no collective is spent on it
-    signal: jax.Array  # float32 (R, 2): what this rank asks of all (SIGNALS); summed with the metrics
+    signal: jax.Array  # float32 (R, 2): what this rank asks of all: to stop, to save; summed with the metrics
 
 
 NO_CHECK = SplitCheck()
-SIGNALS = ("stop", "save")
 BATCH_SPEC = Batch._make([PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA])
 
 

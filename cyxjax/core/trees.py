@@ -35,15 +35,6 @@ def kind_of(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def described(samples: PyTree) -> str:
-    """Names, dtypes and shapes of samples: "float32[N, 6]"."""
-    each = [
-        f"{name + ' ' if name else ''}{leaf.dtype}[{', '.join(['N', *map(str, leaf.shape[1:])])}]"
-        for name, leaf in named_leaves(samples)
-    ]
-    return ", ".join(each) or "None"
-
-
 def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
     """`samples`, arrays (N, ...), as shapes (rows, ...) in the dtypes jax converts them to; () stays ().
 

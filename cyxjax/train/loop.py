@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cyxjax.core.step import Batch, TrainState
+from cyxjax.core.trees import unchanged
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.train.hooks.hook import (
     EpochInfo,
@@ -68,11 +69,11 @@ def fit(
         position = Position(moment.position.step, epoch)
         info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
-        follow(partial(_same, moment))
+        follow(partial(unchanged, moment))
         stop |= _any(hook.on_epoch(info) for hook in hooks)
         moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, save)  # also where a save was asked for with the last steps
-        follow(partial(_same, moment))
+        follow(partial(unchanged, moment))
     report_progress(moment.position.step, "checkpoint")
     for hook in hooks:
         hook.on_end(moment, moment.position.epoch >= epochs)
@@ -187,10 +188,6 @@ def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
     for hook in hooks:
         state = hook.next_state(info, state)
     return state
-
-
-def _same(moment: RunState) -> RunState:
-    return moment
 
 
 def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:

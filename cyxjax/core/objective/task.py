@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from cyxjax.core.losses import (
     CrossEntropyLoss,
+    L1Loss,
     MSELoss,
     NLLLoss,
     PerExample,
@@ -103,7 +104,7 @@ class Task:
     @staticmethod
     def regression(*, output: Pick = None, target: Pick = None) -> "Task":
         """Numbers: the mean square, and the mean absolute error as `mae`."""
-        return Task(MSELoss(), output, target, {"mae": _absolute}, {"mae": "min"})
+        return Task(MSELoss(), output, target, {"mae": L1Loss().per_example}, {"mae": "min"})
 
     @staticmethod
     def language(*, ignore_index: int | None = None, output: Pick = None, target: Pick = None) -> "Task":
@@ -209,10 +210,6 @@ def picked(tree: PyTree, pick: Pick) -> PyTree:
     if callable(pick):
         return pick(tree)
     return getattr(tree, pick) if isinstance(pick, str) and hasattr(tree, "_fields") else tree[pick]
-
-
-def _absolute(output: jax.Array, target: jax.Array) -> jax.Array:
-    return mean_of_each(jnp.abs(output.astype(jnp.float32) - target.astype(jnp.float32)))
 
 
 def _half_square(output: PyTree, target: jax.Array) -> jax.Array:
