@@ -1,5 +1,6 @@
 """Starts the guides' programs as a user would, and reads what each rank reports."""
 
+import atexit
 import json
 import os
 import socket
@@ -81,6 +82,7 @@ def free_port() -> int:
 
 _PORTS = cycle(range(10_000, 32_000))  # below those that systems hand out
 _HELD: deque[socket.socket] = deque()
+atexit.register(lambda: [held.close() for held in _HELD])
 
 
 def read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
