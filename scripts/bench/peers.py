@@ -170,7 +170,7 @@ def table(cells: dict[str, dict[str, Turns]], args: argparse.Namespace) -> str:
     others = [peer for peer in args.peers if peer != "ours"]
     lines = [
         f"{machine(args.device)}; `python scripts/bench/peers.py`, {args.turns} turns, medians; in brackets "
-        f"ours by it{', in % of its peak' if args.peak_tflops else ''}.",
+        f"cyxjax's rate divided by this one{', in % of its peak' if args.peak_tflops else ''}.",
         "",
         f"| samples/s | {' | '.join(PEERS[peer] for peer in args.peers)} |",
         f"| --- |{' ---: |' * len(args.peers)}",

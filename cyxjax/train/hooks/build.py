@@ -136,7 +136,7 @@ def saving_hook(fit: Fit) -> CheckpointHook:
         lambda moment: resume.to_meta(fit.plan, fit.run, moment) | loss_spike_meta(fit.spikes),
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
-        every_minutes=saving.every_minutes,  # by each rank's clock: where the first one asks, all save
+        every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save
         metric=lambda: monitor.latest(fit.run.history),
         requested=fit.signals.take_save if saving.saves else lambda: _refuse_save(fit),
         portable=lambda state: portable.to_portable(state, fit.program.sync, fit.plan.group.mesh),

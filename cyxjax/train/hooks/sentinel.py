@@ -88,8 +88,8 @@ def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
 class DigestHook(Hook):
     """Records digests of an exact run's state every so many steps and at each save.
 
-    On every rank, for the sums over the bits are a collective of all; `path`, of the file that they are added
-    to, is rank 0's alone. One that cannot be written is reported, and training continues.
+    On every rank, for the sums over the bits are a collective of all. path: of the file that rank 0 adds them
+    to, None on other ranks; where it cannot be written, `warn` gets a line and training continues.
     """
 
     def __init__(

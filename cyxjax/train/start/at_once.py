@@ -42,7 +42,7 @@ def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
 
 def _most_at_once(plan: Plan, program: Program, state: TrainState) -> int:
     """By the model, traced on one sample a replica: 1 with loops, whose operations XLA counts once, and with
-    operations that several steps would slow down.
+    operations that are slow in the loop over steps.
     """
     step, mesh = plan.settings.step, plan.group.mesh
     inputs = batch_shapes(plan.inputs, num_replicas(mesh))
