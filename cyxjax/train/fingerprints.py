@@ -32,7 +32,7 @@ from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
-from cyxjax.train.hooks.composite import in_the_step
+from cyxjax.train.hooks.all_callbacks import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Program, Recipe

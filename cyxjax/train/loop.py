@@ -14,6 +14,7 @@ import numpy as np
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import unchanged
 from cyxjax.launch.heartbeat import report_progress
+from cyxjax.observe.stop_reasons import CALLBACK
 from cyxjax.train.hooks.hook import (
     EpochInfo,
     Fed,
@@ -29,6 +30,8 @@ from cyxjax.train.program import Program
 from cyxjax.train.settings import EACH_EPOCH, Evaluations
 
 Follow = Callable[[Callable[[], RunState]], None]
+AnyRank = Callable[[str, bool], bool]
+"""(what, mine) -> whether it is true on one rank at least; all ranks call it."""
 
 
 def fit(
@@ -43,8 +46,10 @@ def fit(
     evaluations: Evaluations = EACH_EPOCH,
     max_steps: int | None = None,
     follow: Follow = lambda now: None,
+    any_rank: AnyRank = lambda what, mine: mine,
 ) -> RunState:
-    """Trains from `start` until `epochs` or `max_steps` are done or a hook stops it; the moment it ended.
+    """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; the moment
+    it ended.
 
     at_once: steps of one dispatch, at most; what acts on the state or asks to stop acts at its end.
     follow: is called with functions that return the current state, for hooks and after errors: a step deletes
@@ -52,12 +57,13 @@ def fit(
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
-    moment, stop = start, _any(hook.on_start(start) for hook in hooks)
+    moment, wish = start, _Wish(any_rank)
+    stop = wish.on_any_rank("on_start", start.position, [hook.on_start(start) for hook in hooks])
     stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
     look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
         moment, last, stop, save = _epoch(
-            *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, follow, look)
+            *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, follow, look, wish)
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
@@ -70,7 +76,7 @@ def fit(
         info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         follow(partial(unchanged, moment))
-        stop |= _any(hook.on_epoch(info) for hook in hooks)
+        stop |= wish.on_any_rank("on_epoch", position, [hook.on_epoch(info) for hook in hooks])
         moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, save)  # also where a save was asked for with the last steps
         follow(partial(unchanged, moment))
@@ -92,6 +98,7 @@ def _epoch(
     max_steps: int | None,
     follow: Follow,
     look: Callable[[np.ndarray], None],
+    wish: "_Wish",
 ) -> tuple[RunState, bool, bool, bool]:
     """After the rest of the epoch: (moment, whether the feed called its step the last, to stop, to save)."""
     position, state, sums = moment
@@ -110,7 +117,7 @@ def _epoch(
             sums = sums + info.sums
             stop |= info.signals[0] > 0
             for hook in watching:  # a step is short: no generator, no list
-                stop |= stops(hook.on_step(info))
+                wish.to_stop |= stops(hook.on_step(info))
             save |= info.signals[1] > 0
 
     def now() -> RunState:
@@ -119,7 +126,7 @@ def _epoch(
 
     follow(now)
     watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
-    ask = lambda: _asked(asking)  # noqa: E731
+    ask = lambda: _asked(asking, wish.to_stop)  # noqa: E731
     compiled = None  # the phase that this rank reports to the supervisor's watchdog; each has its own limit
     report_progress(position.step, "data")
     due = lambda at: (  # noqa: E731
@@ -141,7 +148,7 @@ def _epoch(
             settle(half)  # half at a time: the host waits seldom, the device never
         if not last and evaluations.after(position.step):
             settle(0)
-            state, enough = _look(program, feed, RunState(position, state, sums), hooks)
+            state, enough = _look(program, feed, RunState(position, state, sums), hooks, wish)
             stop |= enough
         if not last and any([hook.wants_state(position, save) for hook in saving]):
             settle(0)
@@ -177,10 +184,13 @@ def _dispatches(
         yield some, False
 
 
-def _look(program: Program, feed: Feed, moment: RunState, hooks: list[Hook]) -> tuple[TrainState, bool]:
+def _look(
+    program: Program, feed: Feed, moment: RunState, hooks: list[Hook], wish: "_Wish"
+) -> tuple[TrainState, bool]:
     """(the state to go on from, whether to stop) after an evaluation within an epoch."""
     info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
-    enough = _any(hook.on_evaluation(info) for hook in hooks)
+    answers = [hook.on_evaluation(info) for hook in hooks]
+    enough = wish.on_any_rank("on_evaluation", moment.position, answers)
     return _next(hooks, info, moment.state), enough
 
 
@@ -199,17 +209,31 @@ def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
     return moment
 
 
-def _asked(hooks: list[Hook]) -> tuple[float, bool]:
-    strongest, save = 0.0, False
+class _Wish:
+    """Whether a hook of this rank asks to stop. All ranks learn of it with the next step, or by an exchange
+    where there is none: a rank that stopped alone would leave the others waiting in the next step.
+    """
+
+    def __init__(self, any_rank: AnyRank) -> None:
+        self._any_rank, self.to_stop = any_rank, False
+
+    def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:
+        """Whether a hook of any rank asks to stop; `answers`: what those of this rank returned at `name`.
+
+        It also shows if one rank alone called something of all, such as `evaluate`.
+        """
+        self.to_stop |= any(map(stops, answers))
+        return self._any_rank(f"{name} of the callbacks, after step {position.step}", self.to_stop)
+
+
+def _asked(hooks: list[Hook], to_stop: bool) -> tuple[float, bool]:
+    strongest, save = CALLBACK.sent * to_stop, False
     for hook in hooks:
         stop, wants = hook.ask()
         # The strongest wish to stop: how strong says why, see StopHook.
-        strongest, save = max(strongest, stop), save or wants
+        strongest = max(strongest, CALLBACK.sent if stops(stop) else stop)
+        save = save or wants
     return strongest, save
-
-
-def _any(answers: Iterable[bool | None]) -> bool:
-    return any([stops(one) for one in answers])  # a list: every hook is called, also after one asked to stop
 
 
 def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import matches
 from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
-from cyxjax.train.hooks import composite
+from cyxjax.train.hooks import all_callbacks
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
@@ -80,7 +80,7 @@ def recipe_of(
         loss=loss,
         optimizer=optimizer,
         metrics=metrics_of(loss_fn, metrics),
-        callbacks=tuple(composite.checked(callbacks)),
+        callbacks=tuple(all_callbacks.checked(callbacks)),
         augment=as_augment(augment),
     )
 
@@ -121,7 +121,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees what the data hold
 
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        return adapted(composite.around(recipe.callbacks, with_schedule(optimizer, factor)))
+        return adapted(all_callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))
 
     groups = [group._replace(optimizer=around(group.optimizer)) for group in with_loss_value(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
@@ -130,7 +130,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     train_step, train_steps, eval_step = steps_for(plan, mesh, fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
-    seen = lambda state: composite.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
+    seen = lambda state: all_callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
     rate = rate_at(getattr(recipe.optimizer, "lr", None), factor)
     return Program(
         train_step=train_step,
@@ -143,7 +143,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
         init=build_init(sync, mesh),
         metrics=recipe.metrics,
         check=split_check(recipe.loss, recipe.metrics),
-        learning_rate=composite.learning_rate(recipe.callbacks, rate),
+        learning_rate=all_callbacks.learning_rate(recipe.callbacks, rate),
         sentinel=build_sentinel(mesh, state_spec(sync), sync.fetch, sync.stow),
         fns=fns,
         sync=sync,

@@ -1,6 +1,7 @@
 """One fit from its first step to its end, with rollbacks in between."""
 
 from collections.abc import Callable
+from functools import partial
 
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.distributed.agreement import on_any_rank
@@ -113,6 +114,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 evaluations=course.evaluations,
                 max_steps=course.max_steps,
                 follow=fit.run.follow,
+                any_rank=partial(on_any_rank, fit.plan.group),
             )
 
     go_back = lambda good_step: _saved(fit, start, good_step)  # noqa: E731

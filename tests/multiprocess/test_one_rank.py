@@ -1,5 +1,6 @@
 """What one rank's callbacks say alone: all ranks stop at one step, wherever it was said."""
 
+import jax
 import pytest
 
 import cyxjax as cx
@@ -10,31 +11,31 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
 class Says(cx.Callback):
-    """Stops at `where`, on one rank."""
+    """Stops at `where`."""
 
-    def __init__(self, where, mine):
-        self._where, self._mine = where, mine
+    def __init__(self, where):
+        self._where = where
 
     def on_start(self, moment):
-        return self._mine and self._where == "on_start"
+        return self._where == "on_start"
 
     def on_step(self, info):
-        return self._mine and self._where == "on_step" and info.position.step >= 2
+        return self._where == "on_step" and info.position.step >= 2
 
     def on_epoch(self, info):
-        return self._mine and self._where == "on_epoch"
+        return self._where == "on_epoch"
 
     def on_evaluation(self, info):
-        return self._mine and self._where == "on_evaluation"
+        return self._where == "on_evaluation"
 
 
 def stopped(rank):
-    """(steps done, why stopped) of fits that `rank`'s callback ends, at each place."""
+    """(steps done, why stopped) of fits that a callback which `rank` alone has ends, at each place."""
     from tests.support.trainers import VAL, X, Y, config, trainer
 
     found = []
     for where in ("on_start", "on_step", "on_epoch", "on_evaluation"):
-        one = trainer(callbacks=[Says(where, cx.distributed.get_rank() == rank)])
+        one = trainer(callbacks=[Says(where)] if cx.distributed.get_rank() == rank else [])
         history = one.fit(
             X, Y, *VAL, config(batch_size=1, epochs=2, evaluate_every_n_steps=25, steps_per_dispatch=1)
         )
@@ -44,9 +45,37 @@ def stopped(rank):
 
 def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_does(forked_spawn):
     # Step 2 is told of at step 8; the wish goes along with step 9, which is told of at step 16: as in
-    # tests/unit/train/test_joined.py.
+    # tests/unit/train/test_all_callbacks.py.
     wanted = [[0, "callback"], [16, "callback"], [30, "callback"], [25, "callback"]]
     assert cx.testing.run_ranks(2, stopped, 1) == [wanted, wanted]
+
+
+class Sees(cx.Callback):
+    """Keeps a number of a model that holds its values, as it is at the end of each epoch."""
+
+    def __init__(self, model):
+        self._model, self.seen = model, []
+
+    def on_epoch(self, info):
+        self.seen.append(float(jax.tree.leaves(self._model.parameters())[0].sum()))
+
+
+def seen_on(rank):
+    """(steps done, epochs seen) under each strategy, where `rank` alone has a callback."""
+    from tests.support.trainers import X, Y, config, mlp, trainer
+
+    found = []
+    for comm in ("mean", "fsdp"):
+        model = mlp()
+        sees = Sees(model)
+        one = trainer(model, callbacks=[sees] if cx.distributed.get_rank() == rank else [])
+        history = one.fit(X, Y, config(epochs=2, comm=comm))
+        found.append([history.num_steps, len(set(sees.seen))])
+    return found
+
+
+def test_a_callback_that_one_rank_alone_has_sees_the_values_of_the_model(forked_spawn):
+    assert cx.testing.run_ranks(2, seen_on, 0) == [[[16, 2], [16, 2]], [[16, 0], [16, 0]]]
 
 
 LEAVES = """

@@ -26,7 +26,7 @@ from cyxjax.train.checks.batch_checks import (
 )
 from cyxjax.train.comparison import compare_ranks
 from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.hooks import composite
+from cyxjax.train.hooks import all_callbacks
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
@@ -60,7 +60,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     # Metrics, learning rate, model
     watchable = watchable_in(recipe.metrics, feed, settings.course)
     watchable.of(settings.watch)
-    composite.check_watched(recipe.callbacks, watchable)
+    all_callbacks.check_watched(recipe.callbacks, watchable)
     own = settings.step.rate.own
     if own is not None:
         _check_schedule(own, getattr(recipe.optimizer, "lr", None), _num_steps(plan))

@@ -6,13 +6,14 @@ from typing import NamedTuple
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import num_replicas
+from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
 from cyxjax.train.feeding import stream_positions
-from cyxjax.train.hooks import composite
+from cyxjax.train.hooks import all_callbacks
 from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN, loss_spike_meta
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
@@ -20,7 +21,7 @@ from cyxjax.train.hooks.goodput import GoodputHook
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import EventsHook, HistoryHook, RecordHook
-from cyxjax.train.hooks.saving import CheckpointHook, StopHook
+from cyxjax.train.hooks.saving import CheckpointHook, HandOutHook, StopHook
 from cyxjax.train.hooks.sentinel import DigestHook, SentinelHook
 from cyxjax.train.monitor import Watchable
 from cyxjax.train.plan import Plan
@@ -69,7 +70,8 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *fit.spikes,
         StopHook(history, fit.signals.reason, settings.course.max_time_s, settings.course.max_steps),
         # After ours, whose numbers they see.
-        *composite.hooks_of(theirs, history, fit.plan.group, fit.hand_out),
+        *_hand_out(fit),
+        *theirs,
         *early,
         *_sentinel(fit, saves),  # before saving: what is saved has been compared
         *_digests(fit, saves),  # before saving: a step on disk has its digests
@@ -85,7 +87,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *_events(fit, saves),  # last: the end is logged when all is done
     ]
     save = lambda path, moment: resume.save_at(path, fit.plan, fit.program, fit.run, moment)  # noqa: E731
-    composite.begin([*theirs, *early], RunParts(history, fit.watchable, save))
+    all_callbacks.begin([*theirs, *early], RunParts(history, fit.watchable, save))
     return hooks
 
 
@@ -97,6 +99,14 @@ def _black_box(fit: Fit) -> list[Hook]:
     left_out_too = not fit.plan.settings.step.uses_float16
     tape, note = fit.run.ledger.tape, fit.console.note
     return [BlackBoxHook(fit.folder, experiment, tape, replicas, left_out_too, note)]
+
+
+def _hand_out(fit: Fit) -> list[Hook]:
+    """On all ranks, for the callbacks of one: ours read no values of a model that holds them."""
+    own = any(not type(one).__module__.startswith("cyxjax.") for one in fit.plan.recipe.callbacks)
+    if fit.hand_out is None or not on_any_rank(fit.plan.group, "callbacks of your own", own):
+        return []
+    return [HandOutHook(fit.hand_out)]
 
 
 def _early_stopping(watch: Watch) -> list[Hook]:

@@ -49,13 +49,16 @@ class RunState(NamedTuple):
 
 
 class Hook:
-    """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop."""
+    """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop.
+
+    If one hook on one rank asks to stop, all ranks stop at the same step.
+    """
 
     def on_start(self, moment: RunState) -> bool | None:
         """Before the first step: a run that was over when it was saved asks to stop."""
 
     def ask(self) -> tuple[float, bool]:
-        """(stop, save): what this rank asks of all, sent along with the next step. 0.0: not to stop."""
+        """(stop, save): what this rank asks of all, sent along with the next step. A number: how strongly."""
         return False, False
 
     def on_step(self, info: StepInfo) -> bool | None:

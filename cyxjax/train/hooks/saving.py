@@ -6,7 +6,7 @@ from typing import Any
 
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.stop_reasons import MAX_STEPS, MAX_TIME, StopReason, strongest
+from cyxjax.observe.stop_reasons import CALLBACK, MAX_STEPS, MAX_TIME, StopReason, strongest
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
@@ -81,7 +81,8 @@ class HandOutHook(Hook):
 class StopHook(Hook):
     """Asks to stop after a signal or when the time is up. All ranks stop at the same step.
 
-    Keeps in the history why a run ended early, after `max_steps` too, where the loop ends by itself.
+    Keeps in the history why a run ended early, also where the loop ended it: at `max_steps`, and where a
+    callback asked for it outside of a step.
     """
 
     def __init__(
@@ -110,5 +111,5 @@ class StopHook(Hook):
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         reached = self._max_steps is not None and moment.position.step >= self._max_steps
-        if reached and not finished and not self._history.stopped_by:
-            self._history.stopped_by = MAX_STEPS.name
+        if not finished and not self._history.stopped_by:
+            self._history.stopped_by = (MAX_STEPS if reached else CALLBACK).name

@@ -10,7 +10,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.errors import EXIT_PREEMPTED, ConfigError, GroupError
 from cyxjax.train import trainer as train
-from cyxjax.train.hooks.composite import checked
+from cyxjax.train.hooks.all_callbacks import checked
 from cyxjax.train.hooks.hook import stops
 from tests.support.trainers import VAL, X, Y, config, mlp, same_bits, trainer
 

@@ -1,0 +1,85 @@
+"""What all callbacks of a trainer add together: to the optimizer, to evaluation, to the learning rate."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from cyxjax.core.step import TrainState
+from cyxjax.errors import ConfigError
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.hooks.callbacks import EMA, Callback, Optimizer, RunParts
+from cyxjax.train.hooks.hook import Hook
+from cyxjax.train.hooks.progress import Rate
+from cyxjax.train.monitor import Watchable
+
+
+def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
+    """`optimizer` with the parts of all callbacks; averages outermost: they are of final updates."""
+    found = _callbacks(hooks)
+    for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
+        optimizer = callback.around(optimizer)
+    return optimizer
+
+
+def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
+    """The callbacks that add a part to the optimizer and its state."""
+    return [one for one in _callbacks(hooks) if type(one).around is not Callback.around]
+
+
+def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
+    """What evaluation sees of a state all replicas agree on."""
+    for callback in _callbacks(hooks):
+        state = callback.evaluated(state)
+    return state
+
+
+def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
+    """`rate` (of optimizer steps done) times the callbacks' factors; None where it is not known."""
+    found = _callbacks(hooks)
+
+    def rate_then(step: int) -> float | None:
+        base = rate(step)
+        return None if base is None else base * math.prod(one.learning_rate_factor() for one in found)
+
+    return rate_then
+
+
+def begin(hooks: Iterable[Hook], run: RunParts) -> None:
+    """Calls `begin` of all callbacks."""
+    for callback in _callbacks(hooks):
+        callback.begin(run)
+
+
+def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
+    """Raises: ConfigError for a callback that waits for what the run does not measure."""
+    for callback in _callbacks(hooks):
+        callback.check(watchable)
+
+
+def checked(hooks: Iterable[Any]) -> list[Hook]:
+    """`hooks` as a list. Raises: ConfigError for what is no hook."""
+    found = list(hooks)
+    for one in found:
+        if not isinstance(one, Hook):
+            given = one.__name__ if isinstance(one, type) else type(one).__name__
+            raise ConfigError(
+                f"callbacks hold {given}, expected objects of cyxjax.train.hooks.hook.Hook. "
+                "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
+            )
+        _warn_of_other_methods(one, Callback if isinstance(one, Callback) else Hook)
+    return found
+
+
+def _warn_of_other_methods(hook: Hook, known: type) -> None:
+    """Prints a line for each on_... method of `hook` that cyxjax does not call. known: the class of hooks."""
+    called = [name for name in dir(known) if name.startswith("on_")]
+    for name in sorted(set(dir(hook)) - set(dir(known))):
+        if name.startswith("on_") and callable(getattr(type(hook), name, None)):
+            warn_on_stderr(
+                f"the callback {type(hook).__name__} has a method {name}, which cyxjax does not call. "
+                f"HINT: use one of {', '.join(called)}."
+            )
+
+
+def _callbacks(hooks: Iterable[Hook]) -> list[Callback]:
+    return [one for one in hooks if isinstance(one, Callback)]

@@ -1,0 +1,85 @@
+"""The callbacks of one rank: what they answer counts on all, wherever they are asked."""
+
+import jax
+import pytest
+
+import cyxjax as cx
+from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL
+from cyxjax.train import run
+from cyxjax.train.hooks.hook import Position, StepInfo
+from cyxjax.train.hooks.saving import StopHook
+from tests.support.trainers import VAL, X, Y, config, trainer
+
+
+def says(name, answer=True):
+    """A callback of the user's that answers so at this moment."""
+    return type("Says", (cx.Callback,), {name: lambda self, value: answer})()
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize(("name", "steps"), [("on_start", 0), ("on_epoch", 30), ("on_evaluation", 25)])
+def test_what_one_rank_says_outside_of_steps_counts_on_all(name, steps, monkeypatch):
+    when = f"{name} of the callbacks, after step {steps}"
+    for mine, theirs in ((True, False), (False, True)):
+        calls = []
+
+        def any_rank(group, what, mine=False, theirs=theirs, calls=calls):
+            calls.append((what, mine))
+            return mine or theirs and what == when
+
+        monkeypatch.setattr(run, "on_any_rank", any_rank)
+        settings = config(batch_size=1, epochs=2, evaluate_every_n_steps=25)
+        history = trainer(callbacks=[says(name, False), says(name, mine)]).fit(X, Y, *VAL, settings)
+        assert (history.num_steps, history.stopped_by) == (steps, "callback")
+        assert calls.count((when, mine)) == 1  # one exchange for all hooks
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_run_that_a_callback_ended_at_a_step_says_so():
+    class Asks(cx.Callback):
+        asked = 0
+
+        def ask(self):
+            self.asked += 1
+            return self.asked == 9, False
+
+    settings = config(batch_size=1, steps_per_dispatch=1)
+    for callback in (says("on_step"), Asks()):
+        history = trainer(callbacks=[callback]).fit(X, Y, settings)
+        # Told of steps 1 to 4 when 8 are under way; sent with step 9, which is told of at step 16 of 30.
+        assert (history.stopped_by, history.num_steps, history.train_losses) == ("callback", 16, [])
+
+
+@pytest.mark.parametrize(
+    ("wishes", "reason"),
+    [
+        ((CALLBACK.sent,) * 3, "callback"),
+        ((CALLBACK.sent, MAX_TIME.sent), "max_time"),
+        ((MAX_TIME.sent, SIGNAL.sent), "signal"),
+    ],
+)
+def test_the_strongest_reason_of_all_ranks_is_told(wishes, reason):
+    history = DistributedTrainingHistory()
+    StopHook(history, lambda: None, None).on_step(StepInfo(Position(7), None, (sum(wishes), 0.0)))
+    assert history.stopped_by == reason
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_a_state_that_a_callback_gives_back_is_seen_by_the_next_one_and_trained_on():
+    class Zeroes(cx.Callback):
+        def wants_state(self, position, asked_to_save):
+            return position.step == 30
+
+        def on_state(self, moment):
+            return moment.state._replace(params=jax.tree.map(lambda leaf: 0 * leaf, moment.state.params))
+
+    class Sees(Zeroes):
+        def on_state(self, moment):
+            self.seen = [float(abs(leaf).max()) for leaf in jax.tree.leaves(moment.state.params)]
+
+    sees = Sees()
+    one = trainer(callbacks=[Zeroes(), sees])
+    one.fit(X, Y, config(batch_size=1, epochs=1))
+    assert sees.seen == [0.0] * len(sees.seen) != []
+    assert not any(leaf.any() for leaf in jax.tree.leaves(one.params))
