@@ -155,6 +155,8 @@ def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
     better: dict[str, str] = {}
     for number, one in enumerate(config.metrics):
         name, options, key = one["name"], one["options"], f"metrics.{number}"
+        if name == "accuracy" and not options:
+            continue  # of every task
         found = named("metric", name, METRICS, key=key)
         short = name.rpartition(":")[2].rpartition(".")[2]
         if name == "per_class":

@@ -235,6 +235,12 @@ def test_each_name_makes_its_metric(name):
     assert name != "per_class" or {"recall_a", "precision_c"} <= set(found.names)
 
 
+def test_an_accuracy_that_is_named_is_the_one_of_every_task():
+    found = metrics_of(TrainConfig(metrics=({"name": "accuracy"}, "f1")), INFO)
+    assert found.names[:2] == ("loss", "accuracy")
+    assert found.num_rows == metrics_of(TrainConfig(metrics=("f1",)), INFO).num_rows
+
+
 # ---- augmentations ----------------------------------------------------------------------------------------
 
 
