@@ -1,0 +1,67 @@
+"""All ranks call what acts on the state together: a save that one makes alone waits for the others."""
+
+import time
+
+import pytest
+
+import cyxjax as cx
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+ON_STATES = ("wants_state", "on_state", "next_state")
+SETTINGS = (
+    {"checkpoint_every_n_epochs": 1},
+    {"checkpoint_every_n_minutes": 1e-9, "comm": "zero1"},
+    {"checkpoint_every_n_steps": 3, "comm": "fsdp", "keep_best": 1, "early_stopping_patience": 1},
+    {"sentinel_every_n_steps": 2, "on_desync": "heal", "checkpoint_every_n_epochs": 0},
+    {"on_nonfinite": "rollback", "on_loss_spike": "rollback"},
+    {"comm": "local_sgd", "evaluate_every_n_steps": 2, "checkpoint_every_n_steps": 2},
+    {
+        "reproducibility": "exact",
+        "global_batch_size": 16,
+        "batch_size": None,
+        "exact_digest_every_n_steps": 2,
+    },
+)
+
+
+def asked(folder):
+    """By settings, of each hook on states: (class, the steps it wants, whether it asks all to save)."""
+    from cyxjax.train import run
+    from cyxjax.train.hooks.hook import Position, overriding
+    from tests.support.trainers import VAL, X, Y, config, trainer
+
+    found, made = [], run.build_hooks
+
+    def noted(fit):
+        hooks = made(fit)
+        acting = [hook for hook in hooks if any(overriding([hook], name) for name in ON_STATES)]
+        time.sleep(0.001)  # longer than an interval of saves
+        found.append(
+            [
+                (
+                    type(hook).__name__,
+                    [hook.wants_state(Position(step, step // 2, 0, step % 2), False) for step in range(1, 9)],
+                    hook.wants_state(Position(1, 0, 8, 1), True),
+                    hook.ask()[1],
+                )
+                for hook in acting
+            ]
+        )
+        return hooks
+
+    run.build_hooks = noted
+    try:
+        for number, settings in enumerate(SETTINGS):
+            trainer().fit(X, Y, *VAL, config(**settings), run_dir=f"{folder}/{number}", profile="1:2")
+    finally:
+        run.build_hooks = made
+    return found
+
+
+def test_every_rank_has_the_hooks_that_act_on_the_state_and_they_want_it_at_the_same_steps(
+    tmp_path, forked_spawn
+):
+    first, other = cx.testing.run_ranks(2, asked, str(tmp_path))
+    assert len(first) == len(SETTINGS)
+    assert {name for hooks in first for name, *_ in hooks} >= {"CheckpointHook", "SentinelHook", "DigestHook"}
+    assert other == first
