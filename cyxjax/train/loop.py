@@ -125,12 +125,14 @@ def _epoch(
         return RunState(position, state, sum((program.read_sums(*on)[0] for _, *on in waiting), sums))
 
     follow(now)
-    watching, saving, asking = (overriding(hooks, name) for name in ("on_step", "wants_state", "ask"))
+    watching, asking, acting = (
+        overriding(hooks, *names) for names in (["on_step"], ["ask"], ["wants_state", "saves_at"])
+    )
     ask = lambda: _asked(asking, wish.to_stop)  # noqa: E731
     compiled = None  # the phase that this rank reports to the supervisor's watchdog; each has its own limit
     report_progress(position.step, "data")
     due = lambda at: (  # noqa: E731
-        evaluations.after(at.step) or at.step == max_steps or any([h.wants_state(at, False) for h in saving])
+        evaluations.after(at.step) or at.step == max_steps or bool(_wanting(acting, at, False))
     )
     for some, last in _dispatches(feed.train(position, ask, at_once), position, at_once, due):
         batch, first = some[0][1].batch, some[0][1].place
@@ -150,7 +152,7 @@ def _epoch(
             settle(0)
             state, enough = _look(program, feed, RunState(position, state, sums), hooks, wish)
             stop |= enough
-        if not last and any([hook.wants_state(position, save) for hook in saving]):
+        if not last and _wanting(acting, position, save):
             settle(0)
             state = _show_state(hooks, RunState(position, state, sums), save).state
             save = False
@@ -200,12 +202,17 @@ def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
     return state
 
 
+def _wanting(hooks: list[Hook], position: Position, save: bool) -> list[Hook]:
+    """Those that want to see the state after this step. save: a rank asked for a save."""
+    saving = save or any([hook.saves_at(position) for hook in hooks])
+    return [hook for hook in hooks if hook.wants_state(position, saving)]
+
+
 def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
     """Shows the state to those who want it; the moment with the state they leave."""
-    for hook in hooks:
-        if hook.wants_state(moment.position, save):
-            report_progress(moment.position.step, "checkpoint")
-            moment = moment._replace(state=hook.on_state(moment) or moment.state)
+    for hook in _wanting(hooks, moment.position, save):
+        report_progress(moment.position.step, "checkpoint")
+        moment = moment._replace(state=hook.on_state(moment) or moment.state)
     return moment
 
 

@@ -130,8 +130,8 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     fit.checkpointer.wait()
     group = fit.plan.group
     on_any_rank(group, "rollback: all saves have ended")
-    on_schedule, is_exact = saving_hook(fit).on_schedule, fit.plan.settings.step.is_exact
-    counts = on_schedule if is_exact else lambda position: True
+    saves_at, is_exact = saving_hook(fit).saves_at, fit.plan.settings.step.is_exact
+    counts = saves_at if is_exact else lambda position: True
     step = rollback.newest_to_go_back_to(fit.checkpointer, good_step, counts)
     if not on_any_rank(group, "rollback: a checkpoint to go back to", step is not None):
         return None

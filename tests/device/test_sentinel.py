@@ -74,7 +74,7 @@ class FlipAfter(Hook):
     def __init__(self, step, replica):
         self._step, self._replica = step, replica
 
-    def wants_state(self, position, asked_to_save):
+    def wants_state(self, position, saving):
         return position.step == self._step
 
     def on_state(self, moment):

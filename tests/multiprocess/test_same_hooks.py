@@ -7,7 +7,7 @@ import pytest
 import cyxjax as cx
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-ON_STATES = ("wants_state", "on_state", "next_state")
+ON_STATES = ("saves_at", "wants_state", "on_state", "next_state")
 SETTINGS = (
     {"checkpoint_every_n_epochs": 1},
     {"checkpoint_every_n_minutes": 1e-9, "comm": "zero1"},
@@ -24,29 +24,28 @@ SETTINGS = (
 )
 
 
+def answers(hook):
+    """Class; the steps at which it saves, wants the state, wants it of a save; whether it asks for a save."""
+    from cyxjax.train.hooks.hook import Position
+
+    places = [Position(step, step // 2, 0, step % 2) for step in range(1, 9)]
+    time.sleep(0.001)  # longer than an interval of saves
+    saves = [hook.saves_at(place) for place in places]
+    wants = [[hook.wants_state(place, saving) for place in places] for saving in (False, True)]
+    return [type(hook).__name__, saves, *wants, hook.ask()[1]]
+
+
 def asked(folder):
-    """By settings, of each hook on states: (class, the steps it wants, whether it asks all to save)."""
+    """The answers of each hook on states, by settings."""
     from cyxjax.train import run
-    from cyxjax.train.hooks.hook import Position, overriding
+    from cyxjax.train.hooks.hook import overriding
     from tests.support.trainers import VAL, X, Y, config, trainer
 
     found, made = [], run.build_hooks
 
     def noted(fit):
         hooks = made(fit)
-        acting = [hook for hook in hooks if any(overriding([hook], name) for name in ON_STATES)]
-        time.sleep(0.001)  # longer than an interval of saves
-        found.append(
-            [
-                (
-                    type(hook).__name__,
-                    [hook.wants_state(Position(step, step // 2, 0, step % 2), False) for step in range(1, 9)],
-                    hook.wants_state(Position(1, 0, 8, 1), True),
-                    hook.ask()[1],
-                )
-                for hook in acting
-            ]
-        )
+        found.append([answers(hook) for hook in overriding(hooks, *ON_STATES)])
         return hooks
 
     run.build_hooks = noted

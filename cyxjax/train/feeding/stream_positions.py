@@ -1,6 +1,6 @@
 """The position of each rank in its stream: noted after every step, stored in checkpoints and restored."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cyxjax.distributed.agreement import agree
@@ -79,13 +79,11 @@ class StreamPositions:
 class PositionHook(Hook):
     """Gathers the places whenever the run is saved. Stands before the hook that saves."""
 
-    def __init__(
-        self, positions: StreamPositions, group: ProcessGroup, saving: Callable[[Position, bool], bool]
-    ):
-        self._positions, self._group, self._saving = positions, group, saving
+    def __init__(self, positions: StreamPositions, group: ProcessGroup):
+        self._positions, self._group = positions, group
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        return self._saving(position, asked_to_save)
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving
 
     def on_state(self, moment: RunState) -> None:
         self._positions.gather(moment.position, self._group)
@@ -94,14 +92,9 @@ class PositionHook(Hook):
         self._positions.gather(moment.position, self._group)
 
 
-def hooks_for(
-    positions: StreamPositions,
-    group: ProcessGroup,
-    content: Mapping[str, Any],
-    saving: Callable[[Position, bool], bool],
-) -> list[Hook]:
+def hooks_for(positions: StreamPositions, group: ProcessGroup, content: Mapping[str, Any]) -> list[Hook]:
     """The hook of a run over loaders, on all ranks, which exchange their places; none for indexed data.
 
     content: what the data hold that are read by number, by their name.
     """
-    return [] if "training data" in content else [PositionHook(positions, group, saving)]
+    return [] if "training data" in content else [PositionHook(positions, group)]

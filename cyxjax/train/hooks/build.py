@@ -55,7 +55,7 @@ class Fit(NamedTuple):
 def build_hooks(fit: Fit) -> list[Hook]:
     """New hooks, which begin with the state of the run; callbacks of the user start again."""
     settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
-    saves, early = saving_hook(fit), _early_stopping(settings.watch)
+    early = _early_stopping(settings.watch)
     theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)
     kept = HistoryHook(history, rate)
     hooks: list[Hook] = [
@@ -73,18 +73,16 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *_hand_out(fit),
         *theirs,
         *early,
-        *_sentinel(fit, saves),  # before saving: what is saved has been compared
-        *_digests(fit, saves),  # before saving: a step on disk has its digests
+        *_sentinel(fit),  # before saving: what is saved has been compared
+        *_digests(fit),  # before saving: a step on disk has its digests
         fit.run.ledger.begin(  # is part of a save
-            fit.plan.group, saves.wants_state, fit.folder.ledger if fit.folder else None, fit.console.note
+            fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note
         ),
-        *stream_positions.hooks_for(
-            fit.run.stream_positions, fit.plan.group, fit.plan.facts.data, saves.wants_state
-        ),
-        saves,  # after all whose word is part of what is saved
+        *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
+        saving_hook(fit),  # after all whose word is part of what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, which are part of where the time went
-        *_events(fit, saves),  # last: the end is logged when all is done
+        *_events(fit),  # last: the end is logged when all is done
     ]
     save = lambda path, moment: resume.save_at(path, fit.plan, fit.program, fit.run, moment)  # noqa: E731
     all_callbacks.begin([*theirs, *early], RunParts(history, fit.watchable, save))
@@ -113,7 +111,7 @@ def _early_stopping(watch: Watch) -> list[Hook]:
     return [EarlyStopping(watch.monitor, watch.patience, mode=watch.mode)] if watch.patience else []
 
 
-def _sentinel(fit: Fit, saves: Hook) -> list[Hook]:
+def _sentinel(fit: Fit) -> list[Hook]:
     """None on one replica, which agrees with itself."""
     guard = fit.plan.settings.guard
     if num_replicas(fit.plan.group.mesh) == 1 or not guard.sentinel_every:
@@ -124,19 +122,18 @@ def _sentinel(fit: Fit, saves: Hook) -> list[Hook]:
             [device.process_index for device in fit.plan.group.mesh.devices.flat],
             every=guard.sentinel_every,
             policy=guard.on_desync,
-            saving=saves.wants_state,
             warn=fit.console.note,
         )
     ]
 
 
-def _digests(fit: Fit, saves: Hook) -> list[Hook]:
+def _digests(fit: Fit) -> list[Hook]:
     """On all ranks of an exact experiment."""
     settings, every = fit.plan.settings, fit.plan.settings.exactness.digest_every
     if not (settings.step.is_exact and every and settings.run_folder):
         return []
     path = fit.folder.bits if fit.folder else None
-    return [DigestHook(fit.program.sentinel, path, every, saves.wants_state, fit.console.note)]
+    return [DigestHook(fit.program.sentinel, path, every, fit.console.note)]
 
 
 def saving_hook(fit: Fit) -> CheckpointHook:
@@ -176,10 +173,10 @@ def _goodput(fit: Fit) -> list[Hook]:
     return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, fit.console.note, use)]
 
 
-def _events(fit: Fit, saves: Hook) -> list[Hook]:
+def _events(fit: Fit) -> list[Hook]:
     """On all ranks of an experiment: which states there are is the same on each."""
     if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
         return []
     plan = fit.plan
     facts = lambda: reporting.start_facts(plan.group, plan.facts.data)  # noqa: E731
-    return [EventsHook(fit.events, facts, saves.wants_state)]
+    return [EventsHook(fit.events, facts)]

@@ -229,7 +229,7 @@ class BestCheckpoint(Callback):
 
     on_evaluation = on_epoch
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+    def wants_state(self, position: Position, saving: bool) -> bool:
         return self._due
 
     def on_state(self, moment: RunState) -> None:

@@ -64,8 +64,14 @@ class Hook:
     def on_step(self, info: StepInfo) -> bool | None:
         """The numbers of a step have arrived; later steps are already under way."""
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        """Whether `on_state` should see the state after this step. All ranks must say the same."""
+    def saves_at(self, position: Position) -> bool:
+        """Whether the run is saved after this step, whatever a rank asks. All ranks must say the same."""
+        return False
+
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        """Whether `on_state` should see the state after this step, where the run is saved if `saving`. All
+        ranks must say the same.
+        """
         return False
 
     def on_state(self, moment: RunState) -> TrainState | None:
@@ -108,9 +114,10 @@ class Feed(NamedTuple):
     close: Callable[[], None] = lambda: None  # what is held open from one epoch to the next
 
 
-def overriding(hooks: list[Hook], name: str) -> list[Hook]:
-    """Those hooks that have something to do at the moment `name`: a step is too short to ask the others."""
-    return [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
+def overriding(hooks: list[Hook], *names: str) -> list[Hook]:
+    """Those hooks that have something to do at a moment of `names`: a step is too short to ask the others."""
+    own = lambda hook, name: getattr(type(hook), name) is not getattr(Hook, name)  # noqa: E731
+    return [hook for hook in hooks if any(own(hook, name) for name in names)]
 
 
 def stops(answer: Any) -> bool:

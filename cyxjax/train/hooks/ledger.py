@@ -99,15 +99,9 @@ class LedgerHook(Hook):
         found = {"ledger": self._tally.to_json()} if current else {}
         return found | {"stream": self.tape.facts._asdict()}
 
-    def begin(
-        self,
-        group: ProcessGroup,
-        saving: Callable[[Position, bool], bool],
-        path: Path | None,
-        say: Callable[[str], None],
-    ) -> "LedgerHook":
-        """Records into `path` (None: nowhere but the checkpoints), brought up to date whenever `saving`."""
-        self._group, self._saving, self._path, self._say = group, saving, path, say
+    def begin(self, group: ProcessGroup, path: Path | None, say: Callable[[str], None]) -> "LedgerHook":
+        """Records into `path` (None: nowhere but the checkpoints)."""
+        self._group, self._path, self._say = group, path, say
         return self
 
     def on_start(self, moment: RunState) -> None:
@@ -123,10 +117,8 @@ class LedgerHook(Hook):
         self.tape.clear()
         self._resumed = False
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        return self.tape.facts is not None and (
-            self._saving(position, asked_to_save) or position.step % _SETTLE_EVERY == 0
-        )
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return self.tape.facts is not None and (saving or position.step % _SETTLE_EVERY == 0)
 
     def on_state(self, moment: RunState) -> None:
         self._settle(moment.position)

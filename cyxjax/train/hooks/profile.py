@@ -28,7 +28,7 @@ class ProfileHook(Hook):
         if self._began is None and self._first <= moment.position.step < self._stop:
             self._start(moment.position.step)
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
+    def wants_state(self, position: Position, saving: bool) -> bool:
         if self._began is None:
             return self._first <= position.step < self._stop
         return not self._done and position.step >= self._stop  # also where no trace began: as other ranks

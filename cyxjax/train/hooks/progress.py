@@ -186,13 +186,8 @@ class EventsHook(Hook):
     facts: what a start says besides its place. Stands after the hook that saves.
     """
 
-    def __init__(
-        self,
-        events: Events,
-        facts: Callable[[], dict[str, Any]],
-        saving: Callable[[Position, bool], bool],
-    ):
-        self._events, self._facts, self._saving = events, facts, saving
+    def __init__(self, events: Events, facts: Callable[[], dict[str, Any]]):
+        self._events, self._facts = events, facts
 
     def on_start(self, moment: RunState) -> None:
         if self._events.begun:
@@ -200,8 +195,8 @@ class EventsHook(Hook):
         else:
             self._events.log("start", **_place(moment), **self._facts())
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        return self._saving(position, asked_to_save)
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving
 
     def on_state(self, moment: RunState) -> None:
         self._events.log("save", **_place(moment))

@@ -41,11 +41,10 @@ class CheckpointHook(Hook):
         late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s
         return 0.0, late or self._requested()
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        return asked_to_save or self.on_schedule(position)
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving
 
-    def on_schedule(self, position: Position) -> bool:
-        """Whether every run of these options saves there, whatever clock and signals say."""
+    def saves_at(self, position: Position) -> bool:
         by_epochs = (
             self._every_epochs and not position.step_in_epoch and not position.epoch % self._every_epochs
         )

@@ -20,7 +20,6 @@ class SentinelHook(Hook):
     Raises DesyncError where they differ; or warns; or gives all of them what most of them hold.
 
     ranks: of each replica.
-    saving: (position, asked to save) -> whether a checkpoint is about to be written.
     """
 
     def __init__(
@@ -30,16 +29,14 @@ class SentinelHook(Hook):
         *,
         every: int,
         policy: Literal["abort", "warn", "heal"],
-        saving: Callable[[Position, bool], bool],
         warn: Callable[[str], None],
     ):
         self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
-        self._every, self._saving = every, saving
-        self._warned = False
+        self._every, self._warned = every, False
         self._seen = -1  # the step that was compared last
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        return position.step % self._every == 0 or self._saving(position, asked_to_save)
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving or position.step % self._every == 0
 
     def on_state(self, moment: RunState, ended: bool = False) -> TrainState | None:
         self._seen = moment.position.step
@@ -97,10 +94,9 @@ class DigestHook(Hook):
         sentinel: Sentinel,
         path: Path | None,
         every: int,
-        saving: Callable[[Position, bool], bool],
         warn: Callable[[str], None],
     ):
-        self._sentinel, self._path, self._every, self._saving = sentinel, path, every, saving
+        self._sentinel, self._path, self._every = sentinel, path, every
         self._warn, self._newest = once(warn), -1
 
     def on_start(self, moment: RunState) -> None:
@@ -108,8 +104,8 @@ class DigestHook(Hook):
         if self._path is not None:
             add_line(self._path, {"begin": moment.position.step}, self._warn)
 
-    def wants_state(self, position: Position, asked_to_save: bool) -> bool:
-        return position.step % self._every == 0 or self._saving(position, asked_to_save)
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving or position.step % self._every == 0
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         if moment.position.step != self._newest:  # the last save

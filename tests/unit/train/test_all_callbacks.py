@@ -68,7 +68,7 @@ def test_the_strongest_reason_of_all_ranks_is_told(wishes, reason):
 @pytest.mark.usefixtures("two_devices")
 def test_a_state_that_a_callback_gives_back_is_seen_by_the_next_one_and_trained_on():
     class Zeroes(cx.Callback):
-        def wants_state(self, position, asked_to_save):
+        def wants_state(self, position, saving):
             return position.step == 30
 
         def on_state(self, moment):

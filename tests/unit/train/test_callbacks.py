@@ -51,7 +51,7 @@ def test_evaluation_sees_the_average_and_training_the_parameters():
         def on_start(self, moment):
             self.seen = [np.array(moment.state.params["0_linear"]["kernel"])]
 
-        def wants_state(self, position, asked_to_save):
+        def wants_state(self, position, saving):
             return True
 
         def on_state(self, moment):
