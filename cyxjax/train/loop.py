@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from cyxjax.core.mesh import local_value
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import unchanged
 from cyxjax.launch.heartbeat import report_progress
@@ -62,6 +63,7 @@ def fit(
     stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
     look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
+        first = moment.position
         moment, last, stop, save = _epoch(
             *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, follow, look, wish)
         )
@@ -73,7 +75,7 @@ def fit(
         due = not seen and (by_steps or evaluations.at_end_of(epoch, epochs))
         val = _evaluated(program, feed, moment) if due else {}
         position = Position(moment.position.step, epoch)
-        info = EpochInfo(position, program.metrics.over_all(moment.sums, "an epoch of training"), val)
+        info = EpochInfo(position, training_means(program, first, moment), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         follow(partial(unchanged, moment))
         stop |= wish.on_any_rank("on_epoch", position, [hook.on_epoch(info) for hook in hooks])
@@ -85,6 +87,18 @@ def fit(
         hook.on_end(moment, moment.position.epoch >= epochs)
     report_progress(moment.position.step, "idle")
     return moment
+
+
+def training_means(program: Program, first: Position, moment: RunState) -> dict[str, Any]:
+    """Means over the epoch's steps up to `moment`, in which it trained from `first`. NaN where no step
+    counts: all were left out as not finite, or a rollback left none.
+
+    Raises: DataError where the samples weigh nothing in the loss.
+    """
+    trained = moment.position.step > first.step
+    if trained and not int(local_value(program.sync.skipped(moment.state.sync))):
+        return program.metrics.over_all(moment.sums, "an epoch of training")
+    return program.metrics.means(moment.sums)
 
 
 def _epoch(

@@ -70,7 +70,7 @@ def run_fit(
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         unsaved = _unsaved(fit, end.position.step)
     if history.stopped_by == "max_steps" and end.position.step_in_epoch:
-        means = program.metrics.over_all(end.sums, "an epoch of training")
+        means = loop.training_means(program, start.position, end)
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
         HistoryHook(history, program.learning_rate).add_row(cut_short)
     history.skipped_steps = int(local_value(program.sync.skipped(end.state.sync)))

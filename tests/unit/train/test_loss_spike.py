@@ -159,3 +159,21 @@ def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
     names = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()]
     assert len(names) == 1
     assert "abandoned" not in names[0]
+
+
+def test_an_epoch_of_which_a_rollback_leaves_no_step_has_no_mean(tmp_path):
+    x, y = data(without=range(BAD + 1, STEPS))  # the bad batch is the epoch's last
+    calm = np.where(abs(y) > 100, y / 1e4, y)
+    by_epochs = {"checkpoint_every_n_steps": 0, "checkpoint_every_n_epochs": 1, "loss_spike_factor": 1e3}
+    fit(tmp_path, xy=(x, calm), epochs=1, loss_spike_steps=1, **by_epochs)
+    one = fit(tmp_path, xy=(x, y), epochs=2, loss_spike_steps=1, **by_epochs)
+    assert (one.history.rollback_steps, one.history.num_steps) == ([BAD + 1], BAD + 1)
+    assert np.isnan(one.history.train_losses).tolist() == [False, True]
+
+
+def test_epochs_whose_steps_are_all_left_out_have_no_mean(tmp_path):
+    x, y = data()
+    x[3] = np.nan
+    one = fit(tmp_path, xy=(x[:BATCH], y[:BATCH]), epochs=3, on_nonfinite="skip", on_loss_spike="ignore")
+    assert one.history.skipped_steps == 3
+    assert np.isnan(one.history.train_losses).tolist() == [True] * 3
