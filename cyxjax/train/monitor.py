@@ -30,10 +30,11 @@ class Monitor(NamedTuple):
         split, _, name = self.name.partition("_")
         return (info.train if split == "train" else info.val).get(name)
 
-    def latest(self, history: DistributedTrainingHistory) -> float | None:
-        """The newest value; None before the first, and where it is not finite."""
-        values = curve(history, self.name)
-        return values[-1] if values and math.isfinite(values[-1]) else None
+    def at(self, history: DistributedTrainingHistory, step: int) -> float | None:
+        """The value measured at `step`, which is the newest; None without one, and where it is not finite."""
+        steps = history.steps if self.name.startswith("train_") else history.val_steps
+        value = curve(history, self.name)[-1] if steps[-1:] == [step] else math.nan
+        return value if math.isfinite(value) else None
 
     def is_best(self, history: DistributedTrainingHistory) -> bool:
         """Whether the newest value is finite, and better than all before it."""

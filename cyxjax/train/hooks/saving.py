@@ -25,7 +25,7 @@ class CheckpointHook(Hook):
         every_epochs: int,
         every_steps: int,
         every_minutes: float,
-        metric: Callable[[], float | None],
+        metric: Callable[[int], float | None],
         requested: Callable[[], bool] = lambda: False,
         portable: Callable[[Any], Any] = lambda state: state,
     ):
@@ -53,8 +53,9 @@ class CheckpointHook(Hook):
 
     def on_state(self, moment: RunState) -> None:
         state = self._portable(moment.state)
-        self._checkpointer.save(moment.position.step, state, self._describe(moment), self._metric())
-        self._saved_at, self._saved_step = time.monotonic(), moment.position.step
+        step = moment.position.step
+        self._checkpointer.save(step, state, self._describe(moment), self._metric(step))
+        self._saved_at, self._saved_step = time.monotonic(), step
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         regular = self._every_epochs or self._every_steps or self._every_s
