@@ -4,8 +4,14 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from cyxjax.core.mesh import local_value
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.settings import GuardPolicy
@@ -14,9 +20,15 @@ LOSS_SPIKE = "loss_spike"  # of a checkpoint: what the hook has seen
 _NOTHING: Mapping[str, Any] = {}
 
 
+@jax.jit
+def _are_finite(params: PyTree) -> jax.Array:
+    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
+    return reduce(jnp.logical_and, finite, jnp.bool_(True))
+
+
 class TerminateOnNaN(Hook):
-    """Ends the run with an error when a step's loss is NaN or infinite, or when so many steps in a row were
-    left out that no loss scale is to blame; equal on all ranks."""
+    """Ends the run with an error when a step's loss is NaN or infinite, when parameters that are to be saved
+    are, or when so many steps in a row were left out that no loss scale is to blame; equal on all ranks."""
 
     def __init__(self, patience: int = 50) -> None:
         self._patience = patience  # steps left out in a row
@@ -42,6 +54,22 @@ class TerminateOnNaN(Hook):
                 "labels that are no class.",
                 info.position,
             )
+
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving
+
+    def on_state(self, moment: RunState) -> None:
+        # A gradient that is not finite, of a loss that is: the next step's loss would say so, after the save.
+        if not bool(local_value(_are_finite(moment.state.params))):
+            raise NonFiniteError(
+                f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
+                "gradient was not finite, though the loss was. HINT: on_nonfinite=skip leaves such steps "
+                "out; look for roots and logarithms of 0 in the loss.",
+                moment.position,
+            )
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        self.on_state(moment)
 
 
 class LossSpikeHook(Hook):

@@ -2,20 +2,47 @@
 
 import os
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import linen
 
 from cyxjax.checkpoint import checkpointer as saves
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.cli import audit
 from cyxjax.cli import main as cli
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_USER_ERROR, DataError, NotSavedError
+from cyxjax.errors import EXIT_USER_ERROR, DataError, NonFiniteError, NotSavedError
 from cyxjax.train.hooks import saving
-from tests.support.trainers import At, X, Y, config, fitted, trainer
+from tests.support.trainers import VAL, At, X, Y, config, fitted, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 KEPT = {"checkpoint_every_n_steps": 2}
+
+
+def test_the_best_checkpoint_is_of_a_state_that_was_evaluated(tmp_path):
+    one = trainer(lr=1.0)
+    settings = config(epochs=6, checkpoint_every_n_steps=3, keep_last=1, keep_best=1)
+    history = one.fit(X, Y, *VAL, settings, run_dir=tmp_path)
+    measured = dict(zip(history.val_steps, history.val_losses, strict=True))
+    folder = tmp_path / "checkpoints"
+    kept = {step: read_manifest(step_folder(folder, step)).metric for step in list_steps(folder)}
+    assert kept == {step: measured.get(step) for step in kept}
+    due = {step for step in measured if step % 3 == 0 or step == history.num_steps}
+    assert min(due, key=measured.get) in kept  # the best of those that were saved
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
+    """The root of 0 has no derivative: the loss of the last step is finite and its gradient is not."""
+    x, y = np.where(np.arange(24) < 16, 1.0, 0.0).astype(np.float32)[:, None], np.zeros((24, 1), np.float32)
+    loss = lambda output, target: jnp.sqrt(jnp.square(output - target)).sum(-1)  # noqa: E731
+    settings = config(epochs=1, shuffle=False, checkpoint_every_n_steps=1)
+    one = trainer(linen.Dense(1, use_bias=False), loss)
+    with pytest.raises(NonFiniteError, match="parameters after step 3"):
+        one.fit(x, y, settings, run_dir=tmp_path)
+    assert list_steps(tmp_path / "checkpoints") == [1, 2]
 
 
 @pytest.fixture(autouse=True)
