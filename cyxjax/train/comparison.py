@@ -183,6 +183,8 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
         return
     note: dict[str, Any] = {"config": equal_on_ranks(facts.config), "data": facts.data, "exact": facts.exact}
     note |= {"program": program_of(lowered), "stream": "", "first": "", "shapes": ""}
+    order = "as configured" if data.order is None else "seed={}, shuffle={}".format(*data.order)
+    note |= {"validation data": _kind(data.val), "order of the training loader": order}
     if is_shared(data.train):
         note["stream"] = getattr(data.train, "loader", data.train).first_digest()
     if not data.indexed:  # of a loader, whose batches may have other shapes on each rank
@@ -192,6 +194,8 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
         values = [rank["config"].get(name, "(none)") for rank in ranks]
         _compare(f"{name} of the configuration", dict(enumerate(values)))
+    for name in ("validation data", "order of the training loader"):
+        _compare(f"the {name}", dict(enumerate(rank[name] for rank in ranks)))
     for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
         _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(facts.exact))
     for name in facts.exact:  # one configuration: all ranks have it or none
@@ -232,6 +236,12 @@ def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bi
         elif found := find_difference(first, other, to_the_bit=to_the_bit):
             what, mine, its = found
             _compare(f"the {name}: {what}", {0: mine, rank: its})
+
+
+def _kind(data: Any) -> str:
+    if data is None:
+        return "none"
+    return "samples by number" if isinstance(data, Dataset) else "a loader"
 
 
 def _refuse_shared_samples(digests: list[str]) -> None:

@@ -269,6 +269,8 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
         ({"exact": {"canary": "d"}}, r"canary .*\bc\b.*\bd\b"),
         ({"program": "b"}, r"program .*\ba\b.*\bb\b"),
         ({"stream": "b"}, "stream .*shared=False"),
+        ({"order of the training loader": "seed=1, shuffle=True"}, "order of the training loader.*seed=1"),
+        ({"validation data": "a loader"}, "validation data.*none.*a loader"),
     ],
 )
 def test_ranks_that_differ_are_named_it(other, said, monkeypatch):
