@@ -3,6 +3,7 @@ experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong ke
 """
 
 import re
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -171,6 +172,7 @@ class DistributedTrainingConfig(Strict):
         return config
 
     def _fill(self, values: dict[str, Any], source: Source) -> None:
+        values = {key: fspath(one) if isinstance(one, PathLike) else one for key, one in values.items()}
         try:
             Strict.__init__(self, **values)
         except ValidationError as err:

@@ -115,3 +115,7 @@ def test_checkpoints_of_an_experiment_lie_in_its_run_folder():
     assert str(TrainConfig(run_dir="runs/a").checkpoint_path) == "runs/a/checkpoints"
     assert str(TrainConfig(run_dir="runs/a", checkpoint_dir="/big/disk").checkpoint_path) == "/big/disk"
     assert str(DistributedTrainingConfig().checkpoint_path) == "checkpoints"
+
+
+def test_a_path_is_a_folder_s_name(tmp_path):
+    assert DistributedTrainingConfig(checkpoint_dir=tmp_path).checkpoint_dir == str(tmp_path)
