@@ -1,5 +1,6 @@
 """What a trainer does outside a fit, with the state of its run: evaluate, predict, load, the values."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -74,4 +75,4 @@ def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGr
             f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded "
             "computes as the code says now. HINT: go back to the code of then, or train again."
         )
-    run.is_loaded = True
+    run.loaded_from = Path(path).resolve()

@@ -50,17 +50,20 @@ _LOG = logging.getLogger(__name__)
 
 
 def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[RunState, bool]:
-    """(where a fit starts, whether it goes on): from what was loaded, its newest checkpoint, or step 0.
+    """(where a fit starts, whether at a checkpoint of its own folder): at what was loaded, at the newest
+    checkpoint, or at step 0.
 
     Raises: CheckpointError for a checkpoint that cannot be used.
     """
-    resumed, run.is_loaded = run.is_loaded or _resume(plan, program, run, console), False
-    if resumed:
+    loaded_from, run.loaded_from = run.loaded_from, None
+    resumed = loaded_from is None and _resume(plan, program, run, console)
+    if resumed or loaded_from:
         is_master = plan.group.topology.is_master
         compare_with_checkpoint(run.restored, plan.facts, plan.settings, is_master=is_master)
-    for line in () if resumed else run.notes:
-        console.note(line)
-    return run.state, resumed
+    else:
+        for line in run.notes:
+            console.note(line)
+    return run.state, resumed or loaded_from == Path(plan.settings.saving.folder).resolve()
 
 
 def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:

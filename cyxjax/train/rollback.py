@@ -67,13 +67,15 @@ def fit(
 
 
 def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable[[str], None]) -> None:
-    """Renames the checkpoints after `step`: of an abandoned future, or of an earlier run."""
+    """Renames the checkpoints that are not of a run at `step`: those after it, or, unless it `resumed` from
+    one of them, all, which are of an earlier run.
+    """
     why = "abandoned" if resumed else "earlier"
-    gone = checkpointer.rewind(step, why)
+    gone = checkpointer.rewind(step if resumed else 0, why)
     if gone:
         steps, whose = ", ".join(map(str, gone)), "this run" if resumed else "an earlier run"
         say(
-            f"Later checkpoints of {whose} ({steps}) are kept as step_*.{why}-* in "
+            f"Checkpoints of {whose} ({steps}) are kept as step_*.{why}-* in "
             f"{checkpointer.directory}: it goes on from step {step}."
         )
 

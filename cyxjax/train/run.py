@@ -38,7 +38,8 @@ def run_fit(
 ) -> NotSavedError | None:
     """Trains what was planned from `start` to its end, with all its hooks; state and history are the run's.
 
-    resumed: whether `start` is of a checkpoint. Returns the error where the end could not be saved.
+    resumed: whether `start` is of a checkpoint in the run's own folder. Returns the error where the end could
+    not be saved.
     """
     settings, group, history = plan.settings, plan.group, run.history
     assert plan.feed is not None

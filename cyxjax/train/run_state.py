@@ -45,7 +45,7 @@ class Run:
         self.stream_positions = StreamPositions()  # where this rank stands in its stream
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.restored: dict[str, Any] = {}  # meta data of the checkpoint that the run goes on from
-        self.is_loaded = False  # the next fit goes on from a loaded state
+        self.loaded_from: Path | None = None  # the folder of the state that the next fit goes on from
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
         self._is_fitting = False
@@ -81,6 +81,11 @@ class Run:
                 "thread). HINT: call it after that fit, or use a trainer of its own; evaluate, predict and "
                 "save_checkpoint may be called."
             )
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the next fit goes on from a state that was loaded."""
+        return self.loaded_from is not None
 
     def open_tape(self) -> Tape:
         """An empty tape for the feed of the next fit."""

@@ -9,13 +9,14 @@ import pytest
 from flax import linen, nnx
 
 import cyxjax as cx
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.distributed.sampler import DistributedSampler, create_dataloaders_distributed
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import run_state
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import parse
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, mlp, same_bits, trainer
+from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, fitted, mlp, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -193,3 +194,17 @@ def test_a_loader_s_batch_size_and_another_global_one_are_refused():
     wanted = config(batch_size=None, global_batch_size=32)
     with pytest.raises(ConfigError, match="global_batch_size=32.*batch_size=8"):
         trainer().fit(cx.data.DataLoader((X, Y), 8), wanted)
+
+
+def test_checkpoints_of_another_run_stay_where_a_loaded_state_is_trained_on(tmp_path):
+    each = {"checkpoint_every_n_epochs": 1, "keep_last": 1, "keep_best": 0}
+    saved, other = tmp_path / "saved", tmp_path / "other"
+    fitted(epochs=4, checkpoint_dir=other, **each | {"keep_last": 9})
+    fitted(epochs=2).save_checkpoint(str(saved))
+    for source, epochs in ((saved, 6), (other, 8)):  # the second goes on in its own folder
+        one = trainer(linen.Dense(3))
+        one.load_checkpoint(str(source))
+        one.fit(X[:24], Y[:24], config(epochs=epochs, checkpoint_dir=other, **each))
+        assert list_steps(other) == [3 * epochs]
+        aside = {path.name.partition(".")[0] for path in other.iterdir() if ".earlier-" in path.name}
+        assert aside == {f"step_{step:08}" for step in (3, 6, 9, 12)}
