@@ -144,6 +144,8 @@ class Checkpointer:
         why: "abandoned", which `cyxjax checkpoint prune` deletes, or "earlier", which it leaves.
         """
         self.wait()
+        if self._unsaved is not None and self._unsaved.step > step:
+            self._unsaved = None
         later = [s for s in list_steps(self.directory) if s > step] if self._store.is_writer else []
         for s in later:
             self._store.set_aside(s, why)

@@ -94,6 +94,16 @@ def test_the_last_save_is_tried_whatever_became_of_those_before(tmp_path, monkey
     assert list_steps(tmp_path) == [10]
 
 
+def test_a_save_that_failed_is_not_tried_again_when_the_run_has_gone_back_before_it(tmp_path, monkeypatch):
+    tried = fail(monkeypatch, (2,))
+    with saves.Checkpointer(tmp_path) as kept:
+        for step in (3, 5):
+            kept.save(step, {"a": jnp.ones(2)})
+        kept.rewind(4)
+        kept.finish(1.0)
+    assert (tried, list_steps(tmp_path)) == ([3, 5], [3])
+
+
 def test_saves_fall_due_by_minutes_too(tmp_path):
     alone = {"steps_in_flight": 1, "steps_per_dispatch": 1}
     fitted(checkpoint_dir=str(tmp_path), checkpoint_every_n_minutes=1e-9, keep_last=9, **alone)
