@@ -64,15 +64,14 @@ class Mirror:
             return
 
     def fetch(self) -> int | None:
-        """The newest good step of the store, brought here with its logs; None if none is newer than here.
+        """The newest good step of the store, brought here with its logs; None if none is newer than the good
+        ones here.
 
         Later steps here are of another course: they are kept as `step_*.earlier-*`.
         Raises: ConfigError as `check_bucket`; CheckpointError if the store cannot be read and there is no
             step here to go on from.
         """
-        checkpoints = self._folder.checkpoints
-        here = list_steps(checkpoints)
-        newest_s = max((_created_s(step_folder(checkpoints, step)) for step in here), default=0.0)
+        here, newest_s = list_steps(self._folder.checkpoints), self._newest_here_s()
         try:
             damaged: DamagedStep | None = None
             for manifest in self._stored():
@@ -94,6 +93,17 @@ class Mirror:
                 ) from err
             self._tell(err)
         return None
+
+    def _newest_here_s(self) -> float:
+        """When the newest good step here was made; 0.0 without one."""
+        checkpoints = self._folder.checkpoints
+        made = [(_created_s(step_folder(checkpoints, step)), step) for step in list_steps(checkpoints)]
+        good = (
+            s
+            for s, step in sorted(made, reverse=True)
+            if not find_problems(step_folder(checkpoints, step), step)
+        )
+        return next(good, 0.0)
 
     def _stored(self) -> list[Manifest]:
         """The manifests in the store that can be read, the one made last first."""
@@ -124,12 +134,13 @@ class Mirror:
                         self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
+                # Before the step counts: a start that is cut off in between takes both again.
+                for log in self._folder.logs:
+                    with suppress(FileNotFoundError):
+                        write_whole(log, self._store.cat_file(f"{self._root}/{log.name}"))
             for later in list_steps(checkpoints):
                 if later > step:
                     folders.set_aside(checkpoints, later, "earlier")
-            for log in self._folder.logs:
-                with suppress(FileNotFoundError):
-                    write_whole(log, self._store.cat_file(f"{self._root}/{log.name}"))
         self._say(f"Took step {step} from {self._url}")
         return step
 
@@ -180,9 +191,11 @@ class Mirror:
             self._send(step)
         if logs:
             self._send_logs()
-        for step in self._sent.keys() - list_steps(self._folder.checkpoints):
-            self._drop(self._remote(step))
-            del self._sent[step]
+        here = set(list_steps(self._folder.checkpoints))
+        if here & self._sent.keys():  # else the folder was emptied or lost, and this copy is all there is
+            for step in self._sent.keys() - here:
+                self._drop(self._remote(step))
+                del self._sent[step]
 
     def _unsent(self) -> int | None:
         """The newest step that the store does not have."""

@@ -25,7 +25,7 @@ from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings, resolve
 
 PyTree = Any
-_OF_A_RUN_FOLDER = {"run_dir", "sinks", "report", "wandb", "profile"}
+_OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
 _GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to write here
     **dict.fromkeys(
         ("model", "loss_fn", "optimizer", "metrics", "callbacks", "augment"),

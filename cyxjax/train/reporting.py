@@ -131,7 +131,6 @@ def fit_into_folder(
     check_names(config.sinks)
     console = console or build_console(trainer.is_master(), config.verbose)
     plan = plan._replace(settings=plan.settings._replace(experiment=None))
-    fetch(config, plan.group)
     with recorded(trainer, config, console, lambda step: sinks_of(config, trainer, step)) as open_sink:
         return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
 
@@ -143,15 +142,13 @@ def sinks_of(config: TrainConfig, trainer: Any, step: int) -> Sink:
 
 
 def fetch(config: TrainConfig, group: ProcessGroup) -> None:
-    """Copies the newest good step of the run's mirror into its folder, if it is newer than those there; all
-    ranks call it.
+    """Copies the newest good step of the mirror of rank 0 into its folder, if it is newer than those there;
+    all ranks call it.
 
     Raises: ConfigError for a mirror that cannot be used or found; CheckpointError for one that cannot be
         read where the folder holds nothing to go on from.
     """
-    if config.mirror is None:
-        return
-    if group.topology.is_master:
+    if config.mirror is not None and group.topology.is_master:
         mirror = Mirror(config.mirror, config.run_folder, warn_on_stderr)
         report_progress(-1, "checkpoint")
         resumes = config.resume != "never"

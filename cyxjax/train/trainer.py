@@ -103,6 +103,8 @@ class DistributedTrainer:
         data, config = fit_arguments(data, config, validation_data, settings)
         lr = getattr(self.recipe.optimizer, "lr", None)
         schedule = schedule_of(schedule, lr_schedule, lr)
+        if isinstance(config, TrainConfig):
+            reporting.fetch(config, self._group)  # before a resume is planned
         plan = self.prepare(*data, config=config, schedule=schedule)
         if isinstance(config, TrainConfig):
             history = fit_into_folder(self, plan, config, console)

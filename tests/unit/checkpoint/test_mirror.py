@@ -1,6 +1,7 @@
 """A copy of a run folder in an object store: what is up there is whole, and what comes down is good."""
 
 import json
+import shutil
 import uuid
 from unittest.mock import Mock
 
@@ -104,6 +105,49 @@ def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(places):
     assert there.mirror().fetch() == 16
     assert there.value() == 2.0
     assert here.said == []
+
+
+def test_a_folder_that_is_lost_here_stays_there(places):
+    here = places("a")
+    here.save(4)
+    mirror = here.mirror()
+    mirror.start()
+    try:
+        here.save(8)
+        assert until(lambda: here.stored() == [4, 8], 30)
+        shutil.rmtree(here.folder.checkpoints)
+    finally:
+        mirror.end(hurried=False)
+    assert here.stored() == [4, 8]
+
+
+def test_a_good_copy_is_taken_where_the_step_here_is_damaged(places):
+    here = places("a")
+    for step in (4, 8):
+        here.save(step, step)
+    here.copy()
+    array = next((here.folder.checkpoints / "step_00000008" / "arrays").iterdir())
+    array.write_bytes(array.read_bytes()[:-1] + b"\x7f")
+    assert here.mirror().fetch() == 8
+    assert here.value() == 8
+
+
+def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(places, monkeypatch):
+    here, there, real = places("a"), places("b"), STORE.cat_file
+    here.save(4)
+    here.copy()
+
+    def cut_off(path, *given, **options):
+        if path.endswith(here.folder.metrics.name):
+            raise ConnectionError
+        return real(path, *given, **options)
+
+    monkeypatch.setattr(STORE, "cat_file", cut_off)
+    with pytest.raises(CheckpointError, match="ConnectionError"):
+        there.mirror().fetch()
+    monkeypatch.setattr(STORE, "cat_file", real)
+    assert there.mirror().fetch() == 4
+    assert there.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
 
 
 def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(places):
