@@ -32,9 +32,20 @@ class Monitor(NamedTuple):
 
     def at(self, history: DistributedTrainingHistory, step: int) -> float | None:
         """The value measured at `step`, which is the newest; None without one, and where it is not finite."""
-        steps = history.steps if self.name.startswith("train_") else history.val_steps
-        value = curve(history, self.name)[-1] if steps[-1:] == [step] else math.nan
+        value = curve(history, self.name)[-1] if self._steps(history)[-1:] == [step] else math.nan
         return value if math.isfinite(value) else None
+
+    def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
+        """The values of a run that goes on from `step`, without those that a rollback left behind."""
+        found = []
+        for at, value in reversed([*zip(self._steps(history), curve(history, self.name), strict=True)]):
+            if at <= step:
+                found.append(value)
+                step = at
+        return found[::-1]
+
+    def _steps(self, history: DistributedTrainingHistory) -> list[int]:
+        return history.steps if self.name.startswith("train_") else history.val_steps
 
     def is_best(self, history: DistributedTrainingHistory) -> bool:
         """Whether the newest value is finite, and better than all before it."""
@@ -93,10 +104,10 @@ class Plateau:
         """Looks up what it waits for. Raises: ConfigError where the run has no such metric."""
         self.monitor: Monitor = watchable.find(self._name, self._mode, wanted=self._wanted)
 
-    def seen(self, watchable: Watchable, history: DistributedTrainingHistory) -> list[float]:
-        """The values so far, of a run that goes on."""
+    def seen(self, watchable: Watchable, history: DistributedTrainingHistory, step: int) -> list[float]:
+        """The values so far, of a run that goes on from `step`."""
         self.watch(watchable)
-        return curve(history, self.monitor.name)
+        return self.monitor.up_to(history, step)
 
     def restart(self) -> None:
         self.best, self.waited = math.inf, 0

@@ -13,7 +13,7 @@ from cyxjax.observe.stop_reasons import EPOCHS, reason_of
 from cyxjax.train import loop, reporting, resume, rollback
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, loss_spike_hooks
-from cyxjax.train.hooks.build import Fit, build_hooks, saving_hook
+from cyxjax.train.hooks.build import Fit, build_hooks, saving_hook, timed_hooks
 from cyxjax.train.hooks.hook import EpochInfo, Feed, Position, RunState
 from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
@@ -100,7 +100,7 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
 
 def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     """From `start` to the end, back to a checkpoint in between if the configuration says so."""
-    settings, course = fit.plan.settings, fit.plan.settings.course
+    settings, course, timed = fit.plan.settings, fit.plan.settings.course, timed_hooks(fit)
 
     def once(begin: RunState) -> RunState:
         with translated(OutOfMemoryError):
@@ -108,7 +108,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 fit.program,
                 feed,
                 begin,
-                build_hooks(fit),
+                build_hooks(fit, timed, begin.position.step),
                 epochs=course.epochs,
                 in_flight=course.in_flight,
                 at_once=fit.plan.steps_at_once,

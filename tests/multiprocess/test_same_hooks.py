@@ -43,8 +43,8 @@ def asked(folder):
 
     found, made = [], run.build_hooks
 
-    def noted(fit):
-        hooks = made(fit)
+    def noted(*of_fit):
+        hooks = made(*of_fit)
         found.append([answers(hook) for hook in overriding(hooks, *ON_STATES)])
         return hooks
 

@@ -52,8 +52,20 @@ class Fit(NamedTuple):
         return self.plan.settings.run_folder if self.plan.group.topology.is_master else None
 
 
-def build_hooks(fit: Fit) -> list[Hook]:
-    """New hooks, which begin with the state of the run; callbacks of the user start again."""
+class Timed(NamedTuple):
+    """The hooks that measure time: made once, for it goes on over a rollback."""
+
+    stop: StopHook
+    goodput: list[Hook]
+
+
+def timed_hooks(fit: Fit) -> Timed:
+    course, reason = fit.plan.settings.course, fit.signals.reason
+    return Timed(StopHook(fit.run.history, reason, course.max_time_s, course.max_steps), _goodput(fit))
+
+
+def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
+    """New hooks, which begin with the state of the run at `step`; callbacks of the user start again."""
     settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
     early = _early_stopping(settings.watch)
     theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)
@@ -68,7 +80,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
         *fit.spikes,
-        StopHook(history, fit.signals.reason, settings.course.max_time_s, settings.course.max_steps),
+        timed.stop,
         # After ours, whose numbers they see.
         *_hand_out(fit),
         *theirs,
@@ -81,11 +93,11 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
         saving_hook(fit),  # after all whose word is part of what is saved
         *_profile(fit),
-        *_goodput(fit),  # after saves, which are part of where the time went
+        *timed.goodput,  # after saves, which are part of where the time went
         *_events(fit),  # last: the end is logged when all is done
     ]
     save = lambda path, moment: resume.save_at(path, fit.plan, fit.program, fit.run, moment)  # noqa: E731
-    all_callbacks.begin([*theirs, *early], RunParts(history, fit.watchable, save))
+    all_callbacks.begin([*theirs, *early], RunParts(history, step, fit.watchable, save))
     return hooks
 
 

@@ -17,6 +17,7 @@ from cyxjax.core.optimizer import (
     with_parameter_average,
 )
 from cyxjax.core.step import TrainState
+from cyxjax.observe.history import curve
 from cyxjax.observe.stop_reasons import EARLY_STOPPING
 from cyxjax.train.hooks.bad_steps import TerminateOnNaN
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState
@@ -34,6 +35,7 @@ class RunParts(NamedTuple):
     """What a run gives its callbacks."""
 
     history: Any  # DistributedTrainingHistory, filled epoch by epoch
+    step: int  # where it begins
     watchable: Watchable  # the metrics a callback may wait for
     save: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
 
@@ -89,7 +91,7 @@ class EarlyStopping(Callback):
     def begin(self, run: RunParts) -> None:
         self._history = run.history
         self._plateau.restart()
-        for value in self._plateau.seen(run.watchable, run.history):
+        for value in self._plateau.seen(run.watchable, run.history, run.step):
             self._plateau.improves(value)
 
     def on_start(self, moment: RunState) -> bool:
@@ -152,7 +154,7 @@ class ReduceLROnPlateau(Callback):
     def begin(self, run: RunParts) -> None:
         self._plateau.restart()
         self._current = 1.0
-        for value in self._plateau.seen(run.watchable, run.history):
+        for value in self._plateau.seen(run.watchable, run.history, run.step):
             self._see(value)
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
@@ -217,7 +219,10 @@ class BestCheckpoint(Callback):
 
     def begin(self, run: RunParts) -> None:
         self._save, self._due = run.save, False
-        seen = self._plateau.seen(run.watchable, run.history)
+        self._plateau.watch(run.watchable)
+        seen = curve(
+            run.history, self._plateau.monitor.name
+        )  # the best is kept, also of a course left behind
         if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
             self._plateau.restart()
         for value in seen:

@@ -57,6 +57,11 @@ class GoodputHook(Hook):
         self._steps, self._step, self._written_s = 0, 0, 0.0
 
     def on_start(self, moment: RunState) -> None:
+        if self._before:  # a rollback
+            self._before, self._base = self._seconds(), heartbeat.spent()
+            self._redo(self._step, moment.position.step)
+            self._step = moment.position.step
+            return
         self._base, self._written_s, self._step = heartbeat.spent(), time.monotonic(), moment.position.step
         previous = read(self._path)
         if previous and previous["ended"] and moment.position == Position():
@@ -71,7 +76,7 @@ class GoodputHook(Hook):
             detect_s = min(heartbeat.detected_s(), away_s)
             self._add("detect", detect_s)
             self._add("restart", away_s - detect_s)
-            self._redo(previous, moment.position.step)
+            self._redo(previous["step"], moment.position.step)
 
     def on_step(self, info: StepInfo) -> None:
         self._step, self._steps = info.position.step, self._steps + 1
@@ -90,9 +95,9 @@ class GoodputHook(Hook):
         self._sink.log({**entry, "command": command_line()})
         self._say(line(seconds))
 
-    def _redo(self, previous: Mapping[str, Any], step: int) -> None:
-        """Counts the time of steps that are repeated after a restart as lost."""
-        again = max(0, previous["step"] - step)
+    def _redo(self, done: int, step: int) -> None:
+        """Counts the time of steps up to `done` as lost, of a run that goes on from `step`."""
+        again = max(0, done - step)
         each_s = self._before.get("step", 0.0) / max(1, self._steps)
         lost_s = min(again * each_s, self._before.get("step", 0.0))
         self._add("redone", lost_s)

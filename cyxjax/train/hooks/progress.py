@@ -24,7 +24,7 @@ def _rate_entry(rate: float | None) -> dict[str, float]:
 
 
 class HistoryHook(Hook):
-    """Fills the history: one entry an epoch and an evaluation, and the totals at the end."""
+    """Fills the history: one entry an epoch and an evaluation; the totals there, at saves and at the end."""
 
     def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
         self._history, self._rate = history, learning_rate
@@ -91,6 +91,12 @@ class HistoryHook(Hook):
         for name in means.keys() - {"loss", "accuracy", GRAD_NORM}:
             kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
             self._history.metrics.setdefault(f"{split}_{name}", []).append(kept)
+
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving
+
+    def on_state(self, moment: RunState) -> None:
+        self._totals(moment.position)
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         self._totals(moment.position)

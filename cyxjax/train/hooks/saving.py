@@ -79,7 +79,8 @@ class HandOutHook(Hook):
 
 
 class StopHook(Hook):
-    """Asks to stop after a signal or when the time is up. All ranks stop at the same step.
+    """Asks to stop after a signal or when the time is up, which begins as it is made. All ranks stop at the
+    same step.
 
     Keeps in the history why a run ended early, also where the loop ended it: at `max_steps`, and where a
     callback asked for it outside of a step.
@@ -93,10 +94,7 @@ class StopHook(Hook):
         max_steps: int | None = None,
     ):
         self._history, self._signalled, self._max_time_s = history, signalled, max_time_s
-        self._max_steps = max_steps
-
-    def on_start(self, moment: RunState) -> None:
-        self._started = time.monotonic()
+        self._max_steps, self._started = max_steps, time.monotonic()
 
     def ask(self) -> tuple[float, bool]:
         if (reason := self._signalled()) is not None:

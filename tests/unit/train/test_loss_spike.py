@@ -1,5 +1,6 @@
 """A loss that jumps: told from noise by the median, rolled back with the samples that led to it."""
 
+import json
 import math
 
 import jax
@@ -9,8 +10,11 @@ from flax import linen
 
 from cyxjax.cli import audit
 from cyxjax.core.losses import MSELoss
+from cyxjax.core.optimizer import LearningRateFactor
 from cyxjax.errors import CheckpointError, LossSpikeError
+from cyxjax.train import run
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
+from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Position, RunState, StepInfo
 from tests.support.trainers import At, lose, trainer, use_devices
 
@@ -102,6 +106,9 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
     assert history.rollback_samples == [15 * BATCH]
     assert (history.num_steps, math.isfinite(history.train_losses[0])) == (15, True)
+    assert (
+        json.loads((tmp_path / "a" / "goodput.json").read_text())["steps"] == 15
+    )  # without those left behind
     # As if the samples left out had never been there (the bits: the same steps on the same batches).
     other = fit(tmp_path / "b", xy=data(without=range(10, 15)))
     assert not other.history.rollback_steps
@@ -110,6 +117,22 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     capsys.readouterr()
     assert audit.main([str(tmp_path / "a")]) == 0
     assert "steps 11 to 15: left out on purpose" in capsys.readouterr().out
+
+
+def test_a_rate_that_was_lowered_goes_back_with_the_state_and_the_time_of_the_run_goes_on(
+    tmp_path, monkeypatch
+):
+    made, real = [], run.timed_hooks
+    monkeypatch.setattr(run, "timed_hooks", lambda fit: made.append(fit) or real(fit))
+    plateau = ReduceLROnPlateau(factor=0.5, patience=1, min_delta=1e9)  # lowered at each evaluation
+    x, y = data()
+    one = fit(tmp_path, plateau, xy=(x, y, x[:BATCH], y[:BATCH]), evaluate_every_n_steps=4)
+    assert one.history.val_steps == [4, 8, 12, 12, 15]  # back to step 10
+    assert plateau.learning_rate_factor() == 0.5**3  # of 8, 12 and 15; the first is the best
+    is_factor = lambda part: isinstance(part, LearningRateFactor)  # noqa: E731
+    parts = jax.tree.leaves(one.state.sync, is_leaf=is_factor)
+    assert [float(part.factor) for part in parts if is_factor(part)] == [0.5**3]
+    assert len(made) == 1
 
 
 def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):

@@ -34,6 +34,14 @@ def test_the_best_checkpoint_is_of_a_state_that_was_evaluated(tmp_path):
     assert min(due, key=measured.get) in kept  # the best of those that were saved
 
 
+def test_a_checkpoint_within_an_epoch_has_the_time_and_steps_up_to_it(tmp_path):
+    fitted(checkpoint_dir=tmp_path, keep_last=9, **KEPT)
+    found = [read_manifest(step_folder(tmp_path, step)).meta["history"] for step in list_steps(tmp_path)]
+    assert [history["num_steps"] for history in found] == [2, 4, 6]
+    times = [history["total_time_seconds"] for history in found]
+    assert times == sorted(set(times))
+
+
 def test_a_fit_that_must_resume_takes_the_run_from_its_mirror(tmp_path):
     url = f"memory://{tmp_path.name}/run"
     fitted(run_dir=tmp_path / "a", mirror=url, **KEPT)
