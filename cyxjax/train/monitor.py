@@ -37,8 +37,8 @@ class Monitor(NamedTuple):
 
     def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
         """The values of a run that goes on from `step`, without those that a rollback left behind."""
-        found = []
-        for at, value in reversed([*zip(self._steps(history), curve(history, self.name), strict=True)]):
+        found, steps, values = [], self._steps(history), curve(history, self.name)
+        for at, value in zip(reversed(steps), reversed(values), strict=False):  # a metric may be a later one
             if at <= step:
                 found.append(value)
                 step = at

@@ -60,6 +60,7 @@ class Timed(NamedTuple):
 
 
 def timed_hooks(fit: Fit) -> Timed:
+    """The hooks that measure time, from now on."""
     course, reason = fit.plan.settings.course, fit.signals.reason
     return Timed(StopHook(fit.run.history, reason, course.max_time_s, course.max_steps), _goodput(fit))
 

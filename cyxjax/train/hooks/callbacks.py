@@ -220,9 +220,7 @@ class BestCheckpoint(Callback):
     def begin(self, run: RunParts) -> None:
         self._save, self._due = run.save, False
         self._plateau.watch(run.watchable)
-        seen = curve(
-            run.history, self._plateau.monitor.name
-        )  # the best is kept, also of a course left behind
+        seen = curve(run.history, self._plateau.monitor.name)  # also what a rollback left behind
         if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
             self._plateau.restart()
         for value in seen:

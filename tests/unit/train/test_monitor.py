@@ -8,7 +8,7 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.monitor import Watchable
+from cyxjax.train.monitor import Monitor, Watchable
 from tests.support.trainers import VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -108,3 +108,13 @@ def test_directions_are_words():
     with pytest.raises(ConfigError, match="mode='higher'.*'max'"):
         Watchable(Metrics()).find("val_loss", "higher")
     assert Watchable(Metrics()).find("val_loss", "max").mode == "max"
+
+
+def test_values_of_a_course_that_was_left_behind_do_not_count():
+    steps, losses = [5, 10, 15, 20, 12, 17, 12], [5.0, 4.0, 3.0, 2.0, 3.5, 2.5, 3.4]  # back to 10, to 12
+    history = DistributedTrainingHistory(val_steps=steps, val_losses=losses, metrics={"val_f1": [0.1, 0.2]})
+    monitor = Monitor("val_loss", "min")
+    assert monitor.up_to(history, 12) == [5.0, 4.0, 3.5, 3.4]
+    assert monitor.up_to(history, 10) == [5.0, 4.0]
+    assert Monitor("val_f1", "max").up_to(history, 12) == [0.2]  # measured in the newest evaluations only
+    assert (monitor.at(history, 12), monitor.at(history, 17)) == (3.4, None)
