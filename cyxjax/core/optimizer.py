@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from cyxjax.core.mesh import local_value
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import step_value
 from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves
@@ -30,7 +31,7 @@ class ParameterAverage(NamedTuple):
 
 
 def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` with its updates times a factor in its state, 1 at first (see `scale_learning_rate`)."""
+    """`optimizer` with its updates times a factor in its state, 1 until `set_learning_rate_factor`."""
 
     def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
         del params
@@ -64,19 +65,27 @@ def with_parameter_average(
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
 
 
-def scale_learning_rate(state: TrainState, by: float) -> TrainState:
-    """`state` whose `LearningRateFactor`s are multiplied by `by`; other leaves are the same arrays."""
+def learning_rate_factor(state: TrainState) -> float:
+    """What the `LearningRateFactor` of `state` holds, as the shortest number that is it in float32."""
+    found = filter(_is_factor, jax.tree.leaves(state.sync, is_leaf=_is_factor))
+    return float(str(local_value(next(found).factor).flat[0]))
 
-    is_factor = lambda part: isinstance(part, LearningRateFactor)  # noqa: E731
 
-    def scaled(part: Any) -> Any:
+def set_learning_rate_factor(state: TrainState, factor: float) -> TrainState:
+    """`state` whose `LearningRateFactor`s hold `factor`; other leaves are the same arrays."""
+
+    def changed(part: Any) -> Any:
         # Inside jit, where the arrays of a group of processes may be computed with; sharding stays.
-        return _times(part, jnp.float32(by)) if is_factor(part) else part
+        return _with_value(part, jnp.float32(factor)) if _is_factor(part) else part
 
-    return state._replace(sync=jax.tree.map(scaled, state.sync, is_leaf=is_factor))
+    return state._replace(sync=jax.tree.map(changed, state.sync, is_leaf=_is_factor))
 
 
-_times = jax.jit(lambda part, by: jax.tree.map(lambda a: a * by, part))
+def _is_factor(part: Any) -> bool:
+    return isinstance(part, LearningRateFactor)
+
+
+_with_value = jax.jit(lambda part, value: jax.tree.map(lambda a: 0 * a + value, part))
 
 
 def averaged_params(state: TrainState) -> PyTree:

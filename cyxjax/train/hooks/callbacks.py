@@ -12,7 +12,8 @@ import optax
 
 from cyxjax.core.optimizer import (
     averaged_params,
-    scale_learning_rate,
+    learning_rate_factor,
+    set_learning_rate_factor,
     with_learning_rate_factor,
     with_parameter_average,
 )
@@ -153,20 +154,27 @@ class ReduceLROnPlateau(Callback):
 
     def begin(self, run: RunParts) -> None:
         self._plateau.restart()
-        self._current = 1.0
         for value in self._plateau.seen(run.watchable, run.history, run.step):
-            self._see(value)
+            self._is_spent_with(value)
+
+    def on_start(self, moment: RunState) -> None:
+        self._current = learning_rate_factor(moment.state)  # of a checkpoint, where it goes on from one
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        value, before = self._plateau.monitor.of(info), self._current
-        if value is not None:
-            self._see(value)
-        return state if self._current == before else scale_learning_rate(state, self._current / before)
+        value = self._plateau.monitor.of(info)
+        if value is None or not self._is_spent_with(value):
+            return state
+        factor = max(learning_rate_factor(state) * self._factor, self._min_factor)
+        state = set_learning_rate_factor(state, factor)
+        self._current = learning_rate_factor(state)
+        return state
 
-    def _see(self, value: float) -> None:
-        if not self._plateau.improves(value) and self._plateau.spent():
+    def _is_spent_with(self, value: float) -> bool:
+        """Whether the patience ends with `value`; it then begins again."""
+        spent = not self._plateau.improves(value) and self._plateau.spent()
+        if spent:
             self._plateau.waited = 0
-            self._current = max(self._current * self._factor, self._min_factor)
+        return spent
 
 
 def _by_name(given: tuple[Any, ...], names: list[str]) -> dict[str, Any]:

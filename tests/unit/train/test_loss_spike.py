@@ -119,19 +119,28 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     assert "steps 11 to 15: left out on purpose" in capsys.readouterr().out
 
 
-def test_a_rate_that_was_lowered_goes_back_with_the_state_and_the_time_of_the_run_goes_on(
-    tmp_path, monkeypatch
-):
+def test_a_rate_that_was_lowered_goes_back_with_the_state_also_in_a_run_that_is_resumed(tmp_path):
+    x, y = data()
+
+    def factors(epochs):
+        plateau = ReduceLROnPlateau(factor=0.5, patience=1, min_delta=1e9)  # lowered at each evaluation
+        of_run = {"xy": (x, y, x[:BATCH], y[:BATCH]), "evaluate_every_n_steps": 4, "epochs": epochs}
+        one = fit(tmp_path, plateau, **of_run)
+        parts = jax.tree.leaves(one.state.sync, is_leaf=lambda part: isinstance(part, LearningRateFactor))
+        held = [float(part.factor) for part in parts if isinstance(part, LearningRateFactor)]
+        return one.history.val_steps, plateau.learning_rate_factor(), held
+
+    # Back to step 10; of 8, 12 and 15, as the first is the best.
+    assert factors(1) == ([4, 8, 12, 12, 15], 0.5**3, [0.5**3])
+    steps, believed, held = factors(2)  # which meets the bad batch again, at step 28
+    assert steps[5:] == [16, 20, 24, 28, 28, 31]
+    assert [believed] == held == [0.5**8]
+
+
+def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
     made, real = [], run.timed_hooks
     monkeypatch.setattr(run, "timed_hooks", lambda fit: made.append(fit) or real(fit))
-    plateau = ReduceLROnPlateau(factor=0.5, patience=1, min_delta=1e9)  # lowered at each evaluation
-    x, y = data()
-    one = fit(tmp_path, plateau, xy=(x, y, x[:BATCH], y[:BATCH]), evaluate_every_n_steps=4)
-    assert one.history.val_steps == [4, 8, 12, 12, 15]  # back to step 10
-    assert plateau.learning_rate_factor() == 0.5**3  # of 8, 12 and 15; the first is the best
-    is_factor = lambda part: isinstance(part, LearningRateFactor)  # noqa: E731
-    parts = jax.tree.leaves(one.state.sync, is_leaf=is_factor)
-    assert [float(part.factor) for part in parts if is_factor(part)] == [0.5**3]
+    assert fit(tmp_path).history.rollback_steps
     assert len(made) == 1
 
 
