@@ -123,7 +123,7 @@ class Mirror:
         return [name for name in names if name.rpartition("/")[2].startswith("step_")]
 
     def _take(self, manifest: Manifest) -> int:
-        """Brings a step and the logs. Raises: DamagedStep, with nothing brought, if it does not verify."""
+        """Brings the logs, then the step. Raises: DamagedStep, with neither brought, if it is not good."""
         checkpoints, step = self._folder.checkpoints, manifest.step
         with locked(self._folder.root):  # nobody writes there
             folders.prepare(checkpoints)
@@ -134,13 +134,16 @@ class Mirror:
                         self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
-                # Before the step counts: a start that is cut off in between takes both again.
+                logs = {}  # all, before one here is replaced
                 for log in self._folder.logs:
                     with suppress(FileNotFoundError):
-                        write_whole(log, self._store.cat_file(f"{self._root}/{log.name}"))
-            for later in list_steps(checkpoints):
-                if later > step:
-                    folders.set_aside(checkpoints, later, "earlier")
+                        logs[log] = self._store.cat_file(f"{self._root}/{log.name}")
+                for log, content in logs.items():
+                    write_whole(log, content)
+                for later in list_steps(checkpoints):
+                    if later > step:
+                        folders.set_aside(checkpoints, later, "earlier")
+            # The step is here from now on: a start that was cut off before takes all of it again.
         self._say(f"Took step {step} from {self._url}")
         return step
 

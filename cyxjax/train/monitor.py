@@ -37,11 +37,12 @@ class Monitor(NamedTuple):
 
     def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
         """The values of a run that goes on from `step`, without those that a rollback left behind."""
-        found, steps, values = [], self._steps(history), curve(history, self.name)
-        for at, value in zip(reversed(steps), reversed(values), strict=False):  # a metric may be a later one
-            if at <= step:
+        found, before, values = [], step + 1, curve(history, self.name)
+        # From the end: a metric may have been added later.
+        for at, value in zip(reversed(self._steps(history)), reversed(values), strict=False):
+            if at < before:
                 found.append(value)
-                step = at
+                before = at
         return found[::-1]
 
     def _steps(self, history: DistributedTrainingHistory) -> list[int]:

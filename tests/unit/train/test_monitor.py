@@ -114,7 +114,7 @@ def test_values_of_a_course_that_was_left_behind_do_not_count():
     steps, losses = [5, 10, 15, 20, 12, 17, 12], [5.0, 4.0, 3.0, 2.0, 3.5, 2.5, 3.4]  # back to 10, to 12
     history = DistributedTrainingHistory(val_steps=steps, val_losses=losses, metrics={"val_f1": [0.1, 0.2]})
     monitor = Monitor("val_loss", "min")
-    assert monitor.up_to(history, 12) == [5.0, 4.0, 3.5, 3.4]
+    assert monitor.up_to(history, 12) == [5.0, 4.0, 3.4]
     assert monitor.up_to(history, 10) == [5.0, 4.0]
     assert Monitor("val_f1", "max").up_to(history, 12) == [0.2]  # measured in the newest evaluations only
     assert (monitor.at(history, 12), monitor.at(history, 17)) == (3.4, None)
