@@ -80,7 +80,7 @@ class HandOutHook(Hook):
 
 class StopHook(Hook):
     """Asks to stop after a signal or when the time is up, which begins as it is made. All ranks stop at the
-    same step.
+    same step. A stop that a rollback came before is asked for again.
 
     Keeps in the history why a run ended early, also where the loop ended it: at `max_steps`, and where a
     callback asked for it outside of a step.
@@ -94,18 +94,19 @@ class StopHook(Hook):
         max_steps: int | None = None,
     ):
         self._history, self._signalled, self._max_time_s = history, signalled, max_time_s
-        self._max_steps, self._started = max_steps, time.monotonic()
+        self._max_steps, self._started, self._told = max_steps, time.monotonic(), 0.0
 
     def ask(self) -> tuple[float, bool]:
         if (reason := self._signalled()) is not None:
             return reason.sent, False
         late = self._max_time_s is not None and time.monotonic() - self._started > self._max_time_s
-        return MAX_TIME.sent * late, False
+        return max(MAX_TIME.sent * late, self._told), False
 
     def on_step(self, info: StepInfo) -> None:
         # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
         if info.signals[0] and not self._history.stopped_by:
-            self._history.stopped_by = strongest(info.signals[0]).name
+            reason = strongest(info.signals[0])
+            self._history.stopped_by, self._told = reason.name, reason.sent
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         reached = self._max_steps is not None and moment.position.step >= self._max_steps

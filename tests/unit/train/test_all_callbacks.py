@@ -5,7 +5,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL
+from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL, strongest
 from cyxjax.train import run
 from cyxjax.train.hooks.hook import Position, StepInfo
 from cyxjax.train.hooks.saving import StopHook
@@ -61,8 +61,10 @@ def test_a_run_that_a_callback_ended_at_a_step_says_so():
 )
 def test_the_strongest_reason_of_all_ranks_is_told(wishes, reason):
     history = DistributedTrainingHistory()
-    StopHook(history, lambda: None, None).on_step(StepInfo(Position(7), None, (sum(wishes), 0.0)))
+    hook = StopHook(history, lambda: None, None)
+    hook.on_step(StepInfo(Position(7), None, (sum(wishes), 0.0)))
     assert history.stopped_by == reason
+    assert strongest(hook.ask()[0]).name == reason  # a rollback may come before the stop
 
 
 @pytest.mark.usefixtures("two_devices")
