@@ -6,6 +6,7 @@ from functools import partial
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
+from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.lines import batch_plan_line
 from cyxjax.observe.records import Sink
@@ -128,6 +129,7 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     History and ledger stay. Waits for the save that may be under way. An exact run goes back to what its
     schedule saved: a save that a signal or the end of an earlier start made would be of another course.
     """
+    report_progress(good_step, "checkpoint")
     fit.checkpointer.wait()
     group = fit.plan.group
     on_any_rank(group, "rollback: all saves have ended")

@@ -55,14 +55,19 @@ class Fit(NamedTuple):
 class Timed(NamedTuple):
     """The hooks that measure time: made once, for it goes on over a rollback."""
 
+    history: HistoryHook
     stop: StopHook
     goodput: list[Hook]
 
 
 def timed_hooks(fit: Fit) -> Timed:
     """The hooks that measure time, from now on."""
-    course, reason = fit.plan.settings.course, fit.signals.reason
-    return Timed(StopHook(fit.run.history, reason, course.max_time_s, course.max_steps), _goodput(fit))
+    course, history = fit.plan.settings.course, fit.run.history
+    return Timed(
+        HistoryHook(history, fit.program.learning_rate),
+        StopHook(history, fit.signals.reason, course.max_time_s, course.max_steps),
+        _goodput(fit),
+    )
 
 
 def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
@@ -70,13 +75,12 @@ def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
     settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
     early = _early_stopping(settings.watch)
     theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)
-    kept = HistoryHook(history, rate)
     hooks: list[Hook] = [
         *_black_box(fit),  # first: it writes before another hook ends the run
-        kept,  # before all that read the history
+        timed.history,  # before all that read the history
         RecordHook(
             *(fit.console, fit.sink, fit.plan.recipe.metrics, settings.course.log_every, rate),
-            total_seconds=kept.seconds,
+            total_seconds=timed.history.seconds,
             is_best=lambda: monitor.is_best(history),
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value

@@ -24,19 +24,20 @@ def _rate_entry(rate: float | None) -> dict[str, float]:
 
 
 class HistoryHook(Hook):
-    """Fills the history: one entry an epoch and an evaluation; the totals there, at saves and at the end."""
+    """Fills the history: one entry an epoch and an evaluation; the totals there, at saves and at the end.
+
+    Time begins as it is made.
+    """
 
     def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
         self._history, self._rate = history, learning_rate
-        self._before_s, self._samples = history.total_time_seconds, 0.0
-        self._started = time.monotonic()
+        self._before_s, self._started = history.total_time_seconds, time.monotonic()
+        # Samples of earlier processes of this run: their rate times their time.
+        self._samples = history.samples_per_second * self._before_s
 
     def on_start(self, moment: RunState) -> None:
         if moment.position.step_in_epoch:
             self._drop_row(moment.position.epoch)
-        # Samples of earlier processes of this run: their rate times their time.
-        self._samples = self._history.samples_per_second * self._before_s
-        self._started = time.monotonic()
 
     def on_step(self, info: StepInfo) -> None:
         self._samples += info.sums[0, 1]

@@ -12,10 +12,12 @@ from cyxjax.cli import audit
 from cyxjax.core.losses import MSELoss
 from cyxjax.core.optimizer import LearningRateFactor
 from cyxjax.errors import CheckpointError, LossSpikeError
-from cyxjax.train import run
+from cyxjax.launch import heartbeat
+from cyxjax.train import resume
+from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
 from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
-from cyxjax.train.hooks.hook import Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from tests.support.trainers import At, lose, trainer, use_devices
 
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
@@ -138,10 +140,29 @@ def test_a_rate_that_was_lowered_goes_back_with_the_state_also_in_a_run_that_is_
 
 
 def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
-    made, real = [], run.timed_hooks
-    monkeypatch.setattr(run, "timed_hooks", lambda fit: made.append(fit) or real(fit))
-    assert fit(tmp_path).history.rollback_steps
-    assert len(made) == 1
+    class Clock(Hook):
+        """A second a step."""
+
+        now_s = 0.0
+
+        def monotonic(self):
+            return self.now_s
+
+        def on_step(self, info):
+            self.now_s += 1
+
+    clock, phases, load = Clock(), [], resume.load
+    spied = lambda *of: phases.append(heartbeat._reporter.last.phase) or load(*of)  # noqa: E731
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(saving, "time", clock)
+    monkeypatch.setattr(resume, "load", spied)
+    history = fit(
+        tmp_path, clock, epochs=2, max_time=17, checkpoint_every_n_steps=5, steps_in_flight=1
+    ).history
+    # 14 steps (the bad one ends before its second), back to step 10, and on until more than 17 are done.
+    assert (history.rollback_steps, history.stopped_by) == ([5], "max_time")
+    assert phases == ["checkpoint"]  # no step that counts
+    assert history.total_time_seconds == 14 + history.num_steps - 10 < 25
 
 
 def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
