@@ -14,7 +14,7 @@ from cyxjax.checkpoint.run_lock import locked
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.mesh import num_replicas
 from cyxjax.core.trees import named_leaves
-from cyxjax.distributed.agreement import on_any_rank
+from cyxjax.distributed.agreement import agree, on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
 from cyxjax.files import describe
@@ -148,11 +148,14 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
     Raises: ConfigError for a mirror that cannot be used or found; CheckpointError for one that cannot be
         read where the folder holds nothing to go on from.
     """
-    if config.mirror is not None and group.topology.is_master:
-        mirror = Mirror(config.mirror, config.run_folder, warn_on_stderr)
+    mine = config.mirror if group.topology.is_master else None
+    if not any(agree(group, "whether there is a mirror", note=mine is not None)):
+        return
+    if mine is not None:
+        mirror = Mirror(mine, config.run_folder, warn_on_stderr)
         report_progress(-1, "checkpoint")
         resumes = config.resume != "never"
-        warn_on_stderr(f"Looking for {'a run in' if resumes else 'the bucket of'} {config.mirror}")
+        warn_on_stderr(f"Looking for {'a run in' if resumes else 'the bucket of'} {mine}")
         if resumes:
             mirror.fetch()
         else:

@@ -1,4 +1,4 @@
-"""What one rank's callbacks say alone: all ranks stop at one step, wherever it was said."""
+"""What one rank alone has: a callback that stops all of them, a mirror, a loop that it leaves."""
 
 import jax
 import pytest
@@ -76,6 +76,31 @@ def seen_on(rank):
 
 def test_a_callback_that_one_rank_alone_has_sees_the_values_of_the_model(forked_spawn):
     assert cx.testing.run_ranks(2, seen_on, 0) == [[[16, 2], [16, 2]], [[16, 0], [16, 0]]]
+
+
+def mirrored(folder, rank):
+    """Steps done by fits of which only `rank` was given a mirror, the second in an empty folder; whether the
+    store of this process has a copy."""
+    import fsspec
+
+    from cyxjax.config.experiment import TrainConfig
+    from tests.support.trainers import QUIET, X, Y, trainer
+
+    url = "memory://one_rank/run" if cx.distributed.get_rank() == rank else None
+    found = []
+    for name, resume in (("a", "auto"), ("b", "must" if rank == 0 else "auto")):
+        values = QUIET | {"checkpoint_every_n_epochs": 1, "epochs": len(found) + 1, "resume": resume}
+        one = trainer()
+        one.fit(X, Y, config=TrainConfig(run_dir=f"{folder}/{name}", mirror=url, **values))
+        found.append(one.history.num_steps)
+    return [*found, fsspec.filesystem("memory").exists("one_rank/run")]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mirror_that_the_first_rank_alone_was_given_is_that_of_the_run_and_no_other_rank_s(
+    tmp_path, forked_spawn, rank
+):
+    assert cx.testing.run_ranks(2, mirrored, str(tmp_path), rank) == [[8, 16, rank == 0], [8, 16, False]]
 
 
 LEAVES = """
