@@ -75,7 +75,7 @@ def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_na
     one = fitted(**kept)  # steps 2, 4 and 6
     one.load_checkpoint(str(tmp_path / "run"), step=4)
     one.fit(*DATA, config(**kept))
-    assert "checkpoints of this run (6) are kept as step_*.abandoned-*" in capsys.readouterr().out
+    assert "of this run (6) are kept as step_*.abandoned-*" in capsys.readouterr().out
     fitted(**kept, epochs=1)
     assert "of an earlier run (2, 4, 6) are kept as step_*.earlier-*" in capsys.readouterr().out
     assert list_steps(tmp_path / "run") == [2, 3]
