@@ -1,9 +1,9 @@
 """What all callbacks of a trainer add together: to the optimizer, to evaluation, to the learning rate."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
+from cyxjax.core.optimizer import with_learning_rate_factor
 from cyxjax.core.step import TrainState
 from cyxjax.errors import ConfigError
 from cyxjax.observe.sinks import warn_on_stderr
@@ -16,6 +16,8 @@ from cyxjax.train.monitor import Watchable
 def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
     """`optimizer` with the parts of all callbacks; averages outermost: they are of final updates."""
     found = _callbacks(hooks)
+    if _that_change_the_rate(hooks):
+        optimizer = with_learning_rate_factor(optimizer)
     for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
         optimizer = callback.around(optimizer)
     return optimizer
@@ -23,7 +25,8 @@ def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
 
 def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
     """The callbacks that add a part to the optimizer and its state."""
-    return [one for one in _callbacks(hooks) if type(one).around is not Callback.around]
+    rated = _that_change_the_rate(hooks)
+    return [one for one in _callbacks(hooks) if one in rated or type(one).around is not Callback.around]
 
 
 def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
@@ -34,12 +37,12 @@ def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
 
 
 def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
-    """`rate` (of optimizer steps done) times the callbacks' factors; None where it is not known."""
-    found = _callbacks(hooks)
+    """`rate` (of optimizer steps done) times the factor of callbacks; None where it is not known."""
+    found = _that_change_the_rate(hooks)  # the last sees what the others left
 
     def rate_then(step: int) -> float | None:
         base = rate(step)
-        return None if base is None else base * math.prod(one.learning_rate_factor() for one in found)
+        return base if base is None or not found else base * found[-1].learning_rate_factor()
 
     return rate_then
 
@@ -83,3 +86,7 @@ def _warn_of_other_methods(hook: Hook, known: type) -> None:
 
 def _callbacks(hooks: Iterable[Hook]) -> list[Callback]:
     return [one for one in hooks if isinstance(one, Callback)]
+
+
+def _that_change_the_rate(hooks: Iterable[Hook]) -> list[Callback]:
+    return [one for one in _callbacks(hooks) if one.changes_learning_rate]

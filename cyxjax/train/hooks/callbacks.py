@@ -14,7 +14,6 @@ from cyxjax.core.optimizer import (
     averaged_params,
     learning_rate_factor,
     set_learning_rate_factor,
-    with_learning_rate_factor,
     with_parameter_average,
 )
 from cyxjax.core.step import TrainState
@@ -44,6 +43,10 @@ class RunParts(NamedTuple):
 class Callback(Hook):
     """A hook that may also take part in the compiled step, and in what evaluation sees."""
 
+    changes_learning_rate = False
+    """Whether `next_state` may set the learning rate's factor in the optimizer's state: one factor, which all
+    such callbacks of a trainer share."""
+
     def around(self, optimizer: Optimizer) -> Optimizer:
         """`optimizer` with what this callback adds to its updates or its state."""
         return optimizer
@@ -53,7 +56,7 @@ class Callback(Hook):
         return state
 
     def learning_rate_factor(self) -> float:
-        """What the learning rate is multiplied by at the moment."""
+        """What `next_state` left as the factor; asked only where `changes_learning_rate`."""
         return 1.0
 
     def check(self, watchable: Watchable) -> None:
@@ -116,10 +119,13 @@ class ReduceLROnPlateau(Callback):
     """Multiplies the learning rate by `factor` after `patience` evaluations without a better `monitor`.
 
     The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
-    scaling, warm-up and schedule give, not below `min_factor`. `min_delta` is absolute. `mode` as
-    EarlyStopping takes it. (torch's scheduler of this name waits for one epoch more.)
+    scaling, warm-up and schedule give, not below `min_factor`. All of a trainer's callbacks that change it
+    share it, as torch's schedulers share a rate. `min_delta` is absolute. `mode` as EarlyStopping takes it.
+    (torch's scheduler of this name waits for one epoch more.)
     given: (factor, patience, monitor, ...), or the monitor first: ReduceLROnPlateau("val_loss", 0.5).
     """
+
+    changes_learning_rate = True
 
     def __init__(
         self,
@@ -146,9 +152,6 @@ class ReduceLROnPlateau(Callback):
     def check(self, watchable: Watchable) -> None:
         self._plateau.watch(watchable)
 
-    def around(self, optimizer: Optimizer) -> Optimizer:
-        return with_learning_rate_factor(optimizer)
-
     def learning_rate_factor(self) -> float:
         return self._current
 
@@ -162,11 +165,10 @@ class ReduceLROnPlateau(Callback):
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
         value = self._plateau.monitor.of(info)
-        if value is None or not self._is_spent_with(value):
-            return state
-        factor = max(learning_rate_factor(state) * self._factor, self._min_factor)
-        state = set_learning_rate_factor(state, factor)
-        self._current = learning_rate_factor(state)
+        if value is not None and self._is_spent_with(value):
+            factor = max(learning_rate_factor(state) * self._factor, self._min_factor)
+            state = set_learning_rate_factor(state, factor)
+        self._current = learning_rate_factor(state)  # another callback may have changed it
         return state
 
     def _is_spent_with(self, value: float) -> bool:

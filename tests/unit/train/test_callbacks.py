@@ -46,6 +46,26 @@ def test_a_plateau_goes_on_where_a_checkpoint_was_made(tmp_path):
     assert same_bits(second.state.params, whole.state.params)
 
 
+def test_two_plateaus_lower_one_learning_rate(tmp_path):
+    """Each multiplies the rate by its own factor, once, also after a resume."""
+
+    def run(**values):
+        by_loss = cx.ReduceLROnPlateau(0.5, patience=2, monitor="train_loss", min_delta=10)
+        by_val = cx.ReduceLROnPlateau(0.1, patience=3, min_delta=10)
+        values |= {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
+        return trainer(callbacks=[by_loss, by_val]).fit(X, Y, *VAL, config(**values))
+
+    # Lowered by the first after the epochs 3 and 5, by the second after the epoch 4.
+    expected = [0.1, 0.1, 0.1, 0.05, 0.005, 0.0025]
+    run(epochs=4)
+    history = run(epochs=6, resume="must")
+    assert history.learning_rates == pytest.approx(expected)
+    per_epoch = history.num_steps // 6
+    by_hand = trainer(lr=lambda step: jnp.asarray(expected)[step // per_epoch])
+    losses = by_hand.fit(X, Y, *VAL, config(epochs=6)).train_losses
+    assert history.train_losses == pytest.approx(losses, rel=1e-6)
+
+
 def test_evaluation_sees_the_average_and_training_the_parameters():
     # One sample, one step an epoch: the average can be followed by hand from the parameters.
     class Follow(cx.Callback):
