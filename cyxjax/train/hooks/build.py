@@ -57,6 +57,7 @@ class Timed(NamedTuple):
 
     history: HistoryHook
     stop: StopHook
+    profile: list[Hook]
     goodput: list[Hook]
 
 
@@ -66,6 +67,7 @@ def timed_hooks(fit: Fit) -> Timed:
     return Timed(
         HistoryHook(history, fit.program.learning_rate),
         StopHook(history, fit.signals.reason, course.max_time_s, course.max_steps),
+        _profile(fit),
         _goodput(fit),
     )
 
@@ -97,7 +99,7 @@ def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
         ),
         *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
         saving_hook(fit),  # after all whose word is part of what is saved
-        *_profile(fit),
+        *timed.profile,
         *timed.goodput,  # after saves, which are part of where the time went
         *_events(fit),  # last: the end is logged when all is done
     ]

@@ -165,6 +165,12 @@ def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
     assert history.total_time_seconds == 14 + history.num_steps - 10 < 25
 
 
+def test_a_trace_under_way_goes_on_over_a_rollback(tmp_path, capsys):
+    fit(tmp_path, profile="12:15")  # the rollback comes with the numbers of step 15
+    assert "Profile of steps 12 to 14" in capsys.readouterr().out
+    assert len(list(tmp_path.rglob("perfetto_trace.json.gz"))) == 1
+
+
 def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     with pytest.raises(RuntimeError, match="lost"):
         fit(
