@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Any, shape: tuple[int, ...] | None = None) -> "Entry":
-        """A whole leaf, on the host or the devices, or a `Share`; it is on the host while it is written."""
+        """A whole leaf, on the host or the devices, or a share of one; on the host while it is written."""
         kept = tuple(leaf.shape) if shape is None else shape
         return cls(kept, np.dtype(leaf.dtype), lambda: [host_value(leaf)])
 

@@ -105,7 +105,7 @@ class Checkpointer:
         """The newest good step, or exactly `step`, in `target`'s tree; None if none was ever saved.
 
         Args:
-            target: arrays or ShapeDtypeStructs; numpy arrays come back in their places. Of a Share, its
+            target: arrays or ShapeDtypeStructs; numpy arrays come back in their places. Of a HostShare, its
                 elements, flat.
             adapt: settles leaves stored with another shape or dtype; None refuses them.
             part: `target` may be a part of what is stored, such as the parameters alone.

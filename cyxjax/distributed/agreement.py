@@ -21,6 +21,7 @@ from cyxjax.errors import DesyncError, GroupError
 from cyxjax.launch import heartbeat
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import collective_timeout_s, here
+from cyxjax.launch.output import disagreement, unequal_facts
 from cyxjax.launch.topology import DEFAULT_TIMEOUT_MS
 
 PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
@@ -151,24 +152,9 @@ def _timeout_s(group: ProcessGroup) -> float:
 
 def _difference(calls: list[str], leaves: list[dict[str, str]]) -> DesyncError:
     if len(set(calls)) > 1:
-        return DesyncError(
-            f"Ranks make different calls: {_by_rank(calls)}. Every rank must make the same calls in the "
-            "same order. HINT: look for a collective inside `if rank == ...`."
-        )
-    names = dict.fromkeys(name for one in leaves for name in one)
-    held = {name: [one.get(name, "no such leaf") for one in leaves] for name in names}
-    differs = [name for name in names if len(set(held[name])) > 1]
-    what = f"leaf {differs[0]}" if differs else "the order of leaves"
-    by_rank = _by_rank(held[differs[0]] if differs else [str([*one]) for one in leaves])
-    return DesyncError(
-        f"{calls[0]}: {what} differs between ranks: {by_rank}. "
-        "HINT: build the same model, and pass the same shapes and dtypes, on every rank."
-    )
-
-
-def _by_rank(texts: list[str]) -> str:
-    """`rank 0, 2: a; rank 1: b`, each distinct text with its ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        ranks.setdefault(text, []).append(rank)
-    return "; ".join(f"rank {', '.join(map(str, who))}: {text}" for text, who in ranks.items())
+        hint = "make the same calls in the same order; look for a collective inside `if rank == ...`"
+        return DesyncError(disagreement("the call they make", dict(enumerate(calls)), hint))
+    facts = {n: {f"leaf {name}": what for name, what in one.items()} for n, one in enumerate(leaves)}
+    orders = {n: ", ".join(one) for n, one in enumerate(leaves)}
+    why = next(unequal_facts(facts), "") or disagreement("the order of leaves", orders)
+    return DesyncError(f"{calls[0]}: {why}")

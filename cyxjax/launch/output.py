@@ -214,13 +214,17 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(texts)
 
 
-def disagreement(what: str, values: Mapping[int, object]) -> str:
+def disagreement(
+    what: str,
+    values: Mapping[int, object],
+    hint: str = "start every rank with the same program and environment",
+) -> str:
     """'ranks differ in jax: 0.10.2 on ranks 0, 1; 0.10.3 on rank 2', with a hint. values: by rank."""
     holders: dict[str, list[int]] = {}
     for rank, value in values.items():
         holders.setdefault(str(value), []).append(rank)
     shown = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in holders.items())
-    return f"ranks differ in {what}: {shown}. HINT: start every rank with the same program and environment."
+    return f"ranks differ in {what}: {shown}. HINT: {hint}."
 
 
 def unequal_facts(facts: Mapping[int, Mapping[str, object]]) -> Iterator[str]:

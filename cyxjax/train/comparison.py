@@ -22,7 +22,7 @@ from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DesyncError, OtherStateError
-from cyxjax.launch.output import disagreement
+from cyxjax.launch.output import disagreement, unequal_facts
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
@@ -181,32 +181,32 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     """
     if group.topology.world_size == 1:
         return
-    note: dict[str, Any] = {"config": equal_on_ranks(facts.config), "data": facts.data, "exact": facts.exact}
-    note |= {"program": program_of(lowered), "stream": "", "first": "", "shapes": ""}
     order = "as configured" if data.order is None else "seed={}, shuffle={}".format(*data.order)
-    note |= {"validation data": _kind(data.val), "order of the training loader": order}
+    config = {f"{name} of the configuration": value for name, value in equal_on_ranks(facts.config).items()}
+    exact = {
+        f"{name} that the bits of this exact run depend on": value for name, value in facts.exact.items()
+    }
+    note: dict[str, Any] = {"program": program_of(lowered), "first": "", "shapes": "", "data": facts.data}
+    note["settings"] = config | {
+        "the validation data": _kind(data.val),
+        "the order of the training loader": order,
+    }
+    note["bits"] = exact
     if is_shared(data.train):
-        note["stream"] = getattr(data.train, "loader", data.train).first_digest()
+        what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
+        note["bits"] = exact | {what: getattr(data.train, "loader", data.train).first_digest()}
     if not data.indexed:  # of a loader, whose batches may have other shapes on each rank
         note["first"] = digest_of_first(data.first)
         note["shapes"] = str(jax.tree.map(np.shape, data.first))
     ranks = agree(group, "the start of training", note=note)
-    for name in dict.fromkeys(name for rank in ranks for name in rank["config"]):
-        values = [rank["config"].get(name, "(none)") for rank in ranks]
-        _compare(f"{name} of the configuration", dict(enumerate(values)))
-    for name in ("validation data", "order of the training loader"):
-        _compare(f"the {name}", dict(enumerate(rank[name] for rank in ranks)))
+    _compare({n: rank["settings"] for n, rank in enumerate(ranks)})
     for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
         _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(facts.exact))
-    for name in facts.exact:  # one configuration: all ranks have it or none
-        values = [rank["exact"][name] for rank in ranks]
-        _compare(f"{name} that the bits of this exact run depend on", dict(enumerate(values)))
-    what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
-    _compare(what, dict(enumerate(rank["stream"] for rank in ranks)))
+    _compare({n: rank["bits"] for n, rank in enumerate(ranks)})
     _refuse_shared_samples([rank["first"] for rank in ranks])
     for shapes in dict.fromkeys(rank["shapes"] for rank in ranks):  # of others the programs are others
-        programs = {n: rank["program"] for n, rank in enumerate(ranks) if rank["shapes"] == shapes}
-        _compare("the program of a step (the model's or the loss's code)", programs)
+        what = "the program of a step (the model's or the loss's code)"
+        _compare({n: {what: rank["program"]} for n, rank in enumerate(ranks) if rank["shapes"] == shapes})
 
 
 def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
@@ -220,10 +220,10 @@ def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
     _compare_data(f"data of {call}", agree(group, call, note=content))
 
 
-def _compare(what: str, values: Mapping[int, str]) -> None:
-    """values: by rank."""
-    if len(set(values.values())) > 1:
-        raise DesyncError(disagreement(what, dict(values)))
+def _compare(facts: Mapping[int, Mapping[str, object]]) -> None:
+    """Raises: DesyncError naming the first of `facts` that is not equal on all ranks. facts: by rank."""
+    if why := next(unequal_facts(facts), ""):
+        raise DesyncError(why)
 
 
 def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bit: bool = False) -> None:
@@ -232,10 +232,10 @@ def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bi
     for rank, other in enumerate(contents):
         if first is None or other is None:
             kinds = ["a loader" if c is None else "samples by number" for c in contents]
-            _compare(f"the {name}", dict(enumerate(kinds)))
+            _compare({n: {f"the {name}": kind} for n, kind in enumerate(kinds)})
         elif found := find_difference(first, other, to_the_bit=to_the_bit):
             what, mine, its = found
-            _compare(f"the {name}: {what}", {0: mine, rank: its})
+            raise DesyncError(disagreement(f"the {name}: {what}", {0: mine, rank: its}))
 
 
 def _kind(data: Any) -> str:

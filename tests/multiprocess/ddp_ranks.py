@@ -77,7 +77,7 @@ def other_architecture(rank):
     ddp = dist.DistributedDataParallel(Dropping(width=16 + rank))
     with pytest.raises(DesyncError) as caught:
         ddp(batch(0)[0])
-    said = "BatchNorm_0/bias differs between ranks: rank 0: float32[16]; rank 1: float32[17]"
+    said = "BatchNorm_0/bias: float32[16] on rank 0; float32[17] on rank 1"
     assert said in str(caught.value)
 
 

@@ -85,18 +85,18 @@ def movements(rank, world_size):
 DIFFERENT = [  # what a rank calls, and what the error says on every rank
     (
         lambda rank: c.all_reduce({"w": np.zeros(3 + rank, np.float32)}),
-        "rank 0: float32[3]; rank 1: float32[4]",
+        "float32[3] on rank 0; float32[4] on rank 1",
     ),
-    (lambda rank: c.broadcast({"w": 1.0} if rank else {"v": 1.0}), "rank 0: float64[]; rank 1: no such leaf"),
-    (lambda rank: c.all_reduce(np.int32(rank) if rank else 1.0), "rank 0: float64[]; rank 1: int32[]"),
-    (lambda rank: c.all_reduce("text" if rank else 1.0), "rank 0: float64[]; rank 1: <U4[]"),
+    (lambda rank: c.broadcast({"w": 1.0} if rank else {"v": 1.0}), "float64[] on rank 0; (none) on rank 1"),
+    (lambda rank: c.all_reduce(np.int32(rank) if rank else 1.0), "float64[] on rank 0; int32[] on rank 1"),
+    (lambda rank: c.all_reduce("text" if rank else 1.0), "float64[] on rank 0; <U4[] on rank 1"),
     (
         lambda rank: c.all_reduce(1.0) if rank else c.broadcast(1.0),
-        "rank 0: broadcast(src=0); rank 1: all_reduce(SUM)",
+        "broadcast(src=0) on rank 0; all_reduce(SUM) on rank 1",
     ),
     (
         lambda rank: c.all_reduce(1.0, c.ReduceOp.MAX if rank else c.ReduceOp.MIN),
-        "rank 0: all_reduce(MIN); rank 1: all_reduce(MAX)",
+        "all_reduce(MIN) on rank 0; all_reduce(MAX) on rank 1",
     ),
 ]
 

@@ -247,9 +247,15 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
 def differ(monkeypatch, facts, elsewhere, *, indexed):
     """Starts a rank whose program is "a", beside ranks that say of `elsewhere` something else."""
     data = FitData(None, None, indexed, first=((X[:4], Y[:4]),))
+
+    def said(note, other):
+        return {name: note[name] | other.get(name, {}) for name in ("settings", "bits")}
+
+    def agree(group, what, note):
+        return [note, *(note | other | said(note, other) for other in elsewhere)]
+
     monkeypatch.setattr(comparison, "program_of", lambda lowered: "a")
-    others = lambda group, what, note: [note, *(note | other for other in elsewhere)]  # noqa: E731
-    monkeypatch.setattr(comparison, "agree", others)
+    monkeypatch.setattr(comparison, "agree", agree)
     comparison.compare_ranks(ranks(1 + len(elsewhere)), facts, data, None)
 
 
@@ -261,23 +267,26 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
         differ(monkeypatch, Facts({}), [smaller, {"first": "2", "program": "c"}], indexed=False)
 
 
+def configured(*parts):
+    settings = fingerprints.equal_on_ranks(made(*parts))
+    return {"settings": {f"{name} of the configuration": value for name, value in settings.items()}}
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"config": made(cx.SGDOptimizer(0.2))}, "optimizer .*configuration"),
-        ({"config": made(cx.SGDOptimizer(0.1), cx.EMA())}, "callbacks .*configuration"),
-        ({"exact": {"canary": "d"}}, r"canary .*\bc\b.*\bd\b"),
+        (configured(cx.SGDOptimizer(0.2)) | {"program": "b"}, "optimizer .*configuration"),
+        (configured(cx.SGDOptimizer(0.1), cx.EMA()) | {"program": "b"}, "callbacks .*configuration"),
+        ({"bits": {"canary that the bits of this exact run depend on": "d"}}, r"canary .*\bc\b.*\bd\b"),
         ({"program": "b"}, r"program .*\ba\b.*\bb\b"),
-        ({"stream": "b"}, "stream .*shared=False"),
-        ({"order of the training loader": "seed=1, shuffle=True"}, "order .*loader.*seed=1"),
-        ({"validation data": "a loader"}, "validation data.*none.*a loader"),
+        ({"bits": {"the first samples of one stream": "b"}}, "stream: .*none.* rank 0; b .*"),
+        ({"settings": {"the order of the training loader": "seed=1"}}, "order .*loader.*seed=1"),
+        ({"settings": {"the validation data": "a loader"}}, "validation data.*none.*a loader"),
     ],
 )
 def test_ranks_that_differ_are_named_it(other, said, monkeypatch):
     """Where optimizers differ, their compiled steps do too, and a digest of a program names nothing."""
     facts = Facts(made(cx.SGDOptimizer(0.1)), exact={"canary": "c"})
-    if "config" in other:
-        other = {"config": fingerprints.equal_on_ranks(other["config"]), "program": "b"}
     differ(monkeypatch, facts, [{}], indexed=True)
     with pytest.raises(DesyncError, match=said):
         differ(monkeypatch, facts, [other], indexed=True)
