@@ -2,23 +2,28 @@
 
 import inspect
 import multiprocessing
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from cyxjax.distributed import process_group
-from cyxjax.errors import ConfigError, SpawnError
+from cyxjax.errors import EXIT_PREEMPTED, ConfigError, SpawnError
 from cyxjax.launch import environment
 from cyxjax.launch.group.client import log
 from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.local_ranks import LocalRanks, place_to_spawn
 
-GRACE_S = 2.0  # between asking the other ranks to end and ending them
+GRACE_S = 2.0  # between asking the other ranks to end, after an error of one, and ending them
+SAVE_S = 30.0  # the same after SIGTERM or Ctrl-C, for which ranks save; the launcher's --grace
 
 
 def spawn(
@@ -50,18 +55,16 @@ class Spawned:
         if self._coordinator is not None:
             place = self._coordinator.place
             self._coordinator.open(0, self._folder.name)
-        self._ends: dict[int, tuple[Any, Connection]] = {}  # rank -> process, where its error comes out
+        self._processes: dict[int, Any] = {}  # by rank
         context = multiprocessing.get_context("spawn")
         try:
             for local_rank in range(place.nproc):
-                ours, theirs = context.Pipe(duplex=False)
                 rank = place.base_rank + local_rank
                 variables = place.variables(local_rank, is_hosted=place.is_alone)
-                words = (fn, rank, place.world_size, args, variables, theirs)
+                words = (fn, rank, place.world_size, args, variables, self._traceback(rank))
                 started: Any = context.Process(target=_run, args=words, name=f"rank {rank}")
                 started.start()
-                theirs.close()
-                self._ends[rank] = started, ours
+                self._processes[rank] = started
         except BaseException:
             self.stop()
             raise
@@ -69,21 +72,34 @@ class Spawned:
     @property
     def pids(self) -> list[int]:
         """Process ids, by rank."""
-        return [process.pid for process, _ in self._ends.values()]
+        return [process.pid for process in self._processes.values()]
+
+    def _traceback(self, rank: int) -> Path:
+        """The file that holds the traceback of a rank that failed by an exception."""
+        return Path(self._folder.name) / f"rank_{rank}.txt"
+
+    @property
+    def _running(self) -> list[Any]:
+        return [process for process in self._processes.values() if process.exitcode is None]
 
     def join(self, timeout: float | None = None) -> bool:
         """True once all processes have ended well; False if some still run after `timeout` seconds.
 
-        Raises: SpawnError for the first that failed; all are gone then.
+        SIGTERM and Ctrl-C stop the processes, which have half a minute to save.
+        Raises: SpawnError for the first that failed; SystemExit(143) after SIGTERM. All are gone then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            while running := [process for process, _ in self._ends.values() if process.exitcode is None]:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._raise_first_error()  # before the wait: one that has ended already wakes no wait
-                wait([process.sentinel for process in running], left)
+            with _sigterm_raises():
+                while running := self._running:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return False
+                    self._raise_first_error()  # before the wait: one that has ended already wakes no wait
+                    wait([process.sentinel for process in running], left)
+        except (KeyboardInterrupt, SystemExit):
+            self.stop(SAVE_S)
+            raise
         except BaseException:
             self.stop()
             raise
@@ -92,9 +108,10 @@ class Spawned:
         return True
 
     def _raise_first_error(self) -> None:
-        failed = {rank: p.exitcode for rank, (p, _) in self._ends.items() if p.exitcode}
-        errors = {rank: _traceback_of(self._ends[rank][1]) for rank in failed}
-        # A rank that sent a traceback comes before one that ended because a peer was lost.
+        failed = {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode}
+        files = {rank: self._traceback(rank) for rank in failed}
+        errors = {rank: file.read_text() if file.exists() else "" for rank, file in files.items()}
+        # A rank that left a traceback comes before one that ended because a peer was lost.
         for rank in sorted(failed, key=lambda r: not errors[r]):
             raise SpawnError(
                 rank,
@@ -102,22 +119,34 @@ class Spawned:
                 "HINT: see its traceback, or else what it printed last; -9 is often for want of memory.",
             )
 
-    def stop(self) -> None:
-        """Ends what still runs, and frees the port."""
-        running = [process for process, _ in self._ends.values() if process.exitcode is None]
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Ends what still runs, by SIGKILL what does after `grace_s`, and frees the port."""
+        running = self._running
         for process in running:
             process.terminate()
-        limit = time.monotonic() + GRACE_S
+        limit = time.monotonic() + grace_s
         for process in running:
             process.join(max(0.0, limit - time.monotonic()))
             if process.exitcode is None:  # jax takes SIGTERM for a notice of preemption and goes on
                 process.kill()
                 process.join()
-        for _, pipe in self._ends.values():
-            pipe.close()
         if self._coordinator is not None:
             self._coordinator.end()
         self._folder.cleanup()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM raises SystemExit in the block, unless the program has a handler of its own."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_PREEMPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _in_our_order(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -134,7 +163,12 @@ def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) ->
 
 
 def _run(
-    fn: Callable[..., Any], rank: int, world_size: int, args: tuple[Any, ...], env: dict[str, str], pipe: Any
+    fn: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    args: tuple[Any, ...],
+    env: dict[str, str],
+    traceback_file: Path,
 ) -> None:
     """What a spawned process does."""
     environment.enter(env)
@@ -144,15 +178,8 @@ def _run(
     except KeyboardInterrupt:
         sys.exit(1)
     except Exception:
-        pipe.send_bytes(traceback.format_exc().encode())
+        traceback_file.write_text(traceback.format_exc())
         sys.exit(1)
-
-
-def _traceback_of(pipe: Connection) -> str:
-    try:
-        return pipe.recv_bytes().decode() if not pipe.closed and pipe.poll() else ""
-    except EOFError:  # it ended before it could say anything
-        return ""
 
 
 def _refuse_notebook(fn: Callable[..., Any], nprocs: int) -> None:

@@ -78,6 +78,7 @@ def fit(
         info = EpochInfo(position, training_means(program, first, moment), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         follow(partial(unchanged, moment))
+        report_progress(position.step, "eval")  # callbacks may draw, print samples, upload
         stop |= wish.on_any_rank("on_epoch", position, [hook.on_epoch(info) for hook in hooks])
         moment = moment._replace(state=_next(hooks, info, moment.state))
         moment = _show_state(hooks, moment, save)  # also where a save was asked for with the last steps

@@ -1,12 +1,15 @@
 """What the ranks of the multiprocess tests run: functions, so that spawned processes can import them."""
 
 import os
+import sys
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cyxjax as cx
 from cyxjax import distributed as dist
 from cyxjax.distributed import collectives as c
 from cyxjax.errors import DesyncError, GroupError
@@ -101,10 +104,13 @@ DIFFERENT = [  # what a rank calls, and what the error says on every rank
 ]
 
 
+LONG = 100_000 * "x"  # more than a pipe holds
+
+
 def fail_on(rank, world_size, which):
     dist.init_process_group()
     if rank == which:
-        raise ValueError(f"rank {rank} does not like this")
+        raise ValueError(f"rank {rank} does not like this: {LONG}")
     c.barrier()
 
 
@@ -112,3 +118,28 @@ def end_without_a_word(rank, world_size):
     if rank == 0:
         os._exit(7)
     time.sleep(60)
+
+
+def train_slowly(rank, world_size, folder):
+    dist.init_process_group()
+
+    class Slow(cx.Callback):
+        def on_step(self, info):
+            time.sleep(0.02)
+            if info.position.step == 3:
+                Path(folder, f"rank_{rank}").touch()
+
+    one = cx.DistributedTrainer(
+        cx.get_model("mlp")(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1), callbacks=[Slow()]
+    )
+    x, y = np.ones((4000, 8), np.float32), np.zeros(4000, np.int32)
+    one.fit(x, y, epochs=1, batch_size=2, checkpoint_dir=f"{folder}/checkpoints", verbose=False)
+
+
+def spawn_and_wait(folder):
+    """A program that trains in two processes of its own."""
+    dist.spawn(train_slowly, (folder,), nprocs=2)
+
+
+if __name__ == "__main__":
+    spawn_and_wait(sys.argv[1])

@@ -82,12 +82,15 @@ def judge(
     limits: Limits,
     step_s: float | None,
     stopped: frozenset[int],
+    *,
+    all_here: bool = True,
 ) -> Verdict | None:
     """The rank that holds the others up; None while everybody may still be doing honest work.
 
-    A rank that waits for others is only blamed when nobody else can be: another rank that is inside the
-    limit of a phase of its own (a long save, a compile) excuses all who wait.
+    Ranks that wait for others are blamed only where all of the job wait too long: they may have waited for a
+    long save or compilation, which goes on or has just ended.
     stopped: ranks whose process is suspended (SIGSTOP), whatever phase they were in.
+    all_here: there are no ranks on other hosts, of which nothing is known here.
     """
     reports = {rank: progress for rank, progress in pulses.items() if progress.at_s}
     if not reports:
@@ -100,7 +103,7 @@ def judge(
     own = [rank for rank in over if reports[rank].phase not in WAITING]
     suspects = sorted(stopped & set(reports)) or own
     if not suspects:
-        if any(progress.phase not in WAITING for progress in reports.values()):
+        if not all_here or any(rank not in over and reports[rank].phase != "done" for rank in reports):
             return None
         suspects = _behind(reports, over)
     blamed = min(suspects, key=lambda rank: (reports[rank].step, reports[rank].at_s))

@@ -21,10 +21,13 @@ FIRST_STRAGGLER_S, STRAGGLER_EVERY_S = 5.0, 30.0  # after the first step, and fr
 
 
 class Watch:
-    """Looks at the ranks of one start on every tick. With a limit of 0 it only names stragglers."""
+    """Looks at the ranks of one start on every tick. With a limit of 0 it only names stragglers.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    all_here: there are no ranks on other hosts.
+    """
+
+    def __init__(self, limits: Limits, all_here: bool) -> None:
+        self.limits, self._all_here = limits, all_here
         self._stopwatch = Stopwatch()
         self._pauses = Pauses()
         self._before: dict[int, Progress] = {}
@@ -44,7 +47,8 @@ class Watch:
         if self.limits.progress_s == 0:
             return None
         excused = {rank: self._pauses.excuse(progress) for rank, progress in pulses.items()}
-        verdict = hang.judge(excused, now_s, self.limits, self._stopwatch.median_s, stopped)
+        step_s = self._stopwatch.median_s
+        verdict = hang.judge(excused, now_s, self.limits, step_s, stopped, all_here=self._all_here)
         return None if verdict is None else self._record(verdict, workers, pulses)
 
     def _note_pauses(self, workers: Sequence[Worker]) -> frozenset[int]:

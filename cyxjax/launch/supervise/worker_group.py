@@ -80,7 +80,7 @@ class WorkerGroup:
         try:
             for local_rank in range(place.nproc):
                 start.workers.append(self._spawn(place, local_rank, number))
-            self._attend(start, Watch(self.options.limits))
+            self._attend(start, Watch(self.options.limits, place.is_alone))
             self._detected_s = start.detected_s
         finally:
             for worker in start.running:  # only after an error of our own

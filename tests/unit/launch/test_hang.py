@@ -15,8 +15,8 @@ from cyxjax.launch.supervise.hang import Pauses, Stopwatch, judge, stragglers
 LIMITS = Limits.parse("10,compile=100,checkpoint=60")
 
 
-def blamed(pulses, now_s=100.0, limits=LIMITS, step_s=None, stopped=frozenset()):
-    verdict = judge(dict(enumerate(pulses)), now_s, limits, step_s, stopped)
+def blamed(pulses, now_s=100.0, limits=LIMITS, step_s=None, stopped=frozenset(), **more):
+    verdict = judge(dict(enumerate(pulses)), now_s, limits, step_s, stopped, **more)
     return None if verdict is None else verdict.rank
 
 
@@ -38,6 +38,17 @@ CASES = {
         {},
         1,
     ),  # the lowest step holds them up
+    "a long save that has just ended": ([Progress(6, "step", 99.7), Progress(6, "step", 55)], {}, None),
+    "some wait for ranks of another host, one of which may save": (
+        [Progress(6, "step", 80), Progress(5, "step", 79.5)],
+        {"all_here": False},
+        None,
+    ),
+    "one of several hosts loads": (
+        [Progress(5, "step", 80), Progress(5, "data", 79)],
+        {"all_here": False},
+        1,
+    ),
     "suspended": (
         [Progress(5, "step", 80), Progress(5, "step", 80.5)],
         {"stopped": frozenset({1})},

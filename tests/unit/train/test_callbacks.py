@@ -9,6 +9,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.errors import EXIT_PREEMPTED, ConfigError, GroupError
+from cyxjax.launch import heartbeat
 from cyxjax.train import trainer as train
 from cyxjax.train.hooks.all_callbacks import checked
 from cyxjax.train.hooks.hook import stops
@@ -64,6 +65,18 @@ def test_two_plateaus_lower_one_learning_rate(tmp_path):
     by_hand = trainer(lr=lambda step: jnp.asarray(expected)[step // per_epoch])
     losses = by_hand.fit(X, Y, *VAL, config(epochs=6)).train_losses
     assert history.train_losses == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():
+    """The launcher ends a rank that is half a minute in a step."""
+    seen = []
+
+    class Draws(cx.Callback):
+        def on_epoch(self, info):
+            seen.append(heartbeat.progress().phase)
+
+    trainer(callbacks=[Draws()]).fit(X, Y, config(epochs=1))
+    assert seen == ["eval"]
 
 
 def test_evaluation_sees_the_average_and_training_the_parameters():
