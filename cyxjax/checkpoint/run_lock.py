@@ -1,4 +1,6 @@
-"""One run folder, one job: a file that the kernel locks for its process, and that names the process."""
+"""One job for a run folder, and for a folder of checkpoints: a file that the kernel locks for its process.
+
+The file names the process."""
 
 import os
 import socket
@@ -17,15 +19,15 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextmanager
-def locked(run_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """A block in which no other job may write `run_dir`; the death of this process ends it too.
+def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """A block in which no other job may write `folder`; the death of this process ends it too.
 
     The kernel's lock on the file ends with the process, however it ends. The file stays: if it were removed,
     another job could lock a new one while somebody still holds the old. On a file system without locks
     nothing is locked.
     Raises: CheckpointError naming the owner if another job has it, or the folder if it cannot be written.
     """
-    path = Path(os.path.abspath(run_dir)) / LOCK
+    path = Path(os.path.abspath(folder)) / LOCK
     make_private(path.parent)
     fd, pid = os.open(path, _FLAGS, 0o600), os.getpid()
     try:

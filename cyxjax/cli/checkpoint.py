@@ -176,8 +176,7 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
 def _prune(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.store import StepStore
 
-    # Not beside a running job: its own retention may be deleting the same folders.
-    with locked(_run_of(directory)):
+    with locked(directory):  # not beside a running job, whose own retention deletes the same folders
         store = StepStore(directory, is_writer=True)
         gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, given.best)]
         gone += remove_aside(directory, given.keep_corrupt)

@@ -1,8 +1,10 @@
 """One fit from its first step to its end, with rollbacks in between."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
+from cyxjax.checkpoint.run_lock import locked
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
@@ -53,7 +55,11 @@ def run_fit(
     console.note(batch_plan_line(batch_size, shares, settings.step.batch.accumulation, more))
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
     keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
-    with StopSignals() as signals, keeping as checkpointer:
+    is_writer = group.topology.is_master and settings.saving.saves
+    alone = (
+        locked(settings.saving.folder) if is_writer else nullcontext()
+    )  # it may lie outside the run folder
+    with StopSignals() as signals, alone, keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
         spikes = loss_spike_hooks(settings.guard, run.restored.get(LOSS_SPIKE, {}))
         folder = settings.run_folder if settings.report else None

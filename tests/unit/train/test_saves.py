@@ -13,8 +13,9 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.cli import audit
 from cyxjax.cli import main as cli
+from cyxjax.cli.checkpoint import main as command_checkpoint
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_USER_ERROR, DataError, NonFiniteError, NotSavedError
+from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
 from cyxjax.train.hooks import saving
 from tests.support.trainers import VAL, At, X, Y, config, fitted, trainer
 
@@ -186,3 +187,17 @@ def test_a_ledger_swapped_for_a_link_is_told_and_not_followed(tmp_path, capsys):
     assert (tmp_path / "target").read_text() == "mine"
     with pytest.raises(DataError, match="is a link"):
         audit.main([str(tmp_path / "run")])
+
+
+def test_prune_beside_a_running_job_is_refused(tmp_path):
+    """Wherever its checkpoints are, and whether or not it has a run folder."""
+    folder, found = tmp_path / "kept", []
+
+    def prune(info):
+        with pytest.raises(CheckpointError, match=f"{folder.name} .*process {os.getpid()} "):
+            command_checkpoint(["prune", str(folder), "--keep-last", "1"])
+        found.extend(list_steps(folder))
+
+    options = {"checkpoint_dir": str(folder), "checkpoint_every_n_steps": 1, "checkpoint_async": False}
+    fitted(At(3, prune), steps_in_flight=1, steps_per_dispatch=1, epochs=1, **options)
+    assert found == [1, 2]
