@@ -1,7 +1,6 @@
 """The options and the state of a wrapped model, and what it accumulated since its last update."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,8 +150,7 @@ class HeldState:
         """Mean gradients, replicated, from this process's rows."""
         reduced, inner = self.whole.sync
         rows = self._rows(grads)
-        with self._waiting():
-            mean_grads, reduced = self._program()(rows, reduced, self.whole.params)
+        mean_grads, reduced = self._together(self._program(), rows, reduced, self.whole.params)
         self._state = self.whole._replace(sync=(reduced, inner))
         return mean_grads
 
@@ -160,8 +158,7 @@ class HeldState:
         """The next state from this process's rows of gradients: reduction and update in one program."""
         rows = self._rows(grads)
         carried = view.to_global(self._mesh, carried, PER_REPLICA)
-        with self._waiting():
-            self._take(self._stepped(False, self.whole, rows, carried))
+        self._take(self._together(self._stepped, False, self.whole, rows, carried))
 
     def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
         """The next state from mean gradients."""
@@ -185,10 +182,16 @@ class HeldState:
         done = run(rated, *given)
         return done._replace(sync=(done.sync[0], done.sync[1][0]))
 
-    def _waiting(self) -> AbstractContextManager[None]:
-        """Reports to the supervisor a step that waits for other processes; on CPUs dispatch itself waits."""
-        waits = self._mesh.devices.flat[0].platform == "cpu" and jax.process_count() > 1
-        return heartbeat.together(heartbeat.progress().step + 1) if waits else nullcontext()
+    def _together(self, run: Callable[..., Any], *given: Any) -> Any:
+        """`run(*given)`, a program that waits for other processes.
+
+        On CPUs it is waited for here, where the supervisor's watchdog knows of it, not wherever the code of
+        the user reads a number.
+        """
+        if self._mesh.devices.flat[0].platform != "cpu" or jax.process_count() == 1:
+            return run(*given)
+        with heartbeat.together(heartbeat.progress().step + 1):
+            return jax.block_until_ready(run(*given))
 
     def _take(self, state: TrainState) -> None:
         self._state = state

@@ -111,7 +111,7 @@ import cyxjax as cx
 cx.distributed.init()
 x, y = np.ones((4, 3), np.float32), np.zeros(4, np.int32)
 net = linen.Dense(2)
-ddp = cx.distributed.DistributedDataParallel(net.bind(net.init(jax.random.key(0), x)))
+ddp = cx.distributed.DistributedDataParallel(MODEL)
 optimizer, loss = cx.SGDOptimizer(0.1), cx.CrossEntropyLoss()
 for step in range(4):
     if step == 2 and cx.distributed.get_rank() == 1:
@@ -121,9 +121,11 @@ for step in range(4):
 """
 
 
-def test_a_loop_that_one_rank_leaves_is_ended_and_named(tmp_path):
+@pytest.mark.parametrize("model", ["net", "net.bind(net.init(jax.random.key(0), x))"])
+def test_a_loop_that_one_rank_leaves_is_ended_and_named(model, tmp_path):
+    """Also where the model holds no values, which would be read after each step."""
     program = tmp_path / "leaves.py"
-    program.write_text(LEAVES)
+    program.write_text(LEAVES.replace("MODEL", model))
     words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "--log-dir", str(tmp_path), str(program)]
     done = forked.run(words, environment(), 120)
     assert done.returncode == 1, done.stderr

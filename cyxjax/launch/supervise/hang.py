@@ -138,7 +138,8 @@ def _early_end(reports: Mapping[int, Progress], now_s: float) -> Verdict | None:
     return Verdict(
         first,
         f"rank {first} finished at step {reports[first].step}, but {ranks_text(waiting)} cannot go on "
-        f"without it in step {steps}: the ranks ran different numbers of steps",
+        f"without it in step {steps}: the ranks ran different numbers of steps. HINT: give all ranks as "
+        "many batches, and look for calls inside `if rank == ...`",
         early_end=True,
     )
 
