@@ -35,6 +35,25 @@ AnyRank = Callable[[str, bool], bool]
 """(what, mine) -> whether it is true on one rank at least; all ranks call it."""
 
 
+class Wish:
+    """Whether a hook of this rank asks to stop, also one that was asked for before a rollback.
+
+    All ranks learn of it with the next step, or by an exchange where there is none: a rank that stopped alone
+    would leave the others waiting in the next step.
+    """
+
+    def __init__(self, any_rank: AnyRank = lambda what, mine: mine) -> None:
+        self._any_rank, self.to_stop = any_rank, False
+
+    def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:
+        """Whether a hook of any rank asks to stop; `answers`: what those of this rank returned at `name`.
+
+        It also shows if one rank alone called something of all, such as `evaluate`.
+        """
+        self.to_stop |= any(map(stops, answers))
+        return self._any_rank(f"{name} of the callbacks, after step {position.step}", self.to_stop)
+
+
 def fit(
     program: Program,
     feed: Feed,
@@ -47,7 +66,7 @@ def fit(
     evaluations: Evaluations = EACH_EPOCH,
     max_steps: int | None = None,
     follow: Follow = lambda now: None,
-    any_rank: AnyRank = lambda what, mine: mine,
+    wish: Wish | None = None,
 ) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; the moment
     it ended.
@@ -58,7 +77,7 @@ def fit(
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
-    moment, wish = start, _Wish(any_rank)
+    moment, wish = start, wish or Wish()
     stop = wish.on_any_rank("on_start", start.position, [hook.on_start(start) for hook in hooks])
     stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
     look = program.check.watch()
@@ -113,7 +132,7 @@ def _epoch(
     max_steps: int | None,
     follow: Follow,
     look: Callable[[np.ndarray], None],
-    wish: "_Wish",
+    wish: Wish,
 ) -> tuple[RunState, bool, bool, bool]:
     """After the rest of the epoch: (moment, whether the feed called its step the last, to stop, to save)."""
     position, state, sums = moment
@@ -202,7 +221,7 @@ def _dispatches(
 
 
 def _look(
-    program: Program, feed: Feed, moment: RunState, hooks: list[Hook], wish: "_Wish"
+    program: Program, feed: Feed, moment: RunState, hooks: list[Hook], wish: Wish
 ) -> tuple[TrainState, bool]:
     """(the state to go on from, whether to stop) after an evaluation within an epoch."""
     info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
@@ -229,23 +248,6 @@ def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
         report_progress(moment.position.step, "checkpoint")
         moment = moment._replace(state=hook.on_state(moment) or moment.state)
     return moment
-
-
-class _Wish:
-    """Whether a hook of this rank asks to stop. All ranks learn of it with the next step, or by an exchange
-    where there is none: a rank that stopped alone would leave the others waiting in the next step.
-    """
-
-    def __init__(self, any_rank: AnyRank) -> None:
-        self._any_rank, self.to_stop = any_rank, False
-
-    def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:
-        """Whether a hook of any rank asks to stop; `answers`: what those of this rank returned at `name`.
-
-        It also shows if one rank alone called something of all, such as `evaluate`.
-        """
-        self.to_stop |= any(map(stops, answers))
-        return self._any_rank(f"{name} of the callbacks, after step {position.step}", self.to_stop)
 
 
 def _asked(hooks: list[Hook], to_stop: bool) -> tuple[float, bool]:

@@ -108,6 +108,7 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
 def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     """From `start` to the end, back to a checkpoint in between if the configuration says so."""
     settings, course, timed = fit.plan.settings, fit.plan.settings.course, timed_hooks(fit)
+    wish = loop.Wish(partial(on_any_rank, fit.plan.group))
 
     def once(begin: RunState) -> RunState:
         with translated(OutOfMemoryError):
@@ -122,7 +123,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 evaluations=course.evaluations,
                 max_steps=course.max_steps,
                 follow=fit.run.follow,
-                any_rank=partial(on_any_rank, fit.plan.group),
+                wish=wish,
             )
 
     go_back = lambda good_step: _saved(fit, start, good_step)  # noqa: E731

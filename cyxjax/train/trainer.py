@@ -202,6 +202,8 @@ class DistributedTrainer:
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:
         """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
+
+        The next `fit` goes on from its epoch, up to `epochs` in all.
         Raises: CheckpointError if there is none, or it is of another model.
         """
         self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below

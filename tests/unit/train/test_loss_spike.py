@@ -165,6 +165,20 @@ def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
     assert history.total_time_seconds == 14 + history.num_steps - 10 < 25
 
 
+def test_a_stop_that_a_callback_asked_for_outlives_a_rollback(tmp_path):
+    class Once(Hook):
+        """Asks after 14 steps; the rollback comes with the numbers of step 15, before all ranks know."""
+
+        steps = 0
+
+        def on_step(self, info):
+            self.steps += 1
+            return self.steps == 14
+
+    history = fit(tmp_path, Once(), steps_per_dispatch=1).history
+    assert (history.rollback_steps, history.stopped_by, history.num_steps) == ([5], "callback", 10)
+
+
 def test_a_trace_under_way_goes_on_over_a_rollback(tmp_path, capsys):
     fit(tmp_path, profile="12:15")  # the rollback comes with the numbers of step 15
     assert "Profile of steps 12 to 14" in capsys.readouterr().out
