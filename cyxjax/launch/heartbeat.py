@@ -188,7 +188,7 @@ DEFAULTS = {"init": 600.0, "compile": 1800.0, "eval": 1800.0, "checkpoint": 1800
 class Limits:
     """Seconds without progress before a rank counts as stuck.
 
-    progress_s: for the phases data, step and collective; None scales it from the median step, max(30 s,
+    progress_s: for the phases data, step and collective; None scales it from the median step, max(2 min,
     20 x median), once 20 steps are known; 0 turns the watchdog off. by_phase: overrides and the others.
     """
 
@@ -224,7 +224,7 @@ class Limits:
             return max(self.progress_s, compiling) or None  # the first step compiles
         if step_s is None or progress.phase not in ("data", "step", "collective"):
             return None
-        return max(30.0, 20 * step_s)
+        return max(120.0, 20 * step_s)  # a file server may stall for a minute
 
 
 def _is_seconds(text: str) -> bool:

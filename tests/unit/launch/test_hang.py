@@ -56,8 +56,9 @@ CASES = {
     ),
     "no reports": ([Progress(-1, "idle", 1), Progress()], {"now_s": 1e6}, None),
     "too few steps known": (BOTH, {"now_s": 1e5, "limits": AUTO}, None),
-    "20 steps": (BOTH, {"now_s": 170, "limits": AUTO, "step_s": 4.0}, None),
-    "more than 20 steps": (BOTH, {"now_s": 181, "limits": AUTO, "step_s": 4.0}, 1),
+    "20 steps": (BOTH, {"now_s": 290, "limits": AUTO, "step_s": 10.0}, None),
+    "more than 20 steps": (BOTH, {"now_s": 301, "limits": AUTO, "step_s": 10.0}, 1),
+    "short steps": (BOTH, {"now_s": 210, "limits": AUTO, "step_s": 0.01}, None),
 }
 
 
