@@ -68,7 +68,7 @@ def test_two_plateaus_lower_one_learning_rate(tmp_path):
 
 
 def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():
-    """The launcher ends a rank that is half a minute in a step."""
+    """The launcher ends a rank that is two minutes in a step."""
     seen = []
 
     class Draws(cx.Callback):
