@@ -83,14 +83,17 @@ def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable
 def newest_to_go_back_to(
     checkpointer: Checkpoints, good_step: int, counts: Callable[[Position], bool]
 ) -> int | None:
-    """The newest step with a checkpoint that is `good_step` or before, and counts; None if none is."""
-    for step in reversed(checkpointer.steps()):
+    """The newest step with a checkpoint that is `good_step` or before, and counts; None if none is.
+
+    Where there is none, the step after it: that its update is the cause is possible, no more.
+    """
+    steps = []
+    for step in checkpointer.steps():
         assert checkpointer.directory is not None  # it has steps
-        if step <= good_step and counts(
-            place_of(read_manifest(step_folder(checkpointer.directory, step)).meta)
-        ):
-            return step
-    return None
+        folder = step_folder(checkpointer.directory, step)
+        if step <= good_step + 1 and counts(place_of(read_manifest(folder).meta)):
+            steps.append(step)
+    return max([step for step in steps if step <= good_step] or steps, default=None)
 
 
 def _past(saved: RunState | None, error: BadStepError) -> RunState:

@@ -234,6 +234,11 @@ def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
     assert "abandoned" not in names[0]
 
 
+def test_a_checkpoint_of_the_step_before_the_first_high_loss_is_better_than_none(tmp_path):
+    one = fit(tmp_path, checkpoint_every_n_steps=4, keep_last=1, keep_best=0)  # of step 12; 13 to 15 are high
+    assert one.history.rollback_steps == [3]
+
+
 def test_an_epoch_of_which_a_rollback_leaves_no_step_has_no_mean(tmp_path):
     x, y = data(without=range(BAD + 1, STEPS))  # the bad batch is the epoch's last
     calm = np.where(abs(y) > 100, y / 1e4, y)
