@@ -41,9 +41,11 @@ class TerminateOnNaN(Hook):
         total, weight = info.sums[0].tolist()
         self._left_out = 0 if weight else self._left_out + 1
         if self._left_out >= self._patience:
+            first, last = info.position.step - self._left_out + 1, info.position.step
+            steps = f"step {last}" if first == last else f"steps {first} to {last}"
             raise NonFiniteError(
-                f"the gradients of the last {self._left_out} steps, up to {info.position.step}, were not "
-                "finite and all were left out. HINT: look for NaN in the data, or train in bfloat16.",
+                f"the gradients of {steps} were not finite, and none was applied. "
+                "HINT: look for NaN in the data, or train in bfloat16.",
                 info.position,
             )
         loss = total / max(weight, 1)
