@@ -121,6 +121,9 @@ class Rendezvous:
                 f"this port belongs to job {job.run_id or '(unnamed)'!r}, {hello} is of job "
                 f"{hello.run_id or '(unnamed)'!r}. HINT: give each job its own MASTER_PORT."
             )
+        # Without launchers hosts count restarts for themselves: fewer of them (a host replaced) are no fault.
+        if job.is_led and hello.generation < job.generation:
+            return f"start {hello.generation} is over, this is start {job.generation}"
         if hello.world_size != job.world_size:
             why = (
                 f"ranks differ in WORLD_SIZE: {hello.world_size} on rank {hello.rank}, {job.world_size} on "
@@ -132,9 +135,6 @@ class Rendezvous:
             return why
         if not 0 <= hello.rank < job.world_size:
             return f"{hello} is outside WORLD_SIZE={job.world_size}. HINT: ranks are 0 to WORLD_SIZE - 1."
-        # Without launchers hosts count restarts for themselves: fewer of them (a host replaced) are no fault.
-        if job.is_led and hello.generation < job.generation:
-            return f"start {hello.generation} is over, this is start {job.generation}"
         if hello.rank in self.here:
             return (
                 f"RANK={hello.rank} is taken: {self.here[hello.rank].hello} was here before {hello}. "

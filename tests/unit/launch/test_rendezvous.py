@@ -12,8 +12,9 @@ from cyxjax.launch import connect
 from cyxjax.launch.group import client, ports, server
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.group.rendezvous import Job, Rendezvous
 from cyxjax.launch.topology import Topology
-from tests.support.meeting import Meeting, by_hand
+from tests.support.meeting import RANK, Meeting, by_hand
 from tests.support.programs import free_port
 from tests.support.waiting import until
 
@@ -95,6 +96,16 @@ def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(meet):
     members[1]._channel.close()
     assert until(lambda: list(broken.first.ranks.here) == [0], 30)
     assert "did not admit rank 1" in broken.join_all(1, timeout_ms=300)[0]  # not: taken
+
+
+@pytest.mark.parametrize(("led", "ended"), [(True, 0), (False, 1)])
+def test_a_late_rank_of_an_earlier_start_and_size_ends_no_start_that_launchers_lead(led, ended):
+    server, here, late = Mock(), Mock(), Mock()
+    start = Rendezvous(Job(3, "job", generation=1, is_led=led), Mock(), server, Mock())
+    start.welcome(here, RANK | {"world_size": 3, "generation": 1})
+    start.welcome(late, RANK | {"rank": 1})
+    assert server.refuse.call_args.args[0] is late
+    assert (here.send.call_count, len(start.here)) == (ended, 1 - ended)
 
 
 def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(meet, monkeypatch):
