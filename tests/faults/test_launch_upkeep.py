@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK
+from cyxjax.launch.failure import record as records
+from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.heartbeat import Reporter
+from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.scratch import KEPT_RECORDS
 from cyxjax.launch.supervise.worker import Files, Worker
+from cyxjax.launch.supervise.worker_group import WorkerGroup
 from tests.support.launching import IGNORING, launch, start, under_way, until
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
 
@@ -142,6 +147,18 @@ def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
         said = process.communicate()[0]
     assert process.returncode == EXIT_OK, said
     assert newest_step(config) == 2 * STEPS_PER_EPOCH, said
+
+
+def test_a_start_whose_number_comes_again_knows_nothing_of_the_one_before(tmp_path):
+    """A first host that is started anew counts from 0; the other launchers keep their folders."""
+    with WorkerGroup(parse(["--no-python", "sh", "-c", "kill -9 $$"], os.environ), os.environ) as group:
+        before = Files.within(group.folder, 0, 0)
+        Reporter(before.beat).report(7, "step")
+        records.save(ErrorRecord(0, "ValueError", "of the start before"), before.error)
+        Path(before.stacks).write_text("of the start before")
+        start = group.run(group.options.place, 0)
+        assert (start.step, start.workers[0].stacks()) == (-1, "")
+    assert [record.type for record in start.records] == ["SIGKILL"]
 
 
 @pytest.mark.parametrize("number", range(20))

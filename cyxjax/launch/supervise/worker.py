@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
 from cyxjax.files import redact, text_in
@@ -39,6 +39,12 @@ class Files:
     def within(cls, folder: str, rank: int, start: int) -> "Files":
         stem = os.path.join(folder, f"start_{start}_rank_{rank}")
         return cls(f"{stem}.beat", f"{stem}.error.json", f"{stem}.stacks")
+
+    def remove(self) -> None:
+        """Removes what an earlier start of this number left: a first host that is lost counts anew."""
+        for path in astuple(self):
+            with suppress(OSError):
+                os.unlink(path)
 
 
 def environment(

@@ -118,6 +118,7 @@ class WorkerGroup:
     def _spawn(self, place: LocalRanks, local_rank: int, number: int) -> Worker:
         rank = place.base_rank + local_rank
         files = Files.within(self._scratch.path, rank, number)
+        files.remove()
         prefix = f"[rank {rank}] " if place.world_size > 1 else ""
         variables = environment(place, local_rank, number, files, self._env, self._detected_s)
         worker = Worker(
