@@ -56,6 +56,14 @@ def test_the_first_host_takes_the_job_with_it(elastic):
     assert "the first host leaves" in second.err
 
 
+def test_a_save_that_fails_when_a_host_joins_is_an_error_of_the_job(elastic):
+    first = elastic.add(ON_TERM="fail to save")
+    elastic.wait_for_start(0)
+    second = elastic.add()
+    assert (first.wait().code, second.wait().code) == (EXIT_USER_ERROR, EXIT_USER_ERROR), first.err
+    assert first.first["type"] == "CheckpointError"
+
+
 def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(elastic):
     first, second = elastic.add(), elastic.add(DISTRIBUTED_TIMEOUT_MS=60000)
     elastic.wait_for_start(0)

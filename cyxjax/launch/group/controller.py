@@ -227,16 +227,17 @@ class Controller:
         """What follows a start: the end of the job, or another start when the delay of a restart is over."""
         hows, failure = set(done.ended.values()), done.failure
         asked = "left" in hows
+        has_error = failure is not None and not failure.secondary
         if hows == {"ok"} and not done.lost:
             self.finish(EXIT_OK)
-        elif not self.size.is_fixed and (done.changed or asked):
+        elif not self.size.is_fixed and (done.lost or ((done.changed or asked) and not has_error)):
             return
-        elif "interrupted" in hows and (failure is None or failure.secondary):
+        elif "interrupted" in hows and not has_error:
             self.finish(EXIT_INTERRUPT, "a rank was interrupted, and the job ends with it")
-        elif failure is None or (asked and failure.secondary):
+        elif failure is None or (asked and not has_error):
             self.finish(EXIT_PREEMPTED, "a host was asked to stop, and the job ends with it" if asked else "")
         else:
-            decision = self._budget.decide(failure, done.step, asked_to_end=asked)
+            decision = self._budget.decide(failure, done.step, asked_to_end=asked and self.size.is_fixed)
             alone = done.num_hosts + len(done.lost) == 1
             line = decision.line if alone else f"{describe(failure)}; {decision.line}"
             for host in self.hosts:

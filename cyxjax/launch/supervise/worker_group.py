@@ -163,15 +163,15 @@ class WorkerGroup:
     def _note_end(self, start: Start, worker: Worker) -> None:
         """Files how `worker` ended. Ranks that we killed have nothing to say.
 
-        A signal that asks for a stop and has ended one rank is obeyed as one to this process. After a signal
-        only an error of ours counts, such as a checkpoint that could not be saved.
+        A signal that asks for a stop and has ended one rank is obeyed as one to this process. Once the ranks
+        are asked to end only an error of ours counts, such as a checkpoint that could not be saved.
         """
         if worker.rank in start.killed:
             return
         if worker.returncode == EXIT_OK:
             start.note_clean_end(worker.rank)
         elif start.is_asked_to_end:
-            record = worker.record(start.number) if start.signalled is not None else None
+            record = worker.record(start.number)
             if record is not None and record.says_all and not record.secondary:
                 start.note(record, within_s=self.options.grace_s)
         elif (number := worker.stopped_by()) is not None:

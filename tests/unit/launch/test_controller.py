@@ -187,6 +187,20 @@ def test_an_elastic_job_goes_on_with_the_hosts_that_are_left_at_no_cost():
     assert job.code is None
 
 
+@pytest.mark.parametrize(("restarts", "code"), [(0, EXIT_USER_ERROR), (1, None)])
+@pytest.mark.parametrize("change", ["another host joins", "a host leaves"])
+def test_an_error_while_an_elastic_job_changes_its_size_is_an_error(restarts, code, change):
+    job, first, second = Job(Size(1, 3), restarts), Member("a", 0), Member("b")
+    job.join(first, second)
+    job.pass_time(2.0)
+    if change == "another host joins":
+        job.join(Member("c"))
+    job.end(second, 0, "preempted" if change == "another host joins" else "left")
+    job.end(first, 0, "failed", 3, boom(0))  # a save that failed, say
+    assert "rank 0 failed on host b" in job.sent(first, "decided")[0]
+    assert job.code == code
+
+
 def test_below_the_fewest_an_elastic_job_waits_for_another_host_and_then_ends():
     job, first, second = Job(Size(2, 3)), Member("a", 0), Member("b")
     job.join(first, second)
