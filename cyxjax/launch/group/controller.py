@@ -23,6 +23,7 @@ from cyxjax.launch.output import ranks_text
 LAST_CALL_S = 2.0  # after a host joined: time for others to join with it
 LINE_EVERY_S = 10.0
 NAMED = 16  # of the hosts in a line
+ASKED = "a host was asked to stop, and the job ends with it"
 
 
 class Orders(Protocol):
@@ -124,12 +125,12 @@ class Controller:
         self.act(now)
 
     def hear(self, host: Member, message: Message, now: float) -> None:
-        """A host says how the ranks of the start have ended there (see end_message)."""
+        """A host says how the ranks of the start have ended there (see end_message), or that it leaves."""
         current = self._start
         if current is not None and message.get("ended") == current.number and host in current.running:
             current.note_end(host, message, now)
-            if message["how"] == "left":  # its connection ends a moment later
-                self._forget(host)
+        if message.get("how") == "left":  # its connection ends a moment later
+            self._leave(host)
         self.act(now)
 
     def act(self, now: float) -> None:
@@ -213,6 +214,14 @@ class Controller:
             del self.hosts[host]
             self._num_ranks -= host.nproc
 
+    def _leave(self, host: Member) -> None:
+        """Ends a fixed job that cannot be started again without `host`."""
+        self._forget(host)
+        if self._start is not None:
+            self._start.note_leaving(host)
+        elif self.size.is_fixed and not self.size.choose(self.hosts):
+            self.finish(EXIT_PREEMPTED, ASKED)
+
     def _ask_to_end(self, current: GroupStart, why: str, *, polite: bool) -> None:
         if current.ordered:  # a rack that fails is many losses: one order to the others is enough
             return
@@ -235,7 +244,7 @@ class Controller:
         elif "interrupted" in hows and not has_error:
             self.finish(EXIT_INTERRUPT, "a rank was interrupted, and the job ends with it")
         elif failure is None or (asked and not has_error):
-            self.finish(EXIT_PREEMPTED, "a host was asked to stop, and the job ends with it" if asked else "")
+            self.finish(EXIT_PREEMPTED, ASKED if asked else "")
         else:
             decision = self._budget.decide(failure, done.step, asked_to_end=asked and self.size.is_fixed)
             alone = done.num_hosts + len(done.lost) == 1

@@ -8,6 +8,7 @@ from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_SECONDARY, EXIT
 from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group.protocol import Message
 
+NO_START = -1  # stands for the number of a start where a host leaves between two
 FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice and report it
 # What a host sends of its first error: what decisions need.
 _SENT = ("rank", "type", "message", "secondary", "exit_code", "host", "start", "step", "at_s", "source")
@@ -75,6 +76,12 @@ class GroupStart:
             self.follow_by = min(self.follow_by, now + FOLLOW_S)
         self.ended[host], self.step = how, max(self.step, step)
         del self.running[host]
+
+    def note_leaving(self, host: Member) -> None:
+        """Files that `host` was asked to stop, also before its ranks have begun or after they have ended."""
+        if host in self.running or host in self.ended:
+            self.running.pop(host, None)
+            self.ended[host] = "left"
 
     def note_loss(self, host: Member) -> None:
         """Leaves out a host that has gone."""

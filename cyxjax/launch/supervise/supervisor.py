@@ -17,7 +17,7 @@ from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group import client
 from cyxjax.launch.group.controller import Size
 from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
-from cyxjax.launch.group.group_start import end_message
+from cyxjax.launch.group.group_start import NO_START, end_message
 from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.options import Options
 from cyxjax.launch.output import ranks_text
@@ -76,6 +76,10 @@ class Supervisor:
                     code = self._one_start(channel, message)
                 if code is not None:
                     return code
+        except Stopped:
+            with suppress(OSError):  # the first host is gone
+                channel.send(end_message(NO_START, "left", -1))
+            raise
         finally:
             channel.close()
 

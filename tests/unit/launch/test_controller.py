@@ -1,6 +1,7 @@
 """The policy of a job as a state machine, and launchers as the first host sees them over real sockets."""
 
 import json
+import signal
 
 import pytest
 
@@ -16,9 +17,11 @@ from cyxjax.errors import (
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import group_start
 from cyxjax.launch.group.controller import Controller, Size
-from cyxjax.launch.group.group_start import Budget, GroupStart, Member, end_message
+from cyxjax.launch.group.group_start import NO_START, Budget, GroupStart, Member, end_message
 from cyxjax.launch.group.protocol import MAX_LINE, encode
-from tests.support.meeting import Meeting
+from cyxjax.launch.options import parse
+from cyxjax.launch.supervise.supervisor import Supervisor
+from tests.support.meeting import TOKEN, Meeting
 
 
 class Job:
@@ -161,6 +164,32 @@ def test_a_host_that_is_asked_to_stop_ends_a_fixed_job_without_a_restart(how, ot
     job.end(b, 0, how)
     job.end(a, 0, "failed" if other else "preempted", 3, other)
     assert job.code == code
+
+
+@pytest.mark.parametrize(
+    ("size", "spares", "code"),
+    [(Size(world_size=3), 0, EXIT_PREEMPTED), (Size(world_size=3), 1, None), (Size(1, 2), 0, None)],
+)
+def test_a_host_that_leaves_between_two_starts_ends_a_fixed_job_that_has_no_other_for_it(size, spares, code):
+    base = 2 if size.is_fixed else -1
+    job, a, b = Job(size, restarts=9), Member("a", 0, 2), Member("b", base)
+    job.join(a, b, *(Member("c", base) for _ in range(spares)))
+    for number in range(2):  # the second restart comes after a delay
+        for host in (a, b):
+            job.end(host, number, "failed", 3, boom(source=f"line {number}"))
+    job.end(b, NO_START, "left", -1)
+    assert job.code == code
+    assert job.sent(a, "over") == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize("moment", ["before its ranks begin", "after they have failed"])
+def test_a_host_that_leaves_while_only_others_run_ranks_ends_a_fixed_job(moment):
+    job, a, b = pair(restarts=9)
+    if moment == "after they have failed":
+        job.end(b, 0, "failed", 3, FOLLOWS)
+    job.end(b, NO_START, "left", -1)
+    job.end(a, 0, "failed", 3, FOLLOWS)
+    assert (job.code, job.starts) == (EXIT_PREEMPTED, [(0, 3)])
 
 
 def test_an_elastic_job_goes_on_with_the_hosts_that_are_left_at_no_cost():
@@ -327,6 +356,17 @@ def test_a_second_launcher_of_the_same_ranks_waits_for_the_first_to_go(first):
     assert [first.own.next().get("start"), first.own.next().get("end")] == [0, 0]
     first.own.send(end_message(0, "preempted", 3))
     assert second.next()["decided"].startswith("host h is gone; not started again")
+
+
+def test_a_launcher_that_is_asked_to_stop_while_it_waits_for_others_tells_the_first_host():
+    first = Meeting(3, Size(world_size=3))
+    words = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--run-id", "job"]
+    words += ["--master-port", str(first.port), "--no-python", "true"]
+    host = Supervisor(parse(words, {"CYXJAX_TOKEN": TOKEN}), {})
+    host._workers.put(signal.SIGTERM)
+    assert host.run() == EXIT_PREEMPTED
+    assert first.own.next()["over"] == EXIT_PREEMPTED
+    first.close()
 
 
 def test_a_launcher_is_refused_where_ranks_were_started_by_hand():
