@@ -227,7 +227,15 @@ def text_of(record: ErrorRecord) -> str:
 
 
 def save_first(first: ErrorRecord, folder: str) -> str:
-    """Writes `first` to `folder`/first_error.json; returns the path. Raises: OSError."""
+    """Writes `first` to `folder`/first_error.json; returns the path.
+
+    Hosts may share the folder, and each writes at the same moment: a consequence takes no record's place.
+    Raises: OSError, FileExistsError for a consequence where a record is there.
+    """
     path = os.path.join(folder, FIRST_ERROR)
-    save(first, path)
+    if not first.secondary:
+        save(first, path)
+        return path
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
+        json.dump(asdict(first), file, indent=1)
     return path

@@ -147,7 +147,7 @@ class Supervisor:
         try:
             path = records.save_first(first, log_dir or self._made_error_folder())
         except OSError as error:
-            path = f"none ({error.strerror})"
+            path = f"none ({error})"
         if log_dir and any(worker.rank == first.rank for worker in start.workers):
             with suppress(OSError), output.open_log(log_dir, first.rank, start.number) as log:
                 log.write(records.text_of(first).encode())

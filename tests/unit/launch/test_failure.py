@@ -67,6 +67,18 @@ def test_the_earliest_cause_comes_first_not_the_earliest_record():
     assert records.of_status(1, 7, EXIT_SECONDARY, Progress(), 0).secondary  # it left no record
 
 
+def test_in_a_folder_that_hosts_share_a_consequence_takes_no_cause_s_place(tmp_path):
+    cause, consequence = (ErrorRecord(rank, "E", "", secondary=bool(rank)) for rank in range(2))
+    path = records.save_first(consequence, str(tmp_path))
+    assert records.load(path) == consequence
+    assert os.stat(path).st_mode & 0o077 == 0
+    records.save_first(cause, str(tmp_path))
+    with pytest.raises(FileExistsError) as raised:
+        records.save_first(consequence, str(tmp_path))
+    assert raised.value.filename == path
+    assert records.load(path) == cause
+
+
 class Ended:
     """A rank of a start, as far as its end is concerned."""
 
