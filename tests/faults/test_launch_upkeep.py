@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK
+from cyxjax.launch import output
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Reporter
@@ -159,6 +160,18 @@ def test_a_start_whose_number_comes_again_knows_nothing_of_the_one_before(tmp_pa
         start = group.run(group.options.place, 0)
         assert (start.step, start.workers[0].stacks()) == (-1, "")
     assert [record.type for record in start.records] == ["SIGKILL"]
+
+
+def test_a_rank_whose_log_file_cannot_be_opened_runs_without_it(tmp_path, capfd):
+    (tmp_path / "start_1").touch()  # as on a full disk no folder can be made
+    words = ["--log-dir", str(tmp_path), "--no-python", "echo", "hello"]
+    with WorkerGroup(parse(words, os.environ), os.environ) as group:
+        starts = [group.run(group.options.place, number) for number in range(2)]
+    assert [start.workers[0].returncode for start in starts] == [EXIT_OK] * 2
+    output.flush()
+    shown = capfd.readouterr()
+    assert shown.out == "hello\n" * 2
+    assert shown.err.count(str(tmp_path / "start_1")) == 1
 
 
 @pytest.mark.parametrize("number", range(20))

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
+from cyxjax.files import describe
 from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.group import ports
@@ -53,6 +54,7 @@ class Coordinator:
         self.ranks: Rendezvous | None = None  # of the start that is open
         self._of_start = ExitStack()  # ends the open start's service, or frees the port kept for it
         self._folder: str | None = None
+        self.error: Exception | None = None  # that ends this host's launcher, and the job on all hosts
         # Loading jaxlib takes 0.1 s, which the ranks need anyway to start; they are started first. No daemon:
         # a process that ends while a thread loads native code may abort.
         self._load = threading.Timer(LOAD_AFTER_S, jax_private.can_serve)
@@ -176,7 +178,10 @@ class Hosts:
 
     def close(self) -> None:
         """Ends the job for the hosts that are still here, and their connections."""
-        self.controller.finish(EXIT_PREEMPTED, "the first host leaves, and the job ends with it")
+        code, why = EXIT_PREEMPTED, "the first host leaves, and the job ends with it"
+        if (error := self._first.error) is not None:
+            code, why = EXIT_INFRASTRUCTURE, f"the launcher of the first host failed: {describe(error)}"
+        self.controller.finish(code, why)
         for peer in list(self._peers.values()):
             self._first.server.drop(peer)
 

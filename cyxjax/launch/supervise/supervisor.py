@@ -52,6 +52,10 @@ class Supervisor:
                 if self._failed is not None:
                     self._show("not started again: it was asked to end")
                 return _code_after(stopped.number)
+            except Exception as error:
+                if self._first is not None:
+                    self._first.error = error
+                raise
             finally:
                 if self._first is not None:
                     self._first.end()

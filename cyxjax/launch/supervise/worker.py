@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
+from typing import BinaryIO
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
 from cyxjax.files import redact, text_in
@@ -93,7 +94,11 @@ class Worker:
         self.rank, self.files = rank, files
         self.returncode: int | None = None
         self._reaping = threading.Lock()  # while it is held, the pid is the rank's or nobody's
-        self._log = output.open_log(log_dir, rank, start) if log_dir else None
+        self._log: BinaryIO | None = None
+        try:
+            self._log = output.open_log(log_dir, rank, start) if log_dir else None
+        except OSError as error:  # a full disk must not end the job
+            output.say(f"rank {rank} has no log file: {error}")
         with processes.held_back():
             self._process = subprocess.Popen(
                 processes.tether(command, os.getpid()),

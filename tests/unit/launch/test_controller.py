@@ -2,6 +2,8 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,13 +17,15 @@ from cyxjax.errors import (
     EXIT_USER_ERROR,
 )
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.group import group_start
+from cyxjax.launch.group import client, group_start
 from cyxjax.launch.group.controller import Controller, Size
 from cyxjax.launch.group.group_start import NO_START, Budget, GroupStart, Member, end_message
 from cyxjax.launch.group.protocol import MAX_LINE, encode
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.supervisor import Supervisor
+from cyxjax.launch.supervise.worker_group import WorkerGroup
 from tests.support.meeting import TOKEN, Meeting
+from tests.support.programs import free_port
 
 
 class Job:
@@ -367,6 +371,24 @@ def test_a_launcher_that_is_asked_to_stop_while_it_waits_for_others_tells_the_fi
     assert host.run() == EXIT_PREEMPTED
     assert first.own.next()["over"] == EXIT_PREEMPTED
     first.close()
+
+
+def test_an_error_of_the_first_host_s_launcher_ends_the_job_with_it_on_all_hosts(monkeypatch):
+    monkeypatch.setattr(WorkerGroup, "run", Mock(side_effect=OSError("no room")))
+    port = free_port()
+    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--run-id", "job"]
+    words += ["--master-port", str(port), "--max-restarts", "3", "--no-python", "true"]
+    first = Supervisor(parse(words, {"CYXJAX_TOKEN": TOKEN}), {})
+    hello = {"host": "h", "nproc": 1, "base_rank": 1, "world_size": 2, "run_id": "job"}
+    where = client.Server("127.0.0.1", port, TOKEN, 10.0, "host h", "the test")
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(client.connect, where, hello, print)
+        with pytest.raises(OSError, match="no room"):
+            first.run()
+        [over] = [message for message in iter(other.result().next, None) if "over" in message]
+        other.result().close()
+    assert over["over"] == EXIT_INFRASTRUCTURE
+    assert "no room" in over["why"]
 
 
 def test_a_launcher_is_refused_where_ranks_were_started_by_hand():
