@@ -16,7 +16,7 @@ from cyxjax.train.checks import order as checks
 from cyxjax.train.comparison import changed_files
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.predicting import Source, predict_all, with_nan_warning
+from cyxjax.train.feeding.predicting import Source, predict_all
 from cyxjax.train.plan import plan_of_checkpoint, plan_without_data
 from cyxjax.train.program import Recipe
 from cyxjax.train.run_state import Run
@@ -54,8 +54,7 @@ def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
     plan, program = run.begun()
     each = batch_size or plan.settings.step.batch.batch_size
     state = program.consensus(run.state.state)
-    outputs = predict_all(program.predict_step, state, plan.group.mesh, source, each)
-    return with_nan_warning(outputs, plan.group.topology.is_master)
+    return predict_all(program.predict_step, state, plan.group.mesh, source, each)
 
 
 def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup, remat: str) -> None:

@@ -14,7 +14,6 @@ from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replic
 from cyxjax.core.step import TrainState
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError, DesyncError
-from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
 
 PyTree = Any
@@ -96,24 +95,6 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: S
     if not parts:
         raise DataError("nothing to predict: 0 samples. HINT: check the filter they came from.")
     return jax.tree.map(lambda *p: np.concatenate(p) if p[0].ndim else p[0], *parts)
-
-
-def with_nan_warning(outputs: PyTree, is_master: bool) -> PyTree:
-    """`outputs`; rank 0 warns of rows that are NaN, for which argmax would give class 0."""
-    rows = [
-        np.isnan(leaf.reshape(len(leaf), -1)).any(1) for leaf in jax.tree.leaves(outputs) if _is_real(leaf)
-    ]
-    bad = np.flatnonzero(np.any(rows, 0)) if rows else np.zeros(0, np.int64)
-    if bad.size and is_master:
-        warn_on_stderr(
-            f"WARNING: predict: the outputs of {bad.size} of {len(rows[0])} rows are NaN, the first is row "
-            f"{bad[0]}, counted from 0. HINT: look for NaN in that row; argmax would call it class 0."
-        )
-    return outputs
-
-
-def _is_real(leaf: np.ndarray) -> bool:
-    return leaf.ndim > 0 and jax.numpy.issubdtype(leaf.dtype, np.floating)  # bfloat16 too
 
 
 def _predicted(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
-from cyxjax.train.hooks.hook import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook
 
 _META = "stream_places"
 _KEPT = 1024  # steps under way and read ahead are fewer
@@ -76,19 +76,13 @@ class StreamPositions:
         self._noted = {(epoch, step): StreamPosition(epoch, step, samples, ranks[0 if shared else rank])}
 
 
-class PositionHook(Hook):
+class PositionHook(SavingHook):
     """Gathers the places whenever the run is saved. Stands before the hook that saves."""
 
     def __init__(self, positions: StreamPositions, group: ProcessGroup):
         self._positions, self._group = positions, group
 
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving
-
     def on_state(self, moment: RunState) -> None:
-        self._positions.gather(moment.position, self._group)
-
-    def on_end(self, moment: RunState, finished: bool) -> None:
         self._positions.gather(moment.position, self._group)
 
 

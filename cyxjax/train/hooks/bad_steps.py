@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from cyxjax.core.mesh import local_value
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import LossSpikeError, NonFiniteError
-from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
 from cyxjax.train.settings import GuardPolicy
 
 LOSS_SPIKE = "loss_spike"  # of a checkpoint: what the hook has seen
@@ -26,7 +26,7 @@ def _are_finite(params: PyTree) -> jax.Array:
     return reduce(jnp.logical_and, finite, jnp.bool_(True))
 
 
-class TerminateOnNaN(Hook):
+class TerminateOnNaN(SavingHook):
     """Ends the run with an error when a step's loss is NaN or infinite, when parameters that are to be saved
     are, or when so many steps in a row were left out that no loss scale is to blame; equal on all ranks."""
 
@@ -57,9 +57,6 @@ class TerminateOnNaN(Hook):
                 info.position,
             )
 
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving
-
     def on_state(self, moment: RunState) -> None:
         # A gradient that is not finite, of a loss that is: the next step's loss would say so, after the save.
         if not bool(local_value(_are_finite(moment.state.params))):
@@ -69,9 +66,6 @@ class TerminateOnNaN(Hook):
                 "out; look for roots and logarithms of 0 in the loss.",
                 moment.position,
             )
-
-    def on_end(self, moment: RunState, finished: bool) -> None:
-        self.on_state(moment)
 
 
 class LossSpikeHook(Hook):

@@ -95,6 +95,16 @@ class Hook:
         """The run is over: `finished`, or stopped before its time."""
 
 
+class SavingHook(Hook):
+    """Sees every state that is saved, and the last one."""
+
+    def wants_state(self, position: Position, saving: bool) -> bool:
+        return saving
+
+    def on_end(self, moment: RunState, finished: bool) -> None:
+        self.on_state(moment)
+
+
 class Fed(NamedTuple):
     """One step's batch, and where in the data the run is after it."""
 

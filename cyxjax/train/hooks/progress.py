@@ -12,7 +12,7 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink
-from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
 
 Rate = Callable[[int], float | None]
 """optimizer steps done -> learning rate of the last of them; None where it is not known"""
@@ -23,7 +23,7 @@ def _rate_entry(rate: float | None) -> dict[str, float]:
     return {} if rate is None else {"learning_rate": rate}
 
 
-class HistoryHook(Hook):
+class HistoryHook(SavingHook):
     """Fills the history: one entry an epoch and an evaluation; the totals there, at saves and at the end.
 
     Time begins as it is made.
@@ -93,13 +93,7 @@ class HistoryHook(Hook):
             kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
             self._history.metrics.setdefault(f"{split}_{name}", []).append(kept)
 
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving
-
     def on_state(self, moment: RunState) -> None:
-        self._totals(moment.position)
-
-    def on_end(self, moment: RunState, finished: bool) -> None:
         self._totals(moment.position)
 
     def seconds(self) -> float:
@@ -187,7 +181,7 @@ class RecordHook(Hook):
         return {n: v for n, v in numbers(means).items() if n == "loss" or not math.isnan(v)}
 
 
-class EventsHook(Hook):
+class EventsHook(SavingHook):
     """On every rank, which all make the same states; the log of one rank keeps the events.
 
     facts: what a start says besides its place. Stands after the hook that saves.
@@ -201,9 +195,6 @@ class EventsHook(Hook):
             self._events.log("rollback", **_place(moment))
         else:
             self._events.log("start", **_place(moment), **self._facts())
-
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving
 
     def on_state(self, moment: RunState) -> None:
         self._events.log("save", **_place(moment))

@@ -7,14 +7,14 @@ from typing import Any
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK, MAX_STEPS, MAX_TIME, StopReason, strongest
-from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
 """For how long the last save is tried again: after the end of a run, and after a stop, which a signal with a
 deadline may have asked for."""
 
 
-class CheckpointHook(Hook):
+class CheckpointHook(SavingHook):
     """Saves the run: by epochs, steps, minutes, on request, and at its end."""
 
     def __init__(
@@ -40,9 +40,6 @@ class CheckpointHook(Hook):
     def ask(self) -> tuple[float, bool]:
         late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s
         return 0.0, late or self._requested()
-
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving
 
     def saves_at(self, position: Position) -> bool:
         by_epochs = (
