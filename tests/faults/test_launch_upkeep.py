@@ -16,6 +16,7 @@ from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Reporter
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.scratch import KEPT_RECORDS
+from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.supervise.worker import Files, Worker
 from cyxjax.launch.supervise.worker_group import WorkerGroup
 from tests.support.launching import IGNORING, launch, start, under_way, until
@@ -172,6 +173,13 @@ def test_a_rank_whose_log_file_cannot_be_opened_runs_without_it(tmp_path, capfd)
     shown = capfd.readouterr()
     assert shown.out == "hello\n" * 2
     assert shown.err.count(str(tmp_path / "start_1")) == 1
+
+
+def test_the_record_of_an_earlier_job_goes_when_one_begins(tmp_path):
+    (tmp_path / "first_error.json").touch()
+    options = parse(["--log-dir", str(tmp_path), "--no-python", "true"], os.environ)
+    assert Supervisor(options, os.environ).run() == EXIT_OK
+    assert not (tmp_path / "first_error.json").exists()
 
 
 @pytest.mark.parametrize("number", range(20))

@@ -10,6 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
 from cyxjax.errors import (
@@ -230,12 +231,15 @@ def save_first(first: ErrorRecord, folder: str) -> str:
     """Writes `first` to `folder`/first_error.json; returns the path.
 
     Hosts may share the folder, and each writes at the same moment: a consequence takes no record's place.
-    Raises: OSError, FileExistsError for a consequence where a record is there.
+    Raises: OSError.
     """
     path = os.path.join(folder, FIRST_ERROR)
     if not first.secondary:
         save(first, path)
         return path
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file:
+    with (
+        suppress(FileExistsError),
+        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file,
+    ):
         json.dump(asdict(first), file, indent=1)
     return path

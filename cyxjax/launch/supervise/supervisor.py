@@ -13,7 +13,7 @@ from dataclasses import replace
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED, EXIT_SECONDARY, GroupError
 from cyxjax.launch import output
 from cyxjax.launch.failure import record as records
-from cyxjax.launch.failure.record import ErrorRecord, first_of
+from cyxjax.launch.failure.record import FIRST_ERROR, ErrorRecord, first_of
 from cyxjax.launch.group import client
 from cyxjax.launch.group.controller import Size
 from cyxjax.launch.group.coordinator import Coordinator, warn_without_token
@@ -45,6 +45,9 @@ class Supervisor:
 
     def run(self) -> int:
         """Takes part until the job is over, or a signal asks this host to leave it."""
+        if self._first is not None and self._options.log_dir:
+            with suppress(OSError):  # an earlier job's
+                os.unlink(os.path.join(self._options.log_dir, FIRST_ERROR))
         with self._workers:
             try:
                 return self._take_part()
@@ -151,7 +154,7 @@ class Supervisor:
         try:
             path = records.save_first(first, log_dir or self._made_error_folder())
         except OSError as error:
-            path = f"none ({error})"
+            path = f"none ({error.strerror})"
         if log_dir and any(worker.rank == first.rank for worker in start.workers):
             with suppress(OSError), output.open_log(log_dir, first.rank, start.number) as log:
                 log.write(records.text_of(first).encode())
