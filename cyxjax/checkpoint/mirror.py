@@ -22,8 +22,7 @@ from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import describe, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
-PATIENCE_S, HURRIED_S = 30.0, 8.0
-"""How long the end of a run waits for a store that does not respond: usually, and after a request to stop."""
+PATIENCE_S, HURRIED_S = 30.0, 8.0  # the end waits so long for a store: usually, and after a request to stop
 _MOST_S = 300.0  # for which the end waits for one that does
 _POLL_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -64,9 +63,7 @@ class Mirror:
             return
 
     def fetch(self) -> int | None:
-        """The newest good step of the store, brought here with its logs; None if none is newer than the good
-        ones here.
-
+        """The newest good step of the store, brought here with its logs; None if a good one here is newer.
         Later steps here are of another course: they are kept as `step_*.earlier-*`.
         Raises: ConfigError as `check_bucket`; CheckpointError if the store cannot be read and there is no
             step here to go on from.

@@ -44,8 +44,7 @@ class DistributedTrainer:
     of cyxjax, a function (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model
     returns {"loss": ...}. optimizer: any optax transformation; None where each term of a Task has its own.
     Both may be names of a configuration file: "cross_entropy", "adam". metrics: a `cx.Metrics`, or functions
-    by name. augment: a function (key, x) -> x of one sample's inputs, or several, in training alone. Without
-    a group, one is made from the environment.
+    by name. augment: functions (key, x) -> x of one training sample's inputs. Without a group, one is made.
     """
 
     def __init__(
@@ -202,8 +201,7 @@ class DistributedTrainer:
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:
         """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
-
-        The next `fit` goes on from its epoch, up to `epochs` in all.
+        The next `fit` goes on from there, up to `epochs` in all.
         Raises: CheckpointError if there is none, or it is of another model.
         """
         self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
@@ -234,8 +232,7 @@ class DistributedTrainer:
         return self._group.topology.world_size
 
     def get_model(self) -> Any:
-        """The model as it was given; nnx models and SequentialModel hold the trained values, also when a
-        callback sees an epoch."""
+        """The model as given; nnx models and SequentialModel hold the values trained, in callbacks too."""
         return self._model
 
     @property
