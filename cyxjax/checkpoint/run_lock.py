@@ -38,8 +38,9 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
                 f"HINT: stop what `fuser {path}` lists, or name another folder."
             )
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {pid} on {socket.gethostname()} since {now}".encode(), 0)
+        with suppress(OSError):  # a full disk: saves say so
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {pid} on {socket.gethostname()} since {now}".encode(), 0)
         try:
             yield
         finally:

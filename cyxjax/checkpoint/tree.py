@@ -38,7 +38,7 @@ class HostShare:
 
 
 def is_share(leaf: Any) -> TypeGuard[HostShare]:
-    """Whether `leaf` is a `HostShare`, or as one where its elements are not on the host yet."""
+    """Whether `leaf` is a `HostShare`, or a share of a leaf on the mesh, which has the same attributes."""
     return hasattr(leaf, "is_whole")  # no array has it
 
 

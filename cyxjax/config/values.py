@@ -1,6 +1,5 @@
 """Kinds of values of configuration fields, and the base class of sections (no jax here)."""
 
-import os
 import re
 from collections.abc import Iterable
 from types import UnionType
@@ -20,6 +19,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.files import scientific
 from cyxjax.plugins import is_known, known_or
 
+_SHELL = re.compile(r"\$\{|^\$\w+(/|$)|^~(/|$)")
 _NAMED = {"name", "options"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNITS = {"d": 86400, "h": 3600, "m(?:in)?": 60, "s": 1, "ms": 1e-3, "us": 1e-6}
@@ -96,18 +96,28 @@ def accepts_bool(annotation: Any) -> bool:
     return annotation in (bool, Any) or annotation is True
 
 
-def on_this_machine(path: str | None) -> str | None:
-    """`path`, with `~` and `$NAME` filled in as a shell does.
+def _refuse_shell(value: Any) -> None:
+    """Raises: ValueError for what only a shell fills in, at any depth: it would be taken by the letter."""
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _refuse_shell(part)
+    elif isinstance(value, str) and _SHELL.search(value):
+        raise ValueError(
+            "only a shell fills in `~` and variables; write the whole path, or ${env:NAME} or "
+            "${env:NAME:default} in a file, or give the value on the command line"
+        )
 
-    Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an empty
-        text, which would be taken for the folder one happens to be in.
+
+def on_this_machine(path: str | None) -> str | None:
+    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
+    empty text, which would be taken for the folder one happens to be in.
     """
     if path is not None and (not path.strip() or _SCHEME.match(path)):
         raise ValueError(
             "expected a path of this machine; an address is neither read nor written here (mount it or "
             "copy it; `mirror` names where a run folder is copied to)"
         )
-    return path and os.path.expandvars(os.path.expanduser(path))
+    return path
 
 
 class Strict(BaseModel):
@@ -128,6 +138,8 @@ class Strict(BaseModel):
         field = cls.model_fields[info.field_name]
         if isinstance(value, bool) and not accepts_bool(field.annotation):
             raise ValueError("true/false where another kind of value belongs")
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            _refuse_shell(value)  # a section looks at its own
         return value
 
     if not TYPE_CHECKING:  # a type checker then knows which fields there are

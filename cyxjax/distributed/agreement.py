@@ -156,5 +156,6 @@ def _difference(calls: list[str], leaves: list[dict[str, str]]) -> DesyncError:
         return DesyncError(disagreement("the call they make", dict(enumerate(calls)), hint))
     facts = {n: {f"leaf {name}": what for name, what in one.items()} for n, one in enumerate(leaves)}
     orders = {n: ", ".join(one) for n, one in enumerate(leaves)}
-    why = next(unequal_facts(facts), "") or disagreement("the order of leaves", orders)
+    hint = "build the same model, and pass the same shapes and dtypes, on every rank"
+    why = next(unequal_facts(facts, hint=hint), "") or disagreement("the order of leaves", orders, hint)
     return DesyncError(f"{calls[0]}: {why}")

@@ -85,54 +85,67 @@ class Spawned:
     def join(self, timeout: float | None = None) -> bool:
         """True once all processes have ended well; False if some still run after `timeout` seconds.
 
-        SIGTERM and Ctrl-C stop the processes, which have half a minute to save.
+        SIGTERM and Ctrl-C while it waits stop the processes, which have half a minute to save.
         Raises: SpawnError for the first that failed; SystemExit(143) after SIGTERM. All are gone then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            with _sigterm_raises():
+        with _sigterm_raises():
+            try:
                 while running := self._running:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return False
                     self._raise_first_error()  # before the wait: one that has ended already wakes no wait
                     wait([process.sentinel for process in running], left)
-        except (KeyboardInterrupt, SystemExit):
-            self.stop(SAVE_S)
-            raise
-        except BaseException:
-            self.stop()
-            raise
-        self._raise_first_error()
+                self._raise_first_error()
+            except (KeyboardInterrupt, SystemExit):
+                try:
+                    self._end_processes(SAVE_S)
+                    self._raise_first_error(stopped=True)
+                finally:
+                    self.stop()
+                raise
+            except BaseException:
+                self.stop()
+                raise
         self.stop()
         return True
 
-    def _raise_first_error(self) -> None:
+    def _raise_first_error(self, stopped: bool = False) -> None:
+        """stopped: the ranks were asked to end: only a traceback is an error, of a save that failed, say."""
         failed = {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode}
         files = {rank: self._traceback(rank) for rank in failed}
-        errors = {rank: file.read_text() if file.exists() else "" for rank, file in files.items()}
+        errors = {rank: file.read_text("utf-8") if file.exists() else "" for rank, file in files.items()}
         # A rank that left a traceback comes before one that ended because a peer was lost.
         for rank in sorted(failed, key=lambda r: not errors[r]):
+            if stopped and not errors[rank]:
+                return
             raise SpawnError(
                 rank,
                 f"rank {rank} of the spawned processes ended with exit code {failed[rank]}. {errors[rank]}\n"
                 "HINT: see its traceback, or else what it printed last; -9 is often for want of memory.",
             )
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ends what still runs, by SIGKILL what does after `grace_s`, and frees the port."""
+    def stop(self) -> None:
+        """Ends what still runs, and frees the port."""
+        self._end_processes(GRACE_S)
+        if self._coordinator is not None:
+            self._coordinator.end()
+        self._folder.cleanup()
+
+    def _end_processes(self, grace_s: float) -> None:
+        """Asks what still runs to end; kills what still does after `grace_s`, or at a second signal to us."""
         running = self._running
         for process in running:
             process.terminate()
         limit = time.monotonic() + grace_s
-        for process in running:
-            process.join(max(0.0, limit - time.monotonic()))
-            if process.exitcode is None:  # jax takes SIGTERM for a notice of preemption and goes on
+        try:
+            for process in running:
+                process.join(max(0.0, limit - time.monotonic()))
+        finally:
+            for process in self._running:  # jax takes SIGTERM for a notice of preemption and goes on
                 process.kill()
                 process.join()
-        if self._coordinator is not None:
-            self._coordinator.end()
-        self._folder.cleanup()
 
 
 @contextmanager
@@ -178,7 +191,7 @@ def _run(
     except KeyboardInterrupt:
         sys.exit(1)
     except Exception:
-        traceback_file.write_text(traceback.format_exc())
+        traceback_file.write_text(traceback.format_exc(), "utf-8")
         sys.exit(1)
 
 

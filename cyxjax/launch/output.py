@@ -227,12 +227,12 @@ def disagreement(
     return f"ranks differ in {what}: {shown}. HINT: {hint}."
 
 
-def unequal_facts(facts: Mapping[int, Mapping[str, object]]) -> Iterator[str]:
+def unequal_facts(facts: Mapping[int, Mapping[str, object]], **hint: str) -> Iterator[str]:
     """A `disagreement` for each fact that is not equal on all ranks. facts: by rank, each by name."""
     for name in dict.fromkeys(name for held in facts.values() for name in held):
         values = {rank: str(held.get(name, "(none)")) for rank, held in facts.items()}
         if len(set(values.values())) > 1:
-            yield disagreement(name, values)
+            yield disagreement(name, values, **hint)
 
 
 CLEAR_TO_END = "\x1b[K"

@@ -85,7 +85,7 @@ def newest_to_go_back_to(
 ) -> int | None:
     """The newest step with a checkpoint that is `good_step` or before, and counts; None if none is.
 
-    Where there is none, the step after it: that its update is the cause is possible, no more.
+    Otherwise the step after it, whose update may have caused the spike.
     """
     steps = []
     for step in checkpointer.steps():

@@ -1,7 +1,7 @@
 """One fit from its first step to its end, with rollbacks in between."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from cyxjax.checkpoint.run_lock import locked
@@ -55,11 +55,7 @@ def run_fit(
     console.note(batch_plan_line(batch_size, shares, settings.step.batch.accumulation, more))
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
     keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
-    is_writer = group.topology.is_master and settings.saving.saves
-    alone = (
-        locked(settings.saving.folder) if is_writer else nullcontext()
-    )  # it may lie outside the run folder
-    with StopSignals() as signals, alone, keeping as checkpointer:
+    with StopSignals() as signals, _locked(plan), keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
         spikes = loss_spike_hooks(settings.guard, run.restored.get(LOSS_SPIKE, {}))
         folder = settings.run_folder if settings.report else None
@@ -83,6 +79,14 @@ def run_fit(
         HistoryHook(history, program.learning_rate).add_row(cut_short)
     history.skipped_steps = int(local_value(program.sync.skipped(end.state.sync)))
     return unsaved
+
+
+def _locked(plan: Plan) -> AbstractContextManager[None]:
+    """A block in which no other job saves where this one does; the run folder itself is locked already."""
+    settings, is_master = plan.settings, plan.group.topology.is_master
+    folder, run_folder = settings.saving.folder, settings.run_folder
+    is_run_folder = run_folder is not None and folder.absolute() == run_folder.root.absolute()
+    return locked(folder) if is_master and settings.saving.saves and not is_run_folder else nullcontext()
 
 
 def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:

@@ -16,7 +16,7 @@ from cyxjax.train.trainer import DistributedTrainer
 PyTree = Any
 
 
-class Trainer(DistributedTrainer):
+class Trainer:
     """Trains `model` on all devices of its group; the best epoch's checkpoint is kept at `best_model`.
 
     model: as `DistributedTrainer` takes them, also inside DistributedDataParallel or DataParallel; gradients
@@ -45,7 +45,7 @@ class Trainer(DistributedTrainer):
         best = self._config.monitor, 0.0, self._config.monitor_mode
         kept = [BestCheckpoint(best_model, *best, if_measured=True)] if best_model else []
         inner = model.get_model() if hasattr(model, "get_model") else model
-        super().__init__(inner, loss_fn, optimizer, callbacks=[*callbacks, *kept])
+        self._trainer = DistributedTrainer(inner, loss_fn, optimizer, callbacks=[*callbacks, *kept])
 
     def train(
         self, train_loader: Any, val_loader: Any = None, epochs: int | None = None
@@ -56,25 +56,51 @@ class Trainer(DistributedTrainer):
         """
         config = self._config.model_copy()
         config.epochs = config.epochs if epochs is None else epochs
-        return self.fit(train_loader, val_loader, config)
+        return self._trainer.fit(train_loader, val_loader, config)
+
+    def evaluate(self, X: Any, y: Any = None) -> tuple[float, float]:
+        """(loss, accuracy) over arrays, a dataset or a loader, each sample counted once."""
+        return self._trainer.evaluate(X, y)
+
+    def predict(self, X: PyTree) -> PyTree:
+        """The model's outputs for X, on every rank."""
+        return self._trainer.predict(X)
 
     def save_checkpoint(self, path: str = "best_model.pt") -> None:
         """Everything that makes the next step, as a folder named `path`; rank 0 may call it alone."""
-        super().save_checkpoint(path)
+        self._trainer.save_checkpoint(path)
 
-    def load_checkpoint(self, path: str = "best_model.pt", step: int | None = None) -> None:
+    def load_checkpoint(self, path: str = "best_model.pt") -> None:
         """Goes back to what was saved there. Called on all ranks."""
-        super().load_checkpoint(path, step)
+        self._trainer.load_checkpoint(path)
+
+    def enable_gradient_checkpointing(self, policy: str = "full") -> None:
+        """Recomputes activations in the backward pass from the next `train` on: less memory, more time."""
+        self._trainer.enable_gradient_checkpointing(policy)
+
+    def get_model(self) -> Any:
+        """The model, out of its wrapper."""
+        return self._trainer.get_model()
+
+    @property
+    def params(self) -> PyTree:
+        """The trained parameters as host arrays."""
+        return self._trainer.params
+
+    @property
+    def history(self) -> DistributedTrainingHistory:
+        """Of the last `train`, or of what was loaded."""
+        return self._trainer.history
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes."""
-        return self.is_master()
+        return self._trainer.is_master()
 
     @property
     def is_distributed(self) -> bool:
         """Whether there are other processes."""
-        return self.get_world_size() > 1
+        return self._trainer.get_world_size() > 1
 
 
 def check_device(device: Any, group: process_group.ProcessGroup) -> None:

@@ -217,8 +217,11 @@ class Controller:
     def _leave(self, host: Member) -> None:
         """Ends a fixed job that cannot be started again without `host`."""
         self._forget(host)
-        if self._start is not None:
-            self._start.note_leaving(host)
+        if (current := self._start) is not None:
+            is_awaited = host in current.running  # by the ranks of the others: its own have not begun
+            current.note_leaving(host)
+            if is_awaited:
+                self._ask_to_end(current, ASKED, polite=False)
         elif self.size.is_fixed and not self.size.choose(self.hosts):
             self.finish(EXIT_PREEMPTED, ASKED)
 

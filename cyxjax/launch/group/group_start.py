@@ -78,8 +78,8 @@ class GroupStart:
         del self.running[host]
 
     def note_leaving(self, host: Member) -> None:
-        """Files that `host` was asked to stop, also before its ranks have begun or after they have ended."""
-        if host in self.running or host in self.ended:
+        """Files that `host` was asked to stop: before its ranks have begun, or after they have failed."""
+        if host in self.running or self.ended.get(host, "ok") != "ok":
             self.running.pop(host, None)
             self.ended[host] = "left"
 

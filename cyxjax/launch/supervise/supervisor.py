@@ -45,7 +45,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Takes part until the job is over, or a signal asks this host to leave it."""
-        if self._first is not None and self._options.log_dir:
+        if self._options.log_dir:
             with suppress(OSError):  # an earlier job's
                 os.unlink(os.path.join(self._options.log_dir, FIRST_ERROR))
         with self._workers:

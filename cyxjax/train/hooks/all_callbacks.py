@@ -15,10 +15,10 @@ from cyxjax.train.monitor import Watchable
 
 def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
     """`optimizer` with the parts of all callbacks; averages outermost: they are of final updates."""
-    found = _callbacks(hooks)
-    if _that_change_the_rate(hooks):
-        optimizer = with_learning_rate_factor(optimizer)
+    found, rated = _callbacks(hooks), _that_change_the_rate(hooks)
     for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
+        if callback in rated[:1]:
+            optimizer = with_learning_rate_factor(optimizer)
         optimizer = callback.around(optimizer)
     return optimizer
 

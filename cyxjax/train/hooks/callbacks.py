@@ -166,8 +166,9 @@ class ReduceLROnPlateau(Callback):
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
         value = self._plateau.monitor.of(info)
         if value is not None and self._is_spent_with(value):
-            factor = max(learning_rate_factor(state) * self._factor, self._min_factor)
-            state = set_learning_rate_factor(state, factor)
+            before = learning_rate_factor(state)
+            floor = min(self._min_factor, before)  # another callback may have gone below it
+            state = set_learning_rate_factor(state, max(before * self._factor, floor))
         self._current = learning_rate_factor(state)  # another callback may have changed it
         return state
 

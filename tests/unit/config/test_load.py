@@ -1,7 +1,6 @@
 """File plus command line to one configuration: what wins, and one clear line for whatever is wrong."""
 
 import json
-import os
 import re
 
 import pytest
@@ -105,13 +104,6 @@ def test_variables_of_the_environment_take_the_type_of_their_key(experiment):
     assert load_config(["--config", file], env=env).max_steps is None
 
 
-def test_a_path_is_written_as_for_a_shell(experiment, monkeypatch):
-    monkeypatch.setenv("SCRATCH", "/scratch/me")
-    file = experiment("run_dir: ~/runs/a\ncheckpoint_dir: $SCRATCH/a\n")
-    config = load_config(["--config", file])
-    assert (config.run_dir, config.checkpoint_dir) == (os.path.expanduser("~/runs/a"), "/scratch/me/a")
-
-
 def test_commands_read_the_environment_of_their_process(experiment, monkeypatch, capsys):
     file = experiment("epochs: ${env:MY_EPOCHS}\n")
     monkeypatch.setenv("MY_EPOCHS", "11")
@@ -159,6 +151,10 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
         ("epochs: '${env:NO_SUCH}'\n", r"x\.yaml: \$\{env:NO_SUCH\}: NO_SUCH"),
         ("data: {root: '${env:MY_TOKEN:x}'}\n", r"x\.yaml: .*MY_TOKEN .*variable"),
         ("model: {options: {hidden: '${env:N:[3}'}}\n", r"x\.yaml: .*YAML"),
+        ("data: {root: '${env:}'}\n", r"data\.root = '\$\{env:\}'"),
+        ("run_dir: ~/runs\n", r"x\.yaml: run_dir = '~/runs': .*`~`"),
+        ("data: {root: $HOME/x}\n", r"data\.root = '\$HOME/x': .*env:NAME"),
+        ("data: {options: {path: [~/x]}}\n", r"data\.options = .*`~`"),
         ("data: {root: 's3://b/x'}\n", r"data\.root = 's3://b/x': .*`mirror`"),
         ("run_dir: gs://b/x\n", "run_dir = 'gs://b/x': .*`mirror`"),
         ("checkpoint_dir: hdfs://b/x\n", "checkpoint_dir = 'hdfs://b/x': .*`mirror`"),

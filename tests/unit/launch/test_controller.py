@@ -192,8 +192,17 @@ def test_a_host_that_leaves_while_only_others_run_ranks_ends_a_fixed_job(moment)
     if moment == "after they have failed":
         job.end(b, 0, "failed", 3, FOLLOWS)
     job.end(b, NO_START, "left", -1)
+    assert job.sent(a, "end") == ([0] if moment == "before its ranks begin" else [])  # they wait for b's
     job.end(a, 0, "failed", 3, FOLLOWS)
     assert (job.code, job.starts) == (EXIT_PREEMPTED, [(0, 3)])
+
+
+def test_a_host_that_is_asked_to_stop_when_its_ranks_have_done_all_changes_nothing():
+    job, a, b = pair(restarts=9)
+    job.end(b, 0, "ok")
+    job.end(b, NO_START, "left", -1)
+    job.end(a, 0, "ok")
+    assert job.code == EXIT_OK
 
 
 def test_an_elastic_job_goes_on_with_the_hosts_that_are_left_at_no_cost():

@@ -53,10 +53,12 @@ def test_two_plateaus_lower_one_learning_rate(tmp_path):
     def run(**values):
         by_loss = cx.ReduceLROnPlateau(0.5, patience=2, monitor="train_loss", min_delta=10)
         by_val = cx.ReduceLROnPlateau(0.1, patience=3, min_delta=10)
+        high = cx.ReduceLROnPlateau(0.1, patience=4, monitor="train_loss", min_delta=10, min_factor=0.1)
         values |= {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
-        return trainer(callbacks=[by_loss, by_val]).fit(X, Y, *VAL, config(**values))
+        return trainer(callbacks=[by_loss, by_val, high]).fit(X, Y, *VAL, config(**values))
 
-    # Lowered by the first after the epochs 3 and 5, by the second after the epoch 4.
+    # Lowered by the first after the epochs 3 and 5, by the second after the epoch 4; the third keeps it at
+    # least at 0.01 where nobody else has gone below.
     expected = [0.1, 0.1, 0.1, 0.05, 0.005, 0.0025]
     run(epochs=4)
     history = run(epochs=6, resume="must")

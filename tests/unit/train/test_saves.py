@@ -201,3 +201,5 @@ def test_prune_beside_a_running_job_is_refused(tmp_path):
     options = {"checkpoint_dir": str(folder), "checkpoint_every_n_steps": 1, "checkpoint_async": False}
     fitted(At(3, prune), steps_in_flight=1, steps_per_dispatch=1, epochs=1, **options)
     assert found == [1, 2]
+    # Where it is the run folder itself, that is locked already.
+    fitted(run_dir=str(folder), checkpoint_dir=".", epochs=2)
