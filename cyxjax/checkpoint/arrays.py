@@ -154,40 +154,21 @@ class StoredArrays:
             )
 
     def _starts_in(self, process: int) -> dict[str, int]:
-        """Where each array begins in the file of `process`. Raises: CheckpointError unless it holds what the
-        leaves say."""
+        """Where each array begins in the file of `process`."""
         if process not in self._starts:
             with (self._folder / file_of(process)).open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length))
-            found = {
-                name: (one["dtype"], tuple(one["shape"]))
-                for name, one in header.items()
-                if name != "__metadata__"
+            header.pop("__metadata__", None)
+            self._starts[process] = {
+                name: 8 + length + one["data_offsets"][0] for name, one in header.items()
             }
-            wanted = self._kept_in(process)
-            for name in sorted(found.keys() | wanted.keys()):
-                if found.get(name) != wanted.get(name):
-                    raise CheckpointError(
-                        f"{file_of(process)} holds {name!r} as {found.get(name)}, its manifest says "
-                        f"{wanted.get(name)}. HINT: restore another step."
-                    )
-            self._starts[process] = {name: 8 + length + header[name]["data_offsets"][0] for name in wanted}
         return self._starts[process]
 
-    def _kept_in(self, process: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """(safetensors' name of the dtype, shape) of each array in the file of `process`, by the leaves."""
-        return {
-            leaf.name: _kept_as((piece.stop - piece.start,) if leaf.pieces else leaf.shape, leaf.numpy_dtype)
-            for leaf in self._leaves.values()
-            for piece in _pieces_of(leaf, empty=True)
-            if piece.process == process
-        }
 
-
-def _pieces_of(leaf: Leaf, *, empty: bool = False) -> tuple[Piece, ...]:
-    """Where the elements of `leaf` are. A leaf without any has a place in a file too, shown if `empty`."""
-    alone = (Piece(0, 0, leaf.size, leaf.crc32),) if leaf.size or empty else ()
+def _pieces_of(leaf: Leaf) -> tuple[Piece, ...]:
+    """Where the elements of `leaf` are; nowhere if it has none."""
+    alone = (Piece(0, 0, leaf.size, leaf.crc32),) if leaf.size else ()
     return leaf.pieces or alone
 
 

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from queue import Empty, Queue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,28 +18,21 @@ _END = object()
 _STUCK_S = 5.0  # a source that does not come back by then is left behind: its thread is a daemon
 
 
-class Sampler(Protocol):
-    """Indices of this process, one pass at a time: ours, torch's, a range or a list."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[int]: ...
-
-
 class DataLoader:
     """Iterates (inputs, targets) in batches of at most `batch_size`; `len()` is the number of batches. Of one
     array, or a list of arrays, it yields the inputs alone.
 
     With a `DistributedSampler` each process gets its own share, as under torch. Without one every process
     gets all samples, shuffled by (seed, epoch) if `shuffle`: the epoch moves on at each pass by itself,
-    `set_epoch` sets it (to resume, say).
+    `set_epoch` sets it (to resume, say). A sampler has a length and gives the indices of this process, one
+    pass at a time: ours, torch's, a range or a list.
     """
 
     def __init__(
         self,
         dataset: Any,
         batch_size: int = 1,
-        sampler: Sampler | None = None,
+        sampler: Any = None,
         shuffle: bool = False,
         num_workers: int = 0,
         prefetch: int = 2,

@@ -23,19 +23,19 @@ from jax.sharding import Mesh
 from cyxjax.core import collectives
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.trees import PyTree
+from cyxjax.data.streams import packed, unpacked
 from cyxjax.distributed import process_group
-from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.agreement import agree, leaf_type
 from cyxjax.distributed.payload import (
     as_arrays,
     fill,
     fill_list,
-    form_of,
     is_wide,
     pack,
     target_in_place,
     target_of,
     unpack,
-    zeros_of_form,
+    zeros,
 )
 from cyxjax.errors import ConfigError
 
@@ -116,9 +116,9 @@ def _scattered(xs: list[PyTree] | None, src: int) -> PyTree:
     if rank == _rank(src):
         items = [item for _, item in zip(range(world_size), xs or (), strict=True)]
         stacked = jax.tree.map(lambda *a: np.stack(a), *items)
-        form = form_of(stacked)
+        form = packed(jax.tree.map(leaf_type, stacked))
     forms = agree(group, f"scatter(src={src})", note=form)
-    whole = _from(src, zeros_of_form(forms[src]) if stacked is None else stacked)
+    whole = _from(src, jax.tree.map(zeros, unpacked(forms[src])) if stacked is None else stacked)
     return jax.tree.map(lambda a: a[rank], whole)
 
 

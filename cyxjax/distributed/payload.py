@@ -54,23 +54,10 @@ def _unpack(leaf: Any, like: Any) -> Any:
     return np.array(leaf).reshape(-1).view(like.dtype).reshape(like.shape)
 
 
-def form_of(tree: PyTree) -> list[Any]:
-    """The form of a tree of dicts, lists, tuples and arrays, as JSON values."""
-    if isinstance(tree, dict):
-        return ["dict", [[name, form_of(one)] for name, one in tree.items()]]
-    if isinstance(tree, list | tuple):
-        return ["list" if isinstance(tree, list) else "tuple", [form_of(one) for one in tree]]
-    return ["array", [str(tree.dtype), tree.shape]]
-
-
-def zeros_of_form(form: list[Any]) -> PyTree:
-    """A tree of host arrays of that form."""
-    kind, inner = form
-    if kind == "array":
-        return np.zeros(inner[1], jnp.dtype(inner[0]))
-    if kind == "dict":
-        return {name: zeros_of_form(one) for name, one in inner}
-    return (list if kind == "list" else tuple)(map(zeros_of_form, inner))
+def zeros(kind: str) -> np.ndarray:
+    """A host array of such a dtype and shape as "float32[2,3]"."""
+    dtype, _, shape = kind.removesuffix("]").partition("[")
+    return np.zeros([int(size) for size in shape.split(",") if size], jnp.dtype(dtype))
 
 
 # ---- what the caller wants filled ------------------------------------------------------------------------
