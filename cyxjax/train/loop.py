@@ -31,8 +31,6 @@ from cyxjax.train.program import Program
 from cyxjax.train.settings import EACH_EPOCH, Evaluations
 
 Follow = Callable[[Callable[[], RunState]], None]
-AnyRank = Callable[[str, bool], bool]
-"""(what, mine) -> whether it is true on one rank at least; all ranks call it."""
 
 
 class Wish:
@@ -40,9 +38,10 @@ class Wish:
 
     All ranks learn of it with the next step, or by an exchange where there is none: a rank that stopped alone
     would leave the others waiting in the next step.
+    any_rank: (what, mine) -> whether `mine` is true on one rank at least; all ranks call it.
     """
 
-    def __init__(self, any_rank: AnyRank = lambda what, mine: mine) -> None:
+    def __init__(self, any_rank: Callable[[str, bool], bool] = lambda what, mine: mine) -> None:
         self._any_rank, self.to_stop = any_rank, False
 
     def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:

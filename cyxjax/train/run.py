@@ -8,6 +8,7 @@ from cyxjax.checkpoint.run_lock import locked
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
+from cyxjax.launch.failure.record import PeerLost
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.lines import batch_plan_line
@@ -55,7 +56,7 @@ def run_fit(
     console.note(batch_plan_line(batch_size, shares, settings.step.batch.accumulation, more))
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
     keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
-    with StopSignals() as signals, _locked(plan), keeping as checkpointer:
+    with StopSignals() as signals, keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
         spikes = loss_spike_hooks(settings.guard, run.restored.get(LOSS_SPIKE, {}))
         folder = settings.run_folder if settings.report else None
@@ -81,7 +82,7 @@ def run_fit(
     return unsaved
 
 
-def _locked(plan: Plan) -> AbstractContextManager[None]:
+def saved_by_one_job(plan: Plan) -> AbstractContextManager[None]:
     """A block in which no other job saves where this one does; the run folder itself is locked already."""
     settings, is_master = plan.settings, plan.group.topology.is_master
     folder, run_folder = settings.saving.folder, settings.run_folder
@@ -102,11 +103,13 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
     checkpointer = fit.checkpointer
     if not on_any_rank(fit.plan.group, "whether the last state was saved", bool(checkpointer.unsaved)):
         return None
-    return NotSavedError(
+    error = NotSavedError(
         f"The final state (step {step}) could not be saved in {checkpointer.directory}, also when tried "
         f"again: {checkpointer.unsaved or 'rank 0 says why'}. HINT: free space or name another "
         "checkpoint_dir, then run the same command: it goes on from the newest step that is there."
     )
+    error.__cause__ = None if checkpointer.unsaved else PeerLost("rank 0 could not save")
+    return error
 
 
 def train(fit: Fit, feed: Feed, start: RunState) -> RunState:

@@ -29,7 +29,7 @@ from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit
 from cyxjax.train.program import Program, Recipe, recipe_of
 from cyxjax.train.reporting import fit_into_folder
-from cyxjax.train.run import run_fit
+from cyxjax.train.run import run_fit, saved_by_one_job
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
@@ -141,13 +141,13 @@ class DistributedTrainer:
         """Trains as `prepare` planned, once; see `fit`. The caller closes what `open_sink` opened."""
         run, program, epochs = self._run, self.program, plan.settings.course.epochs
         console = console or build_console(self.is_master(), plan.settings.verbose)
-        start, resumed = resume.start(plan, program, run, console)
-        hand_out = self._hand_out_values if self._model_sync.holds_values else None
-        sink = open_sink(start.position.step)
-        if start.position.epoch >= epochs:
-            console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
-            return run.history
-        with run.fitting():
+        with saved_by_one_job(plan), run.fitting():
+            start, resumed = resume.start(plan, program, run, console)
+            hand_out = self._hand_out_values if self._model_sync.holds_values else None
+            sink = open_sink(start.position.step)
+            if start.position.epoch >= epochs:
+                console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
+                return run.history
             unsaved = run_fit(plan, program, run, start, sink, console, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:

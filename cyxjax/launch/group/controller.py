@@ -127,10 +127,12 @@ class Controller:
     def hear(self, host: Member, message: Message, now: float) -> None:
         """A host says how the ranks of the start have ended there (see end_message), or that it leaves."""
         current = self._start
+        # Before its ranks have begun the others wait for them; later all ranks stop at one step.
+        is_awaited = current is not None and host in current.running and message.get("step") == -1
         if current is not None and message.get("ended") == current.number and host in current.running:
             current.note_end(host, message, now)
         if message.get("how") == "left":  # its connection ends a moment later
-            self._leave(host)
+            self._leave(host, is_awaited)
         self.act(now)
 
     def act(self, now: float) -> None:
@@ -214,14 +216,13 @@ class Controller:
             del self.hosts[host]
             self._num_ranks -= host.nproc
 
-    def _leave(self, host: Member) -> None:
-        """Ends a fixed job that cannot be started again without `host`."""
+    def _leave(self, host: Member, is_awaited: bool) -> None:
+        """Ends a start that waits for `host`, and a fixed job that cannot be started again without it."""
         self._forget(host)
-        if (current := self._start) is not None:
-            is_awaited = host in current.running  # by the ranks of the others: its own have not begun
-            current.note_leaving(host)
+        if self._start is not None:
+            self._start.note_leaving(host)
             if is_awaited:
-                self._ask_to_end(current, ASKED, polite=False)
+                self._ask_to_end(self._start, f"host {host.host} was asked to stop", polite=False)
         elif self.size.is_fixed and not self.size.choose(self.hosts):
             self.finish(EXIT_PREEMPTED, ASKED)
 

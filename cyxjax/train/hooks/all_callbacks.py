@@ -25,8 +25,11 @@ def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
 
 def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
     """The callbacks that add a part to the optimizer and its state."""
-    rated = _that_change_the_rate(hooks)
-    return [one for one in _callbacks(hooks) if one in rated or type(one).around is not Callback.around]
+    return [
+        one
+        for one in _callbacks(hooks)
+        if one.changes_learning_rate or type(one).around is not Callback.around
+    ]
 
 
 def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:

@@ -197,6 +197,19 @@ def test_a_host_that_leaves_while_only_others_run_ranks_ends_a_fixed_job(moment)
     assert (job.code, job.starts) == (EXIT_PREEMPTED, [(0, 3)])
 
 
+@pytest.mark.parametrize(("size", "code"), [(Size(world_size=2), EXIT_PREEMPTED), (Size(1, 2), None)])
+def test_hosts_that_wait_for_the_ranks_of_one_that_is_asked_to_stop_are_ended(size, code):
+    job, a, b = Job(size, restarts=0), Member("a", 0), Member("b", 1 if size.is_fixed else -1)
+    job.join(a, b)
+    job.pass_time(2.0)
+    job.end(b, 0, "left", -1)  # its ranks have not begun
+    assert job.sent(a, "end") == [0]
+    job.end(a, 0, "preempted", -1)
+    job.pass_time(60.0)
+    assert job.code == code
+    assert len(job.starts) == 1 + (code is None)  # an elastic job goes on with the host that is left
+
+
 def test_a_host_that_is_asked_to_stop_when_its_ranks_have_done_all_changes_nothing():
     job, a, b = pair(restarts=9)
     job.end(b, 0, "ok")
