@@ -152,7 +152,7 @@ def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
             self.now_s += 1
 
     clock, phases, load = Clock(), [], resume.load
-    spied = lambda *of: phases.append(heartbeat._reporter.last.phase) or load(*of)  # noqa: E731
+    spied = lambda *of, **how: phases.append(heartbeat._reporter.last.phase) or load(*of, **how)  # noqa: E731
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(saving, "time", clock)
     monkeypatch.setattr(resume, "load", spied)
@@ -161,7 +161,7 @@ def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
     ).history
     # 14 steps (the bad one ends before its second), back to step 10, and on until more than 17 are done.
     assert (history.rollback_steps, history.stopped_by) == ([5], "max_time")
-    assert phases == ["checkpoint"]  # no step that counts
+    assert set(phases) == {"checkpoint"}  # no step that counts
     assert history.total_time_seconds == 14 + history.num_steps - 10 < 25
 
 
