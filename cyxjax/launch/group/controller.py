@@ -127,7 +127,7 @@ class Controller:
     def hear(self, host: Member, message: Message, now: float) -> None:
         """A host says how the ranks of the start have ended there (see end_message), or that it leaves."""
         current = self._start
-        # Before its ranks have begun the others wait for them; later all ranks stop at one step.
+        # Before its ranks have begun (step -1) the others wait for them; later all ranks stop at one step.
         is_awaited = current is not None and host in current.running and message.get("step") == -1
         if current is not None and message.get("ended") == current.number and host in current.running:
             current.note_end(host, message, now)

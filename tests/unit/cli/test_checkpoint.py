@@ -140,5 +140,6 @@ def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
     assert capsys.readouterr().out.splitlines() == said
     kept = ["step_00000002", "step_00000003", "step_00000006.corrupt-mine"]  # the last is no name of ours
     assert sorted(os.listdir(folder)) == ["run.lock", *kept]
+    assert os.listdir(run) == ["checkpoints"]
     with pytest.raises(ConfigError, match="--keep-corrupt.*-1"):
         main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])

@@ -244,49 +244,55 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
         start(np.ones((8, 3), np.float32), np.zeros(8, np.int32))
 
 
-def differ(monkeypatch, facts, elsewhere, *, indexed):
-    """Starts a rank whose program is "a", beside ranks that say of `elsewhere` something else."""
-    data = FitData(None, None, indexed, first=((X[:4], Y[:4]),))
+LOADER = FitData(None, None, False, first=((X[:4], Y[:4]),))
+INDEXED = LOADER._replace(indexed=True)
+STREAM = INDEXED._replace(train=SimpleNamespace(first_digest=lambda: "b"))
+EXACT = {"canary": "c"}
+FACTS = Facts(made(cx.SGDOptimizer(0.1)), exact=EXACT)
 
-    def said(note, other):
-        return {name: note[name] | other.get(name, {}) for name in ("settings", "bits")}
 
-    def agree(group, what, note):
-        return [note, *(note | other | said(note, other) for other in elsewhere)]
+def noted(monkeypatch, facts=FACTS, data=INDEXED, program="a"):
+    """What a rank tells the others at its start."""
+    notes = []
+    monkeypatch.setattr(comparison, "program_of", lambda lowered: program)
+    monkeypatch.setattr(comparison, "is_shared", lambda train: train is not None)
+    monkeypatch.setattr(comparison, "agree", lambda group, what, note: notes.append(note) or notes)
+    comparison.compare_ranks(ranks(2), facts, data, None)
+    return notes[0]
 
-    monkeypatch.setattr(comparison, "program_of", lambda lowered: "a")
-    monkeypatch.setattr(comparison, "agree", agree)
-    comparison.compare_ranks(ranks(1 + len(elsewhere)), facts, data, None)
+
+def compare(monkeypatch, *notes):
+    monkeypatch.setattr(comparison, "agree", lambda group, what, note: list(notes))
+    comparison.compare_ranks(ranks(len(notes)), FACTS, INDEXED, None)
 
 
 def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused(monkeypatch):
     """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
-    smaller = {"shapes": "(2, 4)", "program": "b", "first": "1"}
-    differ(monkeypatch, Facts({}), [smaller, {"first": "2"}], indexed=False)
+    mine = noted(monkeypatch, data=LOADER)
+    smaller = mine | {"shapes": "(2, 4)", "program": "b", "first": "1"}
+    compare(monkeypatch, mine, smaller, mine | {"first": "2"})
     with pytest.raises(DesyncError, match=r"program.*\ba .*rank 0.*\bc .*rank 2"):
-        differ(monkeypatch, Facts({}), [smaller, {"first": "2", "program": "c"}], indexed=False)
-
-
-def configured(*parts):
-    settings = fingerprints.equal_on_ranks(made(*parts))
-    return {"settings": {f"{name} of the configuration": value for name, value in settings.items()}}
+        compare(monkeypatch, mine, smaller, mine | {"first": "2", "program": "c"})
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (configured(cx.SGDOptimizer(0.2)) | {"program": "b"}, "optimizer .*configuration"),
-        (configured(cx.SGDOptimizer(0.1), cx.EMA()) | {"program": "b"}, "callbacks .*configuration"),
-        ({"bits": {"canary that the bits of this exact run depend on": "d"}}, r"canary .*\bc\b.*\bd\b"),
-        ({"program": "b"}, r"program .*\ba\b.*\bb\b"),
-        ({"bits": {"the first samples of one stream": "b"}}, "stream: .*none.* rank 0; b .*"),
-        ({"settings": {"the order of the training loader": "seed=1"}}, "order .*loader.*seed=1"),
-        ({"settings": {"the validation data": "a loader"}}, "validation data.*none.*a loader"),
+        ((Facts(made(cx.SGDOptimizer(0.2)), exact=EXACT), INDEXED, "b"), "optimizer .*configuration"),
+        (
+            (Facts(made(cx.SGDOptimizer(0.1), cx.EMA()), exact=EXACT), INDEXED, "b"),
+            "callbacks .*configuration",
+        ),
+        ((Facts(made(cx.SGDOptimizer(0.1)), exact={"canary": "d"}),), r"canary .*\bc\b.*\bd\b"),
+        ((FACTS, INDEXED, "b"), r"program .*\ba\b.*\bb\b"),
+        ((FACTS, STREAM), "stream .*shared=False"),
+        ((FACTS, INDEXED._replace(order=(1, True))), "order .*loader.*seed=1"),
+        ((FACTS, INDEXED._replace(val=[])), "validation data.*none.*a loader"),
     ],
 )
 def test_ranks_that_differ_are_named_it(other, said, monkeypatch):
     """Where optimizers differ, their compiled steps do too, and a digest of a program names nothing."""
-    facts = Facts(made(cx.SGDOptimizer(0.1)), exact={"canary": "c"})
-    differ(monkeypatch, facts, [{}], indexed=True)
+    mine = noted(monkeypatch)
+    compare(monkeypatch, mine, mine)
     with pytest.raises(DesyncError, match=said):
-        differ(monkeypatch, facts, [other], indexed=True)
+        compare(monkeypatch, mine, noted(monkeypatch, *other))

@@ -189,8 +189,8 @@ def test_a_ledger_swapped_for_a_link_is_told_and_not_followed(tmp_path, capsys):
         audit.main([str(tmp_path / "run")])
 
 
-def test_prune_beside_a_running_job_is_refused(tmp_path):
-    """Wherever its checkpoints are, and whether or not it has a run folder."""
+@pytest.mark.parametrize("run_dir", [None, "run"])
+def test_prune_beside_a_running_job_is_refused_wherever_its_checkpoints_are(tmp_path, run_dir):
     folder, found = tmp_path / "kept", []
 
     def prune(info):
@@ -199,7 +199,13 @@ def test_prune_beside_a_running_job_is_refused(tmp_path):
         found.extend(list_steps(folder))
 
     options = {"checkpoint_dir": str(folder), "checkpoint_every_n_steps": 1, "checkpoint_async": False}
+    options["run_dir"] = run_dir and str(tmp_path / run_dir)
     fitted(At(3, prune), steps_in_flight=1, steps_per_dispatch=1, epochs=1, **options)
     assert found == [1, 2]
-    # Where it is the run folder itself, that is locked already.
-    fitted(run_dir=str(folder), checkpoint_dir=".", epochs=2)
+
+
+def test_a_run_may_keep_its_checkpoints_in_the_run_folder_itself(tmp_path):
+    """One folder is locked once."""
+    for epochs in (1, 2):
+        history = fitted(run_dir=str(tmp_path / "run"), checkpoint_dir=".", epochs=epochs, **KEPT).history
+    assert history.num_steps == 6

@@ -69,6 +69,9 @@ def test_a_run_is_loaded_where_it_lies_now_measured_and_trained_on(moved, run):
     direct = found.model.apply({"params": found.params}, ROWS)
     np.testing.assert_allclose(direct, run[1], rtol=1e-5)
     np.testing.assert_allclose(jax.jit(found.forward)(ROWS), run[1], rtol=1e-5)
+    odd = ROWS.copy()
+    odd[3, 1] = np.nan
+    assert np.isnan(found.predict(odd)).any(1).tolist() == [False] * 3 + [True, False]
     x, y = found.data.test.take(np.arange(8))
     assert found.evaluate() == found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
     assert found.evaluate(part="val")["loss"] != run[2]["loss"]
