@@ -127,7 +127,8 @@ def screen(stream: IO[str] | None) -> Screen | None:
     with _making:
         key = (where.st_dev, where.st_ino)
         if key not in _screens:
-            _screens[key] = Screen(descriptor)
+            # A descriptor of its own: the file stays the one of this key when the stream is closed.
+            _screens[key] = Screen(os.dup(descriptor))
         return _screens[key]
 
 

@@ -1,11 +1,14 @@
 """Our own streams: whoever reads them may be slow, stand still or go, and nobody is held up for long."""
 
 import os
+import socket
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
+from cyxjax.launch import output
 from cyxjax.launch.output import WAITING_BYTES, Screen
 
 LINE = b"x" * 1023 + b"\n"
@@ -36,8 +39,7 @@ def test_a_reader_that_stands_still_holds_up_once_and_is_told_what_it_missed(pip
     screen.flush(0.1)  # comes back although nothing moves
     shown = read_until(reader, b"keeps every line)\n")
     missed = int(shown.rpartition(b"cyxjax.launch: ")[2].split()[0])
-    assert missed > 0
-    assert shown.count(LINE) == number - missed
+    assert 0 < missed == number - shown.count(LINE)
     screen.put(b"again\n")
     assert read_until(reader, b"again\n") == b"again\n"
 
@@ -68,7 +70,15 @@ def test_a_reader_that_has_gone_holds_up_nobody():
 def test_a_pipe_that_does_not_block_loses_nothing(pipe):
     reader, writer = pipe
     os.set_blocking(writer, False)
-    screen = Screen(writer)
-    screen.put(LINE * 1000)  # ten times what a pipe holds
-    screen.put(b"end\n")
-    assert read_until(reader, b"end\n") == LINE * 1000 + b"end\n"
+    data = LINE * 1000 + b"end\n"  # ten times what a pipe holds
+    Screen(writer).put(data)
+    assert read_until(reader, b"end\n") == data
+
+
+def test_a_file_that_is_closed_and_opened_again_loses_nothing(tmp_path):
+    file = tmp_path / "log"
+    for beside in (socket.socket(), nullcontext()):  # so that the two streams have unequal descriptors
+        with beside, file.open("a") as stream:
+            output.screen(stream).put(b"line\n")
+            output.flush()
+    assert file.read_text() == "line\n" * 2
