@@ -26,7 +26,7 @@ class TrainConfig(DistributedTrainingConfig):
     run_dir: View[str] = "runs/train"
     """Folder of all results; a run with the same folder resumes."""
     checkpoint_dir: View[str] = "checkpoints"
-    """Folder of the checkpoints, inside run_dir."""
+    """Folder of the checkpoints: inside run_dir, or an absolute path."""
     mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S+$")
     """s3://... or gs://...: a copy of the run folder, from which a start on an empty machine goes on."""
     resume: Course[Literal["auto", "never", "must"]] = "auto"

@@ -136,7 +136,7 @@ class DistributedTrainingConfig(Strict):
     """Pages of memory on CPUs: kept from step to step, off (also what a launcher has set), or auto."""
 
     checkpoint_dir: View[str] = "./checkpoints"
-    """Folder of the checkpoints (in an experiment: inside run_dir)."""
+    """Folder of the checkpoints; in an experiment inside run_dir, or an absolute path."""
     checkpoint_every_n_epochs: Course[Count] = Field(default=5, ge=0)
     """Epochs between checkpoints; 0: none by epochs. The end of the run is saved unless all three are 0."""
     checkpoint_every_n_steps: Course[Count] = Field(default=0, ge=0)
