@@ -40,7 +40,7 @@ class Mirror:
     def __init__(self, url: str, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._say = url, folder, say
         self._store, root = _open(url)
-        self._root = root.strip("/")
+        self._root = root.rstrip("/")
         self._sent: dict[int, object] = {}  # step -> what tells its folder here from a later one
         self._logs: dict[str, object] = {}
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
@@ -156,8 +156,7 @@ class Mirror:
         while self._thread.is_alive():
             now_s = time.monotonic()
             if now_s - self._moved_s > patience_s or now_s - began_s > _MOST_S:
-                newest = max(self._sent, default=None)
-                there = "no step" if newest is None else f"step {newest}"
+                there = f"step {max(self._sent)}" if self._sent else "no step"
                 self._say(f"WARNING: {self._url} is not complete: it has {there}. The run folder has it all.")
                 return
             self._thread.join(0.2)
@@ -270,7 +269,8 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         import fsspec
 
-        return fsspec.core.url_to_fs(url)
+        makes_folders = {"auto_mkdir": True} if url.startswith("file:") else {}
+        return fsspec.core.url_to_fs(url, **makes_folders)
     except (ImportError, ValueError) as err:
         extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
         raise ConfigError(

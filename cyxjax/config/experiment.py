@@ -28,7 +28,7 @@ class TrainConfig(DistributedTrainingConfig):
     checkpoint_dir: View[str] = "checkpoints"
     """Folder of the checkpoints: inside run_dir, or an absolute path."""
     mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S+$")
-    """s3://... or gs://...: a copy of the run folder, from which a start on an empty machine goes on."""
+    """s3://..., gs://..., file:///...: a copy of the run folder, from which an empty machine goes on."""
     resume: Course[Literal["auto", "never", "must"]] = "auto"
     """auto: resume from the run folder's newest good checkpoint; must: fail if there is none."""
     cpu_devices: Speed[int | None] = Field(default=None, ge=1, le=1024)
