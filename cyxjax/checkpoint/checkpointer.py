@@ -189,10 +189,7 @@ class Checkpointer:
         """Whether no save is pending any more, after `timeout` seconds at most."""
         if self._thread is not None:
             self._thread.join(timeout)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        return True
+        return self._thread is None or not self._thread.is_alive()
 
     def forgive(self) -> None:
         """Forgets the failures so far: the next save is tried whatever became of those before it."""

@@ -18,6 +18,7 @@ from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
 from cyxjax.checkpoint.run_lock import locked
+from cyxjax.checkpoint.store import created_s
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import describe, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
@@ -94,7 +95,7 @@ class Mirror:
     def _newest_here_s(self) -> float:
         """When the newest good step here was made; 0.0 without one."""
         checkpoints = self._folder.checkpoints
-        made = [(_created_s(step_folder(checkpoints, step)), step) for step in list_steps(checkpoints)]
+        made = [(created_s(step_folder(checkpoints, step)), step) for step in list_steps(checkpoints)]
         good = (
             s
             for s, step in sorted(made, reverse=True)
@@ -292,9 +293,3 @@ def _mark(path: Path) -> object:
     except FileNotFoundError:
         return None
     return info.st_ino, info.st_mtime_ns, info.st_size
-
-
-def _created_s(folder: Path) -> float:
-    with suppress(CheckpointError):
-        return decode(manifest_bytes(folder)).created_unix_s
-    return 0.0

@@ -6,7 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -64,11 +64,20 @@ class Snapshot(NamedTuple):
         return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
 
 
+def created_s(folder: Path) -> float:
+    """When the step in `folder` was made; 0.0 where its manifest is not good."""
+    with suppress(CheckpointError):
+        return read_manifest(folder).created_unix_s
+    return 0.0
+
+
 def _commit(folder: Path, snapshot: Snapshot, notes: list[Note], version: tuple[int, int]) -> None:
     """Writes the manifest: the files are those of a step from then on."""
     step, arrays, meta, metric = snapshot
     leaves, files = leaves_of(arrays, notes), tuple(FileEntry(**note["file"]) for note in notes)
-    manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), time.time(), version)
+    before_s = [created_s(step_folder(folder.parent, newest)) for newest in list_steps(folder.parent)[-1:]]
+    at_s = max([time.time(), *(s + 0.001 for s in before_s)])  # that one's clock may have been ahead of ours
+    manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), at_s, version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
     sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before that becomes a step
 

@@ -3,12 +3,14 @@
 import json
 import shutil
 import uuid
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import fsspec
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint import store
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import list_aside, list_steps
 from cyxjax.checkpoint.mirror import Mirror
@@ -35,16 +37,23 @@ class Place:
     def mirror(self):
         return Mirror(self.url, self.folder, self.said.append)
 
-    def copy(self):
-        """All of it, as at the end of a run."""
+    @contextmanager
+    def copying(self):
+        """All that is there at the end, as at that of a run."""
         mirror = self.mirror()
         mirror.start()
-        mirror.end(hurried=False)
-        return mirror
+        try:
+            yield
+        finally:
+            mirror.end(hurried=False)
+
+    def copy(self):
+        with self.copying():
+            pass
 
     def stored(self):
-        names = STORE.ls(f"{self.url}/checkpoints", detail=False)
-        return sorted(int(name[-8:]) for name in names if STORE.exists(f"{name}/MANIFEST.json"))
+        found = STORE.glob(f"{self.url}/checkpoints/step_*/MANIFEST.json")
+        return sorted(int(name.split("/")[-2][-8:]) for name in found)
 
     def value(self):
         with Checkpointer(self.folder.checkpoints) as kept:
@@ -59,8 +68,9 @@ def places(tmp_path):
     STORE.rm(url.partition("//")[2].partition("/")[0], recursive=True) if STORE.exists(url) else None
 
 
-def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(places):
+def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(places, monkeypatch):
     here, there = places("a"), places("b")
+    monkeypatch.setattr(store, "time", Mock(time=Mock(side_effect=[4e9, 4e9, 1.0])))  # there it is behind
     for step in (4, 8):
         here.save(step, step)
     here.copy()
@@ -71,6 +81,9 @@ def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(places)
     assert there.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
     assert not (there.folder.checkpoints / ".mirror").exists()
     assert there.mirror().fetch() is None  # nothing newer
+    there.save(12)
+    there.copy()
+    assert places("c").mirror().fetch() == 12
 
 
 def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_over(places):
@@ -92,15 +105,11 @@ def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_
 def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(places):
     here, there = places("a"), places("b")
     here.save(4)
-    mirror = here.mirror()
-    mirror.start()
-    try:
+    with here.copying():
         for step in (8, 12, 16):
             here.save(step, keep=2)
         assert until(lambda: 16 in here.stored(), 30)
         here.save(16, 2.0, keep=2)  # again, as after a rollback
-    finally:
-        mirror.end(hurried=False)
     assert here.stored() == [12, 16]
     assert there.mirror().fetch() == 16
     assert there.value() == 2.0
@@ -110,14 +119,10 @@ def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(places):
 def test_a_folder_that_is_lost_here_stays_there(places):
     here = places("a")
     here.save(4)
-    mirror = here.mirror()
-    mirror.start()
-    try:
+    with here.copying():
         here.save(8)
         assert until(lambda: here.stored() == [4, 8], 30)
         shutil.rmtree(here.folder.checkpoints)
-    finally:
-        mirror.end(hurried=False)
     assert here.stored() == [4, 8]
 
 
@@ -173,8 +178,6 @@ def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(pl
     assert "hunter2" not in here.said[0]
 
 
-def test_a_place_without_its_library_names_the_key(places):
-    place = places("a")
-    place.url = "nosuch://bucket/run"
+def test_a_place_without_its_library_names_the_key(tmp_path):
     with refused("mirror"):
-        place.mirror()
+        Place(tmp_path, "nosuch://bucket/run").mirror()
