@@ -1,7 +1,6 @@
 """Connects this process to its group: starts and ends `jax.distributed`. Imports jax late."""
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +67,7 @@ def _meet(
         if coordinator is not None:  # sends the reason to the others; this process may have heard it first
             coordinator.end()
         raise
-    hooks.report = group.fail if coordinator is None else partial(_fail_and_linger, group)
+    hooks.report = group.fail if coordinator is None else partial(_fail_and_linger, group, coordinator)
     _connection = Connection(group, hooks, coordinator)
     group.watch(hooks.lose)
     _start_jax(topology, group, env)
@@ -92,10 +91,14 @@ def disconnect() -> None:
         connection.coordinator.end()
 
 
-def _fail_and_linger(group: GroupConnection, summary: str) -> None:
-    """For the rank that holds the server: its thread needs a moment to send it to the others."""
+def _fail_and_linger(group: GroupConnection, coordinator: "Coordinator", summary: str) -> None:
+    """For the rank that holds the server and jax's service: the others end with a message, and before it.
+
+    A rank that outlives jax's service is aborted by native code.
+    """
     group.fail(summary)
-    time.sleep(0.1)
+    group.leave()
+    coordinator.wait_until_ranks_left(timeout_s=2)
 
 
 def _coordinate(topology: Topology) -> "Coordinator":

@@ -45,16 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         err = raised if isinstance(raised, CyxjaxError) else None if writing else known(raised, system=True)
         if err is None:
             raise
-        if writing:
-            from cyxjax.launch.failure import hooks
-
-            hooks.end(err)
         wrong = ConfigError if writing else (ConfigError, DataError)
-        if isinstance(err, wrong):
-            print(f"cyxjax.train: {redact(str(err))}", file=sys.stderr)
-            return EXIT_CONFIG
-        print(f"cyxjax.train: {type(err).__name__}: {redact(str(err))}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        code = EXIT_CONFIG if isinstance(err, wrong) else EXIT_USER_ERROR
+        from cyxjax.launch.failure import hooks
+
+        hooks.end(err, code)
+        kind = "" if code == EXIT_CONFIG else f"{type(err).__name__}: "
+        print(f"cyxjax.train: {kind}{redact(str(err))}", file=sys.stderr)
+        return code
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from cyxjax.cli import audit
 from cyxjax.cli import hash as hashes
-from cyxjax.errors import EXIT_CONFIG
+from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY
 from cyxjax.observe.events import read_events
 from tests.support.object_store import BUCKET, object_store
 from tests.support.training import EPOCHS, LAST, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
@@ -90,12 +90,12 @@ def test_a_server_that_refuses_is_told_once_without_credentials_and_neither_stop
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_bucket_that_is_not_there_ends_the_start(jobs, store, tmp_path, resume):
+def test_a_bucket_that_is_not_there_ends_the_start_on_all_ranks(jobs, store, tmp_path, resume):
     config = write_experiment(tmp_path, mirror="s3://nosuch/run", resume=resume)
-    ended = jobs.run(config, code=EXIT_CONFIG)
-    assert "'nosuch'" in ended.text.splitlines()[-1]
+    ended = jobs.run(config, world=2, code=None)
+    assert "'nosuch'" in ended.text.splitlines()[-1]  # of rank 1, which is told
     assert not checkpoints(config).exists()
-    assert not store.writes
+    assert (ended.codes, store.writes) == ([EXIT_CONFIG, EXIT_SECONDARY], [])
 
 
 def test_a_place_with_credentials_in_it_is_refused_and_not_shown(jobs, tmp_path):

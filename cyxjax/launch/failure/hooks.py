@@ -38,11 +38,16 @@ class Exits:
         """Whether this is a process that the rank forked: what stands here is the rank's, not its own."""
         return os.getpid() != self._process
 
-    def die(self, error: BaseException) -> NoReturn:
-        """Files or shows `error`, informs the peers and ends the process. Later callers wait."""
+    def die(self, error: BaseException, code: int | None = None) -> NoReturn:
+        """Files or shows `error`, informs the peers and ends the process. Later callers wait.
+
+        code: as for `of_exception`.
+        """
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()
-        record = records.of_exception(error, rank=self.rank, progress=heartbeat.progress(), start=self.start)
+        record = records.of_exception(
+            error, rank=self.rank, progress=heartbeat.progress(), start=self.start, code=code
+        )
         if record.secondary and self._lost.wait(0.5) and self._why not in record.message:
             record.message = f"{self._why}; noticed as {record.message}"
         self._show(record, error)
@@ -102,13 +107,14 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     return exits
 
 
-def end(error: CyxjaxError) -> None:
+def end(error: CyxjaxError, code: int) -> None:
     """Ends a rank of a group or launcher as an uncaught `error` would, with a file and a line to the peers.
 
-    Returns in any other process.
+    Returns in any other process. code: the exit code. Who returns it to `sys.exit(main())` in a group waits
+    for the peers at its exit: sys.exit was looked up before the group was joined, and takes no note.
     """
     if _installed is not None and not _installed.in_child():
-        _installed.die(error)
+        _installed.die(error, code)
 
 
 def end_if_failed(exits: Exits) -> None:
