@@ -9,7 +9,7 @@ from pathlib import Path
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
-from cyxjax.train.runs.audit import examine, ledger_of
+from cyxjax.train.runs.audit import examine, records_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(argv)
     run = open_run(Path(os.path.abspath(given.run)))
-    verdict = examine(run, ledger_of(run), given.max_findings)
+    verdict = examine(*records_of(run), given.max_findings)
     if given.json:
         findings = [asdict(finding) for finding in verdict.findings]
         print(json.dumps({"good": not findings, **verdict._asdict(), "findings": findings}))

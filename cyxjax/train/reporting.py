@@ -100,14 +100,13 @@ def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str
 def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> "Audit":
     """The verdict of `cyxjax audit`; of a run of more samples than `most_samples`, how to have it."""
     from cyxjax.observe.report.facts import Audit
-    from cyxjax.train.runs.audit import examine, ledger_of, num_samples
+    from cyxjax.train.runs.audit import examine, num_samples, records_of
 
     try:
-        later = Audit(None, [f"Not audited at the end of so long a run: cyxjax audit {folder.root}"])
-        kept = ledger_of(folder)
+        saved, kept = records_of(folder)
         if num_samples(kept) > most_samples:
-            return later
-        verdict = examine(folder, kept)
+            return Audit(None, [f"Not audited at the end of so long a run: cyxjax audit {folder.root}"])
+        verdict = examine(saved, kept)
         return Audit(not verdict.findings, [*map(str, verdict.findings), *verdict.notes, verdict.summary])
     except (CyxjaxError, OSError) as err:
         return Audit(None, [f"It could not be audited: {err}"])

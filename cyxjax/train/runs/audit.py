@@ -24,15 +24,20 @@ class Verdict(NamedTuple):
     summary: str
 
 
-def ledger_of(run: RunFolder) -> Kept:
-    """What a run recorded. Raises: DataError for a folder without a record, or with one that is not ours."""
+def records_of(run: RunFolder) -> tuple[dict[int, dict], Kept]:
+    """(the metadata of each checkpoint by its step, what the run recorded).
+
+    The checkpoints are read first: while a run is under way its record is ahead of them, never behind.
+    Raises: DataError for a folder without a record, or with one that is not ours.
+    """
+    saved = _readable(run.checkpoints)
     kept = read_ledger(run.ledger) if run.ledger.is_file() else None
     if kept is None or not kept.records:
         raise DataError(
             f"{run.ledger}: no step was recorded. HINT: name the run_dir of an experiment, after its first "
             "save; loaders keep no ledger."
         )
-    return kept
+    return saved, kept
 
 
 def num_samples(kept: Kept) -> int:
@@ -40,10 +45,9 @@ def num_samples(kept: Kept) -> int:
     return sum(record.span.found.samples for record in kept.records)
 
 
-def examine(run: RunFolder, kept: Kept, max_findings: int = 10) -> Verdict:
-    """The verdict on a run that recorded `kept`."""
+def examine(saved: dict[int, dict], kept: Kept, max_findings: int = 10) -> Verdict:
+    """The verdict on a run with the checkpoints `saved` that recorded `kept`."""
     findings, spans = audit(kept.records, max_findings=max_findings), list(walk(kept.records))
-    saved = _readable(run.checkpoints)
     findings += _of_checkpoints(saved, spans)
     left_out = _rolled_back(saved, spans)
     notes = [

@@ -57,9 +57,13 @@ def tamper(monkeypatch, bad_step, change):
     monkeypatch.setattr(Order, "__getitem__", reading)
 
 
-def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, capsys):
+def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, monkeypatch, capsys):
     fit(tmp_path, max_steps=7)
-    fit(tmp_path)
+    with monkeypatch.context() as patch:  # while it is audited
+        patch.setattr(
+            "cyxjax.train.runs.audit.read_ledger", lambda path: (read_ledger(path), fit(tmp_path))[0]
+        )
+        assert audit.main([str(tmp_path)]) == 0
     assert audit.main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "3 epochs of 50 samples, 150 in all" in shown
