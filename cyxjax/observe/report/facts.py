@@ -46,8 +46,9 @@ class RunFacts:
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     def last(self, event: str) -> dict[str, Any]:
-        """The newest event of this name; {} if there is none."""
-        return next((e for e in reversed(self.events) if e["event"] == event), {})
+        """The newest event of this name since the newest start; {} if there is none."""
+        begun = max((i for i, e in enumerate(self.events) if e["event"] == "start"), default=0)
+        return next((e for e in reversed(self.events[begun:]) if e["event"] == event), {})
 
     @property
     def changed(self) -> dict[str, str]:

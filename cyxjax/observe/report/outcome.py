@@ -14,10 +14,10 @@ from cyxjax.observe.stop_reasons import reason_of
 
 def headline(run: RunFacts) -> str:
     """`Finished: 20 epochs, 440 steps in 3.9 s.`"""
-    history = run.history
-    if history is None:
+    history, begun = run.history, starts(run.events)
+    if history is None or (begun and not begun[-1].ended):
         steps = max((points[-1][0] for points in run.curves.values()), default=0)
-        return f"No history.json: the run is under way, or was cut short; step {steps:,.0f} was recorded."
+        return f"The run is under way, or was cut short; step {steps:,.0f} was recorded."
     how = f"Stopped by {reason_of(history.stopped_by).note}" if history.stopped_by else "Finished"
     took = span(history.total_time_seconds)
     done = f"{counted(len(history.train_losses), 'epoch')}, {counted(history.num_steps, 'step')}"

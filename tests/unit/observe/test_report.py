@@ -101,9 +101,12 @@ def test_a_folder_with_nothing_whole_in_it_still_has_a_page(tmp_path):
     facts = read(folder)
     assert facts.curves["loss"] == [(2.0, 0.125)]
     seen = Reader(page([facts]))
-    assert "No history.json: the run is under way, or was cut short; step 2 was recorded." in seen.words
-    assert "history.json cannot be read" in seen.words
-    assert "goodput.json cannot be read" in seen.words
+    for part in (
+        "The run is under way, or was cut short; step 2 was recorded.",
+        "history.json cannot be read",
+        "goodput.json cannot be read",
+    ):
+        assert part in seen.words
     assert Reader(page([read_facts(RunFolder(tmp_path / "none"))])).words.count("is not there") == 3
 
 
@@ -128,9 +131,7 @@ def test_nothing_from_a_folder_becomes_markup(tmp_path):
         seen = Reader(text)
         assert not seen.tags & {"script", "img"}
         assert not [name for name, _ in seen.attributes if name.startswith("on")]
-        assert "\x00" not in text
-        assert "\x1b" not in text
-        assert "\u202e" not in text
+        assert not {"\x00", "\x1b", "\u202e"} & set(text)
     assert "<script>alert(1)</script>" in seen.words  # as text
 
 
@@ -178,9 +179,12 @@ def test_classes_are_told_by_recall_and_precision(tmp_path):
     # labels 0 0 1, predicted 0 1 1
     assert confusion_matrix([[2, 1], [0, 1], [0, 3]], [0, 0, 1], 2) == [[1, 1], [0, 1]]
     words = Reader(page([read(folder)])).words
-    assert "4 test samples, 3 right (75.0%)" in words
-    assert "cat 4 0.750 1.000 0.857" in words  # samples, recall, precision, F1 = 2 * 3 / (4 + 3)
-    assert "dog 0 - 0.000 0.000" in words
+    for part in (
+        "4 test samples, 3 right (75.0%)",
+        "cat 4 0.750 1.000 0.857",  # samples, recall, precision, F1 = 2 * 3 / (4 + 3)
+        "dog 0 - 0.000 0.000",
+    ):
+        assert part in words
 
 
 def test_marks_tell_a_resume_from_a_restart(tmp_path):
@@ -192,10 +196,13 @@ def test_marks_tell_a_resume_from_a_restart(tmp_path):
         for step in end:
             log.log("end", step=step)
     text = page([read(folder)])
-    assert "restart at step 2, 2 processes" in text
-    assert "resume at step 4, 2 processes" in text
-    assert "save at step 3" in text
-    assert "cut short (until its last event)" in text
+    for part in (
+        "restart at step 2, 2 processes",
+        "resume at step 4, 2 processes",
+        "save at step 3",
+        "cut short (until its last event)",
+    ):
+        assert part in text
 
 
 def rows_of(text):
@@ -256,12 +263,14 @@ def test_curves_are_drawn_over_steps_epochs_or_time_as_chosen(tmp_path):
 
 def test_the_command_tells_a_script_writes_into_the_run_folder_or_says_what_is_wrong(tmp_path, capsys):
     run, nothing = tmp_path / "run", tmp_path / "nothing"
-    EventLog(write_run(run).events, pytest.fail).log("start", step=0, world_size=2)
+    write_run(run)
+    for event in ("test", "start"):  # what was tested before the newest start is no result of it
+        EventLog(run / "events.jsonl", pytest.fail).log(event, step=0, world_size=2, metrics={"loss": 9.0})
     assert main([str(run), "--json"]) == 0
     assert not (run / "report.html").exists()
     (told,) = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["headline"][:8]) == ("run", "Finished")
-    assert told["results"]["best val_accuracy"] == 0.5
+    assert (told["name"], told["headline"][-20:]) == ("run", "step 8 was recorded.")
+    assert [*told["results"].items()][0] == ("best val_accuracy", 0.5)
     assert (told["starts"][0]["world_size"], told["starts"][0]["ended"]) == (2, False)
     assert told["audit"].keys() == {"good", "lines"}
     assert main([str(run)]) == 0
