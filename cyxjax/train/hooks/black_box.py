@@ -6,7 +6,7 @@ box.json names the step, its samples, the key, and the checkpoint to start from;
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,7 @@ class BlackBox(NamedTuple):
     world_size: int
     platform: str
     first_sample: int  # place of the epoch's order at which the step began
+    began: Sequence[int] = ()  # where its start, or the rollback before it, had gone on: a `Position`
     format: int = 1
 
 
@@ -68,7 +69,7 @@ class BlackBoxHook(Hook):
 
     def on_start(self, moment: RunState) -> None:
         self._key_data = local_value(moment.state.key).tolist()
-        self._before = moment.position
+        self._before = self._began = moment.position
 
     def on_step(self, info: StepInfo) -> None:
         before, self._before = self._before, info.position
@@ -94,6 +95,7 @@ class BlackBoxHook(Hook):
             jax.process_count(),
             jax.default_backend(),
             first,
+            self._began,
         )
         path = self._folder.black_box(position.step)
         with warn_if_unwritten(path, warn_on_stderr):

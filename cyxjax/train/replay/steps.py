@@ -101,7 +101,7 @@ def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> tuple[
     assert plan.feed is not None
     start = trainer.run_state
     before = _by_replica(trainer.program, start.state)
-    for step in _steps(trainer, plan.feed, start, box.step):
+    for step in _steps(trainer, plan.feed, start, box):
         if not _is_good(step):
             return step, before
         before = _by_replica(trainer.program, step.state)
@@ -124,16 +124,22 @@ def _is_good(step: Step) -> bool:
     )
 
 
-def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, last: int) -> Iterator[Step]:
-    """Each step from `start` up to step `last`, over ends of epochs. A state is gone with the next one."""
-    position, state = start.position, start.state
-    while position.step < last:
+def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackBox) -> Iterator[Step]:
+    """Each step from `start` up to the box's, over ends of epochs, without the samples that a rollback left
+    behind before it. A state is gone with the next one."""
+    began, state = Position(*box.began), start.state
+    position = began if start.position.step == began.step else start.position
+    while position.step < box.step:
         for batch, samples, *_ in feed.train(position, lambda: NO_SIGNAL, 1):
             state, sums = trainer.program.train_step(state, batch)
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
             loss, weight = local_value(sums)[0]
             yield Step(position, before, batch, state, float(loss / weight) if weight else math.nan)
-            if position.step == last:
+            if position.step == box.step:
                 return
-        position = Position(position.step, position.epoch + 1)
+            if position.step == began.step:
+                position = began
+                break
+        else:
+            position = Position(position.step, position.epoch + 1)
