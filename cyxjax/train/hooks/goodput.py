@@ -67,16 +67,18 @@ class GoodputHook(Hook):
         if previous and previous["ended"] and moment.position == Position():
             previous = {}  # another run in the same folder
         self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
-        restore_s = self._base.get("checkpoint", 0.0) if previous else 0.0
+        # Of a process that has trained before, most of its time was of other runs, or idle.
+        spent = {} if "step" in self._base else self._base
+        restore_s = spent.get("checkpoint", 0.0) if previous else 0.0
         self._add("restore", restore_s)
         if not previous or previous["ended"]:  # a pause that was asked for is no loss
-            self._add("start", self._base.get("init", 0.0) + self._base.get("idle", 0.0))
+            self._add("start", spent.get("init", 0.0) + spent.get("idle", 0.0))
         else:
             away_s = max(0.0, time.time() - previous["at_unix_s"] - restore_s)
             detect_s = min(heartbeat.detected_s(), away_s)
             self._add("detect", detect_s)
             self._add("restart", away_s - detect_s)
-            self._redo(previous["step"], moment.position.step)
+        self._redo(previous.get("step", 0), moment.position.step)
 
     def on_step(self, info: StepInfo) -> None:
         self._step, self._steps = info.position.step, self._steps + 1

@@ -1,6 +1,7 @@
 """Where the time of a run went: all of it is accounted for, and a crash costs what it cost."""
 
 import json
+import shutil
 
 import pytest
 
@@ -54,6 +55,12 @@ def test_an_undisturbed_run_accounts_for_its_time_and_its_work(tmp_path, monkeyp
     assert "(MFU)" in page
     assert "FLOP/s" in page
     assert "mfu" not in page  # no curve: a number of the whole run
+    # A second run of the process has its own time alone; the steps that the end of the first lost count once.
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000012")
+    fit(tmp_path)
+    after = read(tmp_path / "goodput.json")
+    assert (after["steps"], after["seconds"]["start"]) == (12, seconds["start"])
+    assert after["seconds"]["restore"] == 0 < after["seconds"]["redone"]
 
 
 def test_micro_batches_leave_the_work_of_a_sample_as_it_is(tmp_path):
