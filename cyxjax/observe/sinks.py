@@ -49,7 +49,7 @@ class JsonlSink(Sink):
     """One JSON object a line, flushed line by line, so that a crash loses nothing that was logged.
 
     With `resume_step` the records up to that step stay and later ones are dropped (they will be made
-    again); without it an existing file is put aside as `*.old`.
+    again); without it, or at step 0, an existing file is put aside as `*.old`.
     """
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
@@ -102,7 +102,7 @@ class CsvSink(Sink):
 
 def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None) -> list[dict[str, Any]]:
     """The records that stay; a file that belongs to another run is put aside first."""
-    if resume_step is not None:
+    if resume_step:
         return [record for record in records if not _step_of(record) > resume_step]
     if path.exists() and path.stat().st_size:
         path.replace(path.with_name(path.name + ".old"))
@@ -224,7 +224,8 @@ def build_sinks(
     `NullSink()` on other ranks.
 
     `config` is the resolved configuration: its `wandb` section is used, all of it is shown there.
-    With `resume_step` records up to that step are kept and the run goes on; without, new files begin.
+    With `resume_step` records up to that step are kept and the run goes on; without, or at step 0, another
+    begins.
     Raises: ConfigError for an unknown name.
     """
     from cyxjax.observe import tracker_sinks

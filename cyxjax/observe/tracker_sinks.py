@@ -72,7 +72,7 @@ def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None 
         mode=options.get("mode") or "offline",
         dir=str(folder),
         id=_run_id(path, resume_step, lambda: secrets.token_hex(4)),
-        resume=None if resume_step is None else "allow",
+        resume="allow" if resume_step else None,
         config=dict(config),
         settings=wandb.Settings(
             init_timeout=options.get("init_timeout") or 120.0,
@@ -150,7 +150,7 @@ class MlflowSink(Sink):
 
 def _run_id(path: Path, resume_step: int | None, begin: Callable[[], str]) -> str:
     """The id in the file at `path` where training goes on, else that of a new run, which is kept there."""
-    if resume_step is not None and path.exists():
+    if resume_step and path.exists():
         return str(json.loads(read_plain(path))["id"])
     run_id = begin()
     write_atomic(path, json.dumps({"id": run_id}) + "\n")

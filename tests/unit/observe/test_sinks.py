@@ -39,7 +39,7 @@ def test_jsonl_is_on_disk_after_each_line_and_a_resumed_one_repeats_no_step(tmp_
         file.write('{"step": 40, "lo')  # torn by a crash
     log_all(JsonlSink(path, resume_step=20), {"step": 30}, {"step": 40})
     assert [r["step"] for r in read_json_lines(path)] == [10, 20, 30, 40]
-    log_all(JsonlSink(path), {"step": 1})  # a new run puts the file aside
+    log_all(JsonlSink(path, resume_step=0), {"step": 1})  # a new run puts the file aside
     assert read_json_lines(path) == [{"step": 1}]
     assert len(read_json_lines(tmp_path / "m.jsonl.old")) == 4
 
@@ -191,10 +191,11 @@ tracked("trackio", sys.argv[1], resume_step, *records, optimizer={"lr": 0.1})
 
 def test_wandb_offline_writes_into_the_run_folder_and_resumes(tmp_path):
     pytest.importorskip("wandb", reason="pip install 'cyxjax[wandb]'")
-    for resume_step in (None, 1):
+    ids = []
+    for resume_step in (None, 1, 0):
         tracked("wandb", tmp_path, resume_step, {"step": 1, "loss": 0.5}, wandb={"mode": "offline"})
-    run_id = json.loads((tmp_path / "wandb_id.json").read_text())["id"]
-    parts = [p.name for p in (tmp_path / "wandb").glob("offline-run-*")]
-    assert len(parts) == 2
-    assert all(run_id in name for name in parts)  # one run id, so that a sync joins the two parts
+        ids.append(json.loads((tmp_path / "wandb_id.json").read_text())["id"])
+    parts = [p.name.rpartition("-")[2] for p in (tmp_path / "wandb").glob("offline-run-*")]
+    assert sorted(parts) == sorted(ids)
+    assert ids[0] == ids[1] != ids[2]  # a sync joins the parts of the first run, and no other run
     assert not list((tmp_path / "wandb").glob("run-*"))
