@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,11 @@ def small_disk(tmp_path):
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
     """Starts runs in forked processes; what still runs when the file ends is killed."""
-    jobs = Jobs()
-    yield jobs
-    jobs.close()
+    with closing(Jobs()) as jobs:
+        yield jobs
+
+
+@pytest.fixture
+def run(pristine, tmp_path):
+    """A copy of the folder of checkpoints that the fixture `pristine` of a file has made."""
+    return Path(shutil.copytree(pristine, tmp_path / "run"))

@@ -43,11 +43,6 @@ def pristine(tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def run(pristine, tmp_path):
-    return Path(shutil.copytree(pristine, tmp_path / "run"))
-
-
 def files_of(directory, step):
     return sorted(path for path in step_folder(directory, step).rglob("*") if path.is_file())
 

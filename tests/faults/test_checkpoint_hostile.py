@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,14 +28,8 @@ STATE = {"count": np.int32(3), "kernel": np.arange(20, dtype=np.float32).reshape
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pristine")
-    with Checkpointer(directory) as checkpointer:
-        checkpointer.save(1, STATE, {"epoch": 1})
+    Checkpointer(directory, async_save=False).save(1, STATE, {"epoch": 1})
     return directory
-
-
-@pytest.fixture
-def run(pristine, tmp_path):
-    return Path(shutil.copytree(pristine, tmp_path / "run"))
 
 
 def body_of(run):
@@ -120,8 +113,7 @@ def test_a_size_beyond_this_machine_is_refused_before_it_is_allocated(run):
     ids=["larger", "altered"],
 )
 def test_other_arrays_with_fitting_file_digests_are_found(run, tmp_path, kernel, match):
-    with Checkpointer(tmp_path / "other") as checkpointer:
-        checkpointer.save(1, {"count": np.int32(3), "kernel": kernel})
+    Checkpointer(tmp_path / "other", async_save=False).save(1, {"count": np.int32(3), "kernel": kernel})
     shutil.rmtree(step_folder(run, 1) / "arrays")
     shutil.copytree(step_folder(tmp_path / "other", 1) / "arrays", step_folder(run, 1) / "arrays")
     reseal_files(run)

@@ -85,12 +85,14 @@ def config(**values: Any) -> DistributedTrainingConfig:
     return DistributedTrainingConfig(**{k: v for k, v in (QUIET | values).items() if v is not None})
 
 
-def trainer(model: Any = None, loss: Any = None, lr: float = 0.1, **options: Any) -> Any:
-    """An SGD trainer of the small classifier, in the present group."""
+def trainer(
+    model: Any = None, loss: Any = None, lr: float = 0.1, optimizer: Any = None, **options: Any
+) -> Any:
+    """A trainer of the small classifier, by SGD where no `optimizer` is given, in the present group."""
     from cyxjax.train.trainer import DistributedTrainer
 
     loss = cx.CrossEntropyLoss() if loss is None else loss
-    return DistributedTrainer(model or mlp(), loss, cx.SGDOptimizer(lr), **options)
+    return DistributedTrainer(model or mlp(), loss, optimizer or cx.SGDOptimizer(lr), **options)
 
 
 class At(Hook):
@@ -103,6 +105,11 @@ class At(Hook):
         if getattr(info.position, self._counted) == self._step:
             self._step = -1
             self._act(info)
+
+
+def says(moment: str, answer: Any = True) -> cx.Callback:
+    """A callback that answers so at this moment: "on_step", say."""
+    return type("Says", (cx.Callback,), {moment: lambda self, info: answer})()
 
 
 def lose(info: StepInfo) -> None:

@@ -52,21 +52,12 @@ def test_a_module_names_its_random_streams_as_it_likes():
 
 
 def test_a_stream_that_a_scan_does_not_split_is_not_made_up():
-    class Cell(linen.RNNCellBase):
+    class Cell(linen.SimpleCell):
         @linen.compact
         def __call__(self, carry, x):
-            y = linen.Dropout(0.5, rng_collection="own", deterministic=False)(x)
-            return carry, y
+            return carry, linen.Dropout(0.5, rng_collection="own", deterministic=False)(x)
 
-        @linen.nowrap
-        def initialize_carry(self, rng, input_shape):
-            return jnp.zeros(input_shape)
-
-        @property
-        def num_feature_axes(self):
-            return 1
-
-    fns = from_linen(linen.RNN(Cell(), split_rngs={"params": False}))
+    fns = from_linen(linen.RNN(Cell(4), split_rngs={"params": False}))
     with pytest.raises(InvalidRngError):
         fns.apply({}, {}, jnp.ones((2, 3, 4)), jax.random.key(0), True)
 
@@ -135,9 +126,8 @@ def test_a_layer_without_the_flag_is_refused_in_a_line(model, named):
     def evaluated(key):
         return fns.apply(*fns.init(key, inputs), inputs, key, False)[0]
 
-    with refused_in_a_line() as caught:
+    with refused_in_a_line(match=named):
         jax.eval_shape(evaluated, jax.random.key(0))
-    assert named in str(caught.value)
 
 
 def test_values_of_another_module_are_refused_in_a_line():

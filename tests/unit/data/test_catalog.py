@@ -213,12 +213,6 @@ def test_csv(tmp_path):
     assert np.array_equal(take_all(priced.val)[1][:, 0], take_all(priced.val)[0][:, 0] * np.float32(10**10))
 
 
-@pytest.mark.parametrize(("content", "samples"), [("0\n1\n2\n", 3), ("1\n5\n", 2), ("0,1\n3,4\n", 1)])
-def test_one_column_without_a_header_keeps_its_first_sample(tmp_path, content, samples):
-    (tmp_path / "x.csv").write_text(content)
-    assert len(read_table(tmp_path / "x.csv")) == samples
-
-
 IMAGES = "train-images-idx3-ubyte"
 PRICES = b"a,b\n" + b"".join(b"%d,%d\n" % (i, 10 * i) for i in range(30))
 KINDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20

@@ -130,12 +130,8 @@ def test_train_and_eval_of_the_model_reach_the_wrapper_and_back(model):
 
 
 def test_layers_of_an_nnx_module_in_two_modes_are_refused():
-    class Two(Flax):
-        def __init__(self):
-            super().__init__()
-            self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
-
-    model = Two()
+    model = Flax()
+    model.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
     ddp = wrap(model)
     model.norm.eval()
     with pytest.raises(ConfigError):

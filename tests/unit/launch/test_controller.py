@@ -3,6 +3,7 @@
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -31,9 +32,10 @@ from tests.support.programs import free_port
 class Job:
     """A controller with the messages it has sent, by host; `now` is set by hand."""
 
-    def __init__(self, size, restarts=0, timeout_s=30.0):
+    def __init__(self, size, *hosts, restarts=0):
         self.messages, self.starts, self.num_closed, self.now = [], [], 0, 0.0
-        self.controller = Controller(size, timeout_s, Budget(restarts), 0.0, self)
+        self.controller = Controller(size, 30.0, Budget(restarts), 0.0, self)
+        self.join(*hosts)
 
     def send(self, host, message):
         self.messages.append((host, message))
@@ -78,10 +80,8 @@ def boom(rank=1, **changes):
 
 def pair(restarts=0):
     """A fixed job of 3 ranks on two hosts, under way."""
-    job = Job(Size(world_size=3), restarts)
     a, b = Member("a", 0, 2), Member("b", 2)
-    job.join(b, a)
-    return job, a, b
+    return Job(Size(world_size=3), b, a, restarts=restarts), a, b
 
 
 def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own():
@@ -105,8 +105,7 @@ def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own():
     ],
 )
 def test_missing_hosts_are_waited_for_as_long_as_the_timeout_says(size, hosts, said):
-    job = Job(size)
-    job.join(*hosts)
+    job = Job(size, *hosts)
     job.pass_time(29.0)
     assert (job.starts, job.code) == ([], None)
     job.pass_time(1.0)
@@ -245,7 +244,7 @@ def test_an_elastic_job_goes_on_with_the_hosts_that_are_left_at_no_cost():
 @pytest.mark.parametrize(("restarts", "code"), [(0, EXIT_USER_ERROR), (1, None)])
 @pytest.mark.parametrize("change", ["another host joins", "a host leaves"])
 def test_an_error_while_an_elastic_job_changes_its_size_is_an_error(restarts, code, change):
-    job, first, second = Job(Size(1, 3), restarts), Member("a", 0), Member("b")
+    job, first, second = Job(Size(1, 3), restarts=restarts), Member("a", 0), Member("b")
     job.join(first, second)
     job.pass_time(2.0)
     if change == "another host joins":
@@ -332,9 +331,8 @@ def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch)
 @pytest.fixture
 def first():
     """The first host of a fixed job of two hosts with a rank each."""
-    meeting = Meeting(2, Size(world_size=2))
-    yield meeting
-    meeting.close()
+    with closing(Meeting(2, Size(world_size=2))) as meeting:
+        yield meeting
 
 
 @pytest.mark.parametrize(
@@ -384,23 +382,25 @@ def test_a_second_launcher_of_the_same_ranks_waits_for_the_first_to_go(first):
     assert second.next()["decided"].startswith("host h is gone; not started again")
 
 
+def launcher(hosts, node_rank, port, *flags):
+    """Of one of so many hosts, whose first one meets the others at `port`."""
+    words = ["--nnodes", hosts, "--node-rank", node_rank, "--master-addr", "127.0.0.1", "--master-port", port]
+    words += ["--run-id", "job", *flags, "--no-python", "true"]
+    return Supervisor(parse([str(word) for word in words], {"CYXJAX_TOKEN": TOKEN}), {})
+
+
 def test_a_launcher_that_is_asked_to_stop_while_it_waits_for_others_tells_the_first_host():
-    first = Meeting(3, Size(world_size=3))
-    words = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "127.0.0.1", "--run-id", "job"]
-    words += ["--master-port", str(first.port), "--no-python", "true"]
-    host = Supervisor(parse(words, {"CYXJAX_TOKEN": TOKEN}), {})
-    host._workers.put(signal.SIGTERM)
-    assert host.run() == EXIT_PREEMPTED
-    assert first.own.next()["over"] == EXIT_PREEMPTED
-    first.close()
+    with closing(Meeting(3, Size(world_size=3))) as first:
+        host = launcher(3, 1, first.port)
+        host._workers.put(signal.SIGTERM)
+        assert host.run() == EXIT_PREEMPTED
+        assert first.own.next()["over"] == EXIT_PREEMPTED
 
 
 def test_an_error_of_the_first_host_s_launcher_ends_the_job_with_it_on_all_hosts(monkeypatch):
     monkeypatch.setattr(WorkerGroup, "run", Mock(side_effect=OSError("no room")))
     port = free_port()
-    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--run-id", "job"]
-    words += ["--master-port", str(port), "--max-restarts", "3", "--no-python", "true"]
-    first = Supervisor(parse(words, {"CYXJAX_TOKEN": TOKEN}), {})
+    first = launcher(2, 0, port, "--max-restarts", "3")
     hello = {"host": "h", "nproc": 1, "base_rank": 1, "world_size": 2, "run_id": "job"}
     where = client.Server("127.0.0.1", port, TOKEN, 10.0, "host h", "the test")
     with ThreadPoolExecutor(1) as pool:
@@ -414,6 +414,5 @@ def test_an_error_of_the_first_host_s_launcher_ends_the_job_with_it_on_all_hosts
 
 
 def test_a_launcher_is_refused_where_ranks_were_started_by_hand():
-    by_hand = Meeting()
-    assert "without a launcher" in by_hand.introduce(nproc=1).next()["refused"]
-    by_hand.close()
+    with closing(Meeting()) as by_hand:
+        assert "without a launcher" in by_hand.introduce(nproc=1).next()["refused"]

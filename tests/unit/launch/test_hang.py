@@ -119,9 +119,10 @@ def test_a_supervisor_that_was_suspended_excuses_everybody():
     ids=["for five minutes", "time between two counts"],
 )
 def test_a_suspended_rank_is_excused_and_told_of_once_each_time(spans, ticks, excused_s):
-    pauses, begins = Pauses(), []
-    for tick in range(ticks):
-        begins.append(pauses.see(tick * 1.0, ranks_stopped=any(a <= tick < b for a, b in spans)))
+    pauses = Pauses()
+    begins = [
+        pauses.see(tick * 1.0, ranks_stopped=any(a <= tick < b for a, b in spans)) for tick in range(ticks)
+    ]
     assert [tick for tick, begin in enumerate(begins) if begin] == [a for a, _ in spans]
     assert pauses.excuse(Progress(5, "step", 10.0)).at_s == pytest.approx(10.0 + excused_s, abs=4)
 

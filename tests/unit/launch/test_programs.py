@@ -60,22 +60,19 @@ def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
     assert store.get("jit_f-12") == b"machine code"
 
 
-def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, tmp_path, monkeypatch):
+SPOILED = {
+    "others may write": lambda path, patch: path.chmod(0o620),
+    "a link": lambda path, patch: path.symlink_to(path.rename(path.parents[1] / "elsewhere")),
+    "a FIFO": lambda path, patch: (path.unlink(), os.mkfifo(path)),  # would block whoever opens it
+    "another's": lambda path, patch: patch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, spoil, monkeypatch):
     store.put("jit_f-12", b"f")
-    path = the_file(store)
-    path.chmod(0o620)
-    assert store.get("jit_f-12") is None
-    path.chmod(0o600)
     assert store.get("jit_f-12") == b"f"
-    os.replace(path, tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    assert store.get("jit_f-12") is None
-    path.unlink()
-    os.mkfifo(path)  # would block whoever opens it
-    assert store.get("jit_f-12") is None
-    path.unlink()
-    store.put("jit_f-12", b"f")
-    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    SPOILED[spoil](the_file(store), monkeypatch)
     assert store.get("jit_f-12") is None
 
 

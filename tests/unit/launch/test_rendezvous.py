@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from unittest.mock import Mock
 
 import pytest
@@ -22,10 +23,8 @@ from tests.support.waiting import until
 @pytest.fixture
 def meet():
     """Makes a meeting of so many ranks, closed after the test."""
-    made = []
-    yield lambda *given, **changes: made.append(Meeting(*given, **changes)) or made[-1]
-    for meeting in made:
-        meeting.close()
+    with ExitStack() as made:
+        yield lambda *given, **changes: made.enter_context(closing(Meeting(*given, **changes)))
 
 
 def test_a_group_forms_and_a_goodbye_is_no_death(meet):

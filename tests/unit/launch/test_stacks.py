@@ -2,22 +2,13 @@
 
 import faulthandler
 import threading
+import time
 
 import pytest
 
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.supervise import dump as stacks
 from cyxjax.launch.supervise.watchdog import _in_different_calls, _refine
-
-
-def dump_while(waiting, tmp_path) -> str:
-    """A dump of this process, taken by faulthandler as the launcher takes it, while `waiting` runs."""
-    path = tmp_path / "stacks"
-    with path.open("w") as file:
-        faulthandler.dump_traceback_later(0.3, file=file)
-        waiting()
-        faulthandler.cancel_dump_traceback_later()
-    return path.read_text()
 
 
 def block(kind: str, *frames: str) -> str:
@@ -51,17 +42,18 @@ def test_the_users_code_in_the_thread_that_is_waited_for_is_found(thread, main, 
 
 
 def test_a_real_dump_of_a_thread_is_read(tmp_path):
-    done = threading.Event()
+    """A dump of this process, taken by faulthandler as the launcher takes it, while it waits for a thread."""
 
     def slow_item():
-        done.wait(1.0)
+        time.sleep(1.0)
 
-    def wait_for_it():
-        thread = threading.Thread(target=slow_item)
+    thread = threading.Thread(target=slow_item)
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.dump_traceback_later(0.3, file=file)
         thread.start()
         thread.join()
-
-    dump = dump_while(wait_for_it, tmp_path)
+        faulthandler.cancel_dump_traceback_later()
+    dump = (tmp_path / "stacks").read_text()
     # taken by a timer, no thread is the current one: the last block, the main thread, is taken for it
     assert "test_stacks.py" in stacks.where(stacks.main_thread(dump))
     assert any(frame.name == "slow_item" for frame in stacks.helpers(dump))

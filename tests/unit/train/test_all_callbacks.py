@@ -9,12 +9,7 @@ from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL, strongest
 from cyxjax.train import run
 from cyxjax.train.hooks.hook import Position, StepInfo
 from cyxjax.train.hooks.saving import StopHook
-from tests.support.trainers import VAL, X, Y, config, trainer
-
-
-def says(name, answer=True):
-    """A callback of the user's that answers so at this moment."""
-    return type("Says", (cx.Callback,), {name: lambda self, value: answer})()
+from tests.support.trainers import VAL, X, Y, config, says, trainer
 
 
 @pytest.mark.usefixtures("two_devices")

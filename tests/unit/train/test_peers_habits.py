@@ -10,21 +10,17 @@ from flax import linen, struct
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError
+from tests.support import trainers
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, X, Y, config
+from tests.support.trainers import CLASSES, QUIET, X, Y, config
 
 
-def trainer(model=None, optimizer=None, **options):
-    model = linen.Dense(CLASSES) if model is None else model
-    optimizer = cx.SGDOptimizer(0.1) if optimizer is None else optimizer
-    return cx.DistributedTrainer(model, cx.CrossEntropyLoss(), optimizer, **options)
+def trainer(model=None, **options):
+    return trainers.trainer(linen.Dense(CLASSES) if model is None else model, **options)
 
 
 def kernel(fitted):
     return fitted.params["kernel"]
-
-
-QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
 
 
 @pytest.mark.parametrize(
@@ -63,9 +59,8 @@ def test_names_stand_for_losses_optimizers_and_precisions():
     assert seen["off"] == pytest.approx(1 - seen["accuracy"])
     assert seen == named.validate(X, Y)
     for names, key in ((("crossentropy", "sgd"), "loss"), (("mse", "adamm"), "optimizer")):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=key):
             cx.DistributedTrainer(linen.Dense(CLASSES), *names)
-        assert key in str(caught.value)
 
 
 def test_a_checkpoint_is_saved_and_gone_on_from_by_keyword(tmp_path):
@@ -157,16 +152,11 @@ def test_predicting_with_random_parameters_prints_a_line(capfd):
 def test_a_run_folder_and_sinks_are_keywords_of_fit(tmp_path):
     folder = tmp_path / "run"
     words = QUIET | {"checkpoint_every_n_epochs": 1, "run_dir": str(folder), "sinks": ["csv", "jsonl"]}
-    first = trainer().fit(X, Y, validation_data=(X[:8], Y[:8]), **words)
+    trainer().fit(X, Y, validation_data=(X[:8], Y[:8]), **words)
     kept = {path.name for path in folder.iterdir()}
     assert {"metrics.csv", "metrics.jsonl", "history.json", "checkpoints", "report.html"} <= kept
-    again = trainer().fit(X, Y, validation_data=(X[:8], Y[:8]), **words | {"epochs": 3})
-    assert again.train_losses[:2] == first.train_losses
-    assert len(again.train_losses) == 3
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="sinks.*cvs"):
         trainer().fit(X, Y, **words | {"sinks": ["cvs"]})
-    assert "sinks" in str(caught.value)
-    assert "cvs" in str(caught.value)
 
 
 def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):

@@ -19,7 +19,7 @@ from cyxjax.data.sources import as_dataset
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.placing import RowPlacer
 from tests.support.resuming import check_goes_on
-from tests.support.trainers import VAL, At, X, Y, batches, config, same_bits, trainer, use_devices
+from tests.support.trainers import VAL, At, X, Y, batches, config, same_bits, shake, trainer, use_devices
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 
@@ -226,10 +226,6 @@ def of_the_batch(output, target):
     return jnp.sqrt(jnp.mean((jax.nn.softmax(output) - jax.nn.one_hot(target, 3)) ** 2))
 
 
-def noisy(key, x):
-    return x + 0.1 * jax.random.normal(key, x.shape)
-
-
 class Autoencoder(linen.Module):
     @linen.compact
     def __call__(self, x, train=False):
@@ -252,7 +248,7 @@ IMAGES = np.random.default_rng(3).normal(size=(60, 4, 4, 2)).astype(np.float32)
 KINDS = {
     "padded": (2, {}, {"batch_size": 4}, (X, Y)),
     "own size": (1, {"loss": of_the_batch}, {"batch_size": 8}, (X, Y)),
-    "augmented": (2, {"augment": noisy}, {"batch_size": 2}, (X, Y)),
+    "augmented": (2, {"augment": shake}, {"batch_size": 2}, (X, Y)),
     "convolutions": (2, {"model": Convolutions()}, {"batch_size": 2}, (IMAGES, Y)),
     "inputs as targets": (2, {"model": Autoencoder(), "loss": cx.MSELoss()}, {"batch_size": 4}, (X, X)),
     "micro-batches": (2, {}, {"batch_size": 2, "gradient_accumulation_steps": 2}, (X, Y)),
