@@ -1,8 +1,6 @@
 """scripts/train_core.py, which has no trainer: one page, core and data only, and the trainer's own losses."""
 
 import ast
-import importlib.util
-from pathlib import Path
 
 import jax
 import optax
@@ -13,18 +11,16 @@ from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.data.catalog import load_dataset
 from cyxjax.distributed import process_group
 from cyxjax.train.trainer import DistributedTrainer
+from tests.support.places import ROOT, module_of
 from tests.support.trainers import use_devices
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "train_core.py"
+SCRIPT = ROOT / "scripts" / "train_core.py"
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("train_core", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
-        yield module
+        yield module_of(SCRIPT)
 
 
 @pytest.mark.parametrize("replicas", [1, 4])

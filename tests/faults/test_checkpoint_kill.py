@@ -73,8 +73,7 @@ def test_thirty_kills_lose_nothing_that_was_reported(tmp_path):
     ],
 )
 def test_a_kill_at_each_point_of_replacing_the_only_step(tmp_path, point, survives):
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, state_of(1), {"step": 1})
+    Checkpointer(tmp_path, async_save=False).save(1, state_of(1), {"step": 1})
     job = forked.server().Process(target=save_and_die, args=(str(tmp_path), point))
     job.start()
     job.join()

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from tests.support.launching import RANK, start, under_way
+from tests.support.programs import fresh
 
 pytestmark = pytest.mark.multiprocess
 
@@ -29,28 +28,23 @@ def load_ahead():
 """
 
 
-def ask(module: str, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", module, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_a_running_job_shows_stacks_and_progress_saves_when_asked_and_goes_on(tmp_path: Path):
     job = under_way(tmp_path, ON_TERM="save")
     try:
-        said = ask("cyxjax.launch", "--dump", job.run_id)
+        said = fresh("-m", "cyxjax.launch", "--dump", job.run_id)
         assert said.returncode == 0, said.stderr
         assert "--- rank 0 (pid " in said.stdout
         assert "--- rank 1 (pid " in said.stdout
         assert said.stdout.count("Current thread") == 2
         assert "in train" in said.stdout
-        ranks = json.loads(ask("cyxjax.cli", "top", job.run_id, "--json").stdout)["ranks"]
+        ranks = json.loads(fresh("-m", "cyxjax.cli", "top", job.run_id, "--json").stdout)["ranks"]
         assert [rank["rank"] for rank in ranks] == [0, 1]
         assert all(rank["step"] >= 0 and rank["phase"] and rank["memory_bytes"] > 1e6 for rank in ranks), (
             ranks
         )
         assert {rank["pid"] for rank in ranks} <= set(job.survivors())
         # no rank: it must not be sent a signal that would end it
-        other = ask("cyxjax.launch", "--dump", str(os.getpid()))
+        other = fresh("-m", "cyxjax.launch", "--dump", os.getpid())
         assert other.returncode == EXIT_INFRASTRUCTURE
         assert f"{job.run_id} (launcher {job.process.pid}, ranks 0, 1)" in other.stderr
         job.process.send_signal(signal.SIGUSR2)

@@ -20,6 +20,7 @@ from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.supervise.worker import Files, Worker
 from cyxjax.launch.supervise.worker_group import WorkerGroup
 from tests.support.launching import IGNORING, launch, start, under_way, until
+from tests.support.programs import environment
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
@@ -136,11 +137,10 @@ def test_the_ends_of_ranks_are_seen_where_sigchld_was_ignored(tmp_path):
 def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
     config = write_experiment(tmp_path, epochs=2)
     words = [sys.executable, "-m", "cyxjax.train", "--config", str(config)]
-    env = {k: v for k, v in os.environ.items() if k != "NPROC"} | {"JAX_PLATFORMS": "cpu"}
     # As our launcher does: the rank is deaf to SIGUSR1 until it listens.
     deaf = [*IGNORING, str(int(signal.SIGUSR1)), *words]
     with subprocess.Popen(
-        deaf, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        deaf, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         command = Path(f"/proc/{process.pid}/cmdline")
         assert until(lambda: b"-m\0cyxjax.train" in command.read_bytes().split(b"-c")[0], 90)  # not our words

@@ -10,6 +10,7 @@ import pytest
 
 from cyxjax.cli import main
 from cyxjax.distributed import process_group
+from tests.support.trainers import command
 
 RUN = Path(__file__).parents[1] / "data" / "run_folder_0_2_0"
 FILES = sorted(path.name for path in RUN.iterdir() if path.is_file())
@@ -40,11 +41,8 @@ def run(cwd, monkeypatch):
 
 
 def trained_on():
-    try:
-        with jax.numpy_dtype_promotion("standard"):
-            return main.main(["train", "--config", "whole.yaml", "--max-steps", "36"])
-    finally:
-        process_group.finalize()
+    with jax.numpy_dtype_promotion("standard"):
+        return command("train", "--config", "whole.yaml", "--max-steps", "36")
 
 
 def replaced_by_a_fifo(path):
@@ -71,8 +69,8 @@ def test_a_fifo_that_a_run_needs_is_refused_by_name(run, name, capsys):
 @pytest.mark.parametrize("name", FILES)
 def test_commands_do_not_wait_for_a_fifo(run, name, capsys):
     replaced_by_a_fifo(run / name)
-    for command in ("audit", "hash", "report"):
-        assert main.main([command, str(run)]) in (0, 1, 2)
+    for word in ("audit", "hash", "report"):
+        assert main.main([word, str(run)]) in (0, 1, 2)
         assert len(capsys.readouterr().err.splitlines()) <= 1
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import cyxjax as cx
 from cyxjax.observe.history import DistributedTrainingHistory
-from tests.support.programs import ROOT, run
+from tests.support.programs import ROOT, printed_by
 
 pytestmark = pytest.mark.multiprocess
 dist = cx.distributed
@@ -17,9 +17,8 @@ SCRIPT = ROOT / "scripts" / "train_minimal.py"
 def trained(folder, *launcher, batch_size=64, epochs=2):
     """(history, what was printed) of the script."""
     options = ["--epochs", str(epochs), "--batch-size", str(batch_size), "--out", str(folder)]
-    done = run(*launcher, str(SCRIPT), *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return DistributedTrainingHistory.load(folder / "history.json"), done.stdout
+    printed = printed_by(*launcher, SCRIPT, *options)
+    return DistributedTrainingHistory.load(folder / "history.json"), printed
 
 
 def test_a_script_gives_one_process_and_two_ranks_the_same_results(tmp_path):

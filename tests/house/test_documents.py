@@ -1,7 +1,6 @@
 """What the documents say is there: files, links, and commands as they are printed."""
 
 import importlib.util
-import os
 import re
 import shlex
 import subprocess
@@ -15,8 +14,8 @@ from cyxjax import errors
 from cyxjax.cli import checkpoint, main, plan
 from cyxjax.config.load import load_config
 from cyxjax.launch import job_files, options
-from tests.support import forked
 from tests.support.places import ROOT
+from tests.support.programs import printed_by
 
 LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
 DOCUMENTS = [ROOT / name for name in LISTED.stdout.split()]
@@ -111,7 +110,6 @@ def test_each_file_and_link_exists(path):
 def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-    env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
     pages = [ROOT / ".github" / "docs" / name for name in ("checkpoints.md", "trained-models.md")]
     chosen = [
         words
@@ -122,8 +120,7 @@ def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
     assert len(chosen) >= 8
     for words in chosen:
         program = ["-m", "cyxjax.cli", *words[1:]] if words[0] == "cyxjax" else words[1:]
-        done = forked.run(program, env, 150, clone)
-        assert done.returncode == 0, shlex.join(words) + done.stdout[-2000:] + done.stderr[-2000:]
+        printed_by(*program, cwd=clone)
     assert (clone / "digits.safetensors").is_file()
 
 

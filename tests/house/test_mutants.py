@@ -3,17 +3,12 @@
 `python scripts/mutants.py` plants them, one at a time, and runs those tests: minutes, so not here.
 """
 
-import importlib.util
-import subprocess
-import sys
-
 import pytest
 
-from tests.support.places import ROOT
+from tests.support.places import ROOT, module_of
+from tests.support.programs import fresh
 
-spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
-mutants = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(mutants)
+mutants = module_of(ROOT / "scripts" / "mutants.py")
 TABLE = mutants.read_table()
 
 
@@ -70,8 +65,7 @@ def test_a_fault_is_caught_and_a_survivor_is_seen(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    command = [sys.executable, ROOT / "scripts" / "mutants.py", "--root", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = fresh(ROOT / "scripts" / "mutants.py", "--root", tmp_path)
     said = [line.split(" s  ")[-1].split()[0] for line in done.stdout.splitlines() if " s  " in line]
     assert (done.returncode, said) == (1, ["the", "caught", "SURVIVED", "BROKEN,"]), done.stdout + done.stderr
     assert (tmp_path / "cyxjax" / "sums.py").read_text() == files["cyxjax/sums.py"]  # a copy was changed

@@ -1,14 +1,13 @@
 """What an editor sees: every lazy name is imported for type checkers too, and a user's typo is found."""
 
 import ast
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import PACKAGE
+from tests.support.programs import fresh
 
 LAZY = ["cyxjax", "cyxjax.distributed", "cyxjax.models"]
 
@@ -62,13 +61,8 @@ def test_no_lazy_module_is_left_out():
 def test_a_user_s_typos_are_found(tmp_path):
     (tmp_path / "train.py").write_text(USERS_FILE)
     (tmp_path / "mypy.ini").write_text(MYPY)
-    words = [sys.executable, "-m", "mypy", "train.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    found = {}
-    for line in done.stdout.splitlines():
-        file, _, rest = line.partition(":")
-        if file == "train.py":
-            number, _, message = rest.partition(":")
-            found[int(number)] = message
+    done = fresh("-m", "mypy", "train.py", cwd=tmp_path)
+    lines = [line.split(":", 2) for line in done.stdout.splitlines() if line.startswith("train.py:")]
+    found = {int(number): message for _, number, message in lines}
     assert found.keys() == TYPOS.keys(), done.stdout + done.stderr
     assert all(word in found[line] for line, word in TYPOS.items()), done.stdout

@@ -1,19 +1,15 @@
 """`reproducibility: exact` through the command line and our launcher: the bits of one process."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from cyxjax.cli.hash import compare, first_other_state, steps_of
 from tests.multiprocess.test_train import CONFIG
-from tests.support import forked
-from tests.support.places import ROOT
-from tests.support.programs import environment
+from tests.support.programs import printed_by, run
 
 pytestmark = pytest.mark.multiprocess
-LIMIT_S = 240
 WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
 
 
@@ -30,12 +26,7 @@ def command(run_dir: Path, *options: str, devices: int = 1) -> list[str]:
 
 def train(run_dir: Path, processes: int, *options: str, devices: int = 1, **variables: str) -> None:
     launcher = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes)] if processes > 1 else []
-    done = finish(launcher + command(run_dir, *options, devices=devices), **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def finish(arguments: list[str], **variables: str) -> subprocess.CompletedProcess:
-    return forked.run(arguments, environment(**variables), LIMIT_S)
+    printed_by(*launcher, *command(run_dir, *options, devices=devices), **variables)
 
 
 # With LLVM's passes, which contract and reorder: they show the faults that are not of the order.
@@ -82,7 +73,7 @@ def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp
 
 
 def test_other_threads_are_refused_by_name(tmp_path):
-    refused = finish(command(tmp_path / "refused"), NPROC="1")
+    refused = run(*command(tmp_path / "refused"), NPROC="1")
     assert refused.returncode == 2
     assert "NPROC=1 (from the environment), but this exact run computes with 8 CPU threads" in refused.stderr
     assert not (tmp_path / "refused").exists()
@@ -99,8 +90,7 @@ def test_the_canary_sees_other_threads():
         "options = config(global_batch_size=64, virtual_replicas=2, exact_threads=int(sys.argv[1])); "
         "trainer.prepare(one.data, config=options); print(json.dumps(trainer.plan.facts.exact))"
     )
-    told = [finish(["-c", tell, threads], PYTHONPATH=str(ROOT), **AS_USERS) for threads in ("2", "8")]
-    assert [done.returncode for done in told] == [0, 0], told
-    two, eight = (json.loads(done.stdout.splitlines()[-1]) for done in told)
+    told = [printed_by("-c", tell, threads, **AS_USERS) for threads in ("2", "8")]
+    two, eight = (json.loads(printed.splitlines()[-1]) for printed in told)
     assert two["canary"] != eight["canary"]
     assert (two["machine"][-9:], eight["machine"][-9:]) == ("2 threads", "8 threads")

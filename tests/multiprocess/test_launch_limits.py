@@ -9,6 +9,7 @@ import pytest
 from cyxjax.errors import EXIT_CONFIG
 from tests.support import forked
 from tests.support.launching import RANK
+from tests.support.programs import environment
 
 pytestmark = pytest.mark.multiprocess
 LAUNCH = [sys.executable, "-m", "cyxjax.launch"]
@@ -32,9 +33,8 @@ def is_one_line(done):
 @pytest.mark.parametrize(("shell", "words", "named"), LIMITS.values(), ids=LIMITS)
 def test_what_cannot_be_is_one_line(tmp_path, shell, words, named):
     command = ["bash", "-c", f'{shell or "true"} && exec "$@"', "bash", *map(str, words)]
-    env = {k: v for k, v in os.environ.items() if k != "NPROC"} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=env
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=environment()
     )
     assert is_one_line(done), done
     assert named in done.stderr

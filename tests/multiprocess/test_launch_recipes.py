@@ -3,7 +3,6 @@
 The engines themselves are not here: their part, the variables they set, is played by the tests.
 """
 
-import importlib.util
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from cyxjax.launch.clusters import discover
 from tests.support.engines import environment
 from tests.support.forked import run_fresh
 from tests.support.launching import RANK
+from tests.support.places import module_of
 from tests.support.programs import ROOT, free_port
 
 pytestmark = pytest.mark.multiprocess
@@ -84,9 +84,7 @@ process_group.finalize()
 
 
 def test_ray_the_tasks_meet():
-    spec = importlib.util.spec_from_file_location("ray_digits", SCRIPTS / "ray" / "digits.py")
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
+    recipe = module_of(SCRIPTS / "ray" / "digits.py")
     assert " ".join(recipe.COMMAND[1:]) == PROGRAM
     _, port = recipe.meeting_place()
     ranks = [recipe.rank_environment(k, recipe.RANKS, "127.0.0.1", port, "t" * 64) for k in range(2)]

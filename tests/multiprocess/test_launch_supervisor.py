@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.support.launching import under_way
+from tests.support.programs import fresh
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("scratch")]
 TALK = "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', os.environ['RANK'], file=sys.stderr)\n"
@@ -23,8 +24,7 @@ def talk(tmp_path):
 
 
 def run(*words):
-    command = [sys.executable, "-m", "cyxjax.launch", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return fresh("-m", "cyxjax.launch", *words, timeout=60)
 
 
 def test_prefixes_logs_tee_redirects_and_filter(talk, tmp_path):

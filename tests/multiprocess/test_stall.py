@@ -4,11 +4,9 @@ XLA sizes its thread pool by NPROC; with fewer threads than devices a queued ste
 earlier one waits for, and after 40 s XLA aborts the process.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.programs import environment, fresh
 
 pytestmark = pytest.mark.multiprocess
 
@@ -30,8 +28,6 @@ print(trainer.fit(x, y, config).num_steps)
 
 
 def test_eight_devices_on_few_cores_finish_400_queued_steps():
-    ours = ("NPROC", "CYXJAX_NPROC", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")
-    env = {k: v for k, v in os.environ.items() if k not in ours}
-    done = subprocess.run([sys.executable, "-c", TRAIN], env=env, capture_output=True, text=True, timeout=150)
+    done = fresh("-c", TRAIN, env=environment(), timeout=150)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["400"]

@@ -1,6 +1,16 @@
-"""Folders of this checkout."""
+"""Folders of this checkout, and the scripts that lie in them."""
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, TESTS = ROOT / "cyxjax", ROOT / "tests"
+
+
+def module_of(script: Path) -> ModuleType:
+    """A script outside the packages, as `import` would give it: each call runs it again."""
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

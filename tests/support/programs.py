@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections import deque
 from itertools import cycle
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from tests.support import forked
 from tests.support.places import ROOT
 
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 class Ranks(NamedTuple):
@@ -46,6 +47,21 @@ def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ra
 def run(*command: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs `python COMMAND` to its end."""
     return forked.run(command, environment(**variables), LIMIT_S, cwd)
+
+
+def printed_by(*command: object, cwd: Path | None = None, **variables: str) -> str:
+    """What `python COMMAND` says on its standard output; it must succeed."""
+    done = run(*command, cwd=cwd, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def fresh(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """As `run`, but by an interpreter that has loaded nothing, in this process's environment.
+
+    options: of `subprocess.run`.
+    """
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, **options)
 
 
 def environment(**variables: str) -> dict[str, str]:

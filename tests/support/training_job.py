@@ -99,16 +99,11 @@ def flip_a_bit(step: int) -> None:
 
 def flipped(params: Any) -> Any:
     import jax
-    import numpy as np
 
-    leaves, tree = jax.tree.flatten(params)
-    parts = []
-    for shard in leaves[0].addressable_shards:
-        raw = np.array(shard.data, copy=True)
-        raw.reshape(-1).view(np.uint32)[0] ^= 1 << 3
-        parts.append(jax.device_put(raw, shard.device))
-    first = jax.make_array_from_single_device_arrays(leaves[0].shape, leaves[0].sharding, parts)
-    return jax.tree.unflatten(tree, [first, *leaves[1:]])
+    from tests.support.flips import flip
+
+    first, *others = jax.tree.leaves(params)
+    return jax.tree.unflatten(jax.tree.structure(params), [flip(first, 0, bit=3), *others])
 
 
 def fill(folder: Path) -> None:

@@ -175,8 +175,7 @@ def test_a_save_that_is_waited_for_holds_one_leaf_on_the_host_at_a_time(tmp_path
 
 def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, {"a": jnp.ones(3), "b": jnp.zeros(2)})
+    Checkpointer(tmp_path, async_save=False).save(1, {"a": jnp.ones(3), "b": jnp.zeros(2)})
     state, put, seen = {"a": jnp.zeros(3), "b": jnp.ones(2)}, placing(mesh, in_place=True), []
 
     def watched(want, read):

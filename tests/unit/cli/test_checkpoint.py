@@ -74,8 +74,7 @@ def test_export_writes_the_parameters_of_the_newest_good_step(run, capsys):
 
 def test_export_holds_a_block_and_no_leaf(tmp_path, capsys):
     kernels = {name: np.full((1000, 2000), number, np.float32) for number, name in enumerate("abc")}
-    with Checkpointer(tmp_path / "checkpoints") as checkpointer:
-        checkpointer.save(1, {"params": kernels})
+    Checkpointer(tmp_path / "checkpoints", async_save=False).save(1, {"params": kernels})
     main(["export", str(tmp_path), str(tmp_path / "warm")])  # what is loaded once
     tracemalloc.start()
     try:

@@ -1,8 +1,7 @@
 """Error records: what is kept, what is hidden, which error comes first, and how a rank ends."""
 
 import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +10,7 @@ from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord, PeerLost, is_secondary
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.supervise.worker import Start
+from tests.support.programs import fresh
 
 
 def raised(error):
@@ -77,16 +77,6 @@ def test_in_a_folder_that_hosts_share_a_consequence_takes_no_cause_s_place(tmp_p
     assert records.load(path) == cause
 
 
-class Ended:
-    """A rank of a start, as far as its end is concerned."""
-
-    def __init__(self, returncode: int | None) -> None:
-        self.returncode = returncode
-
-    def progress(self) -> Progress:
-        return Progress()
-
-
 @pytest.mark.parametrize(
     ("codes", "before", "early"),
     [
@@ -97,7 +87,8 @@ class Ended:
     ],
 )
 def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed(codes, before, early):
-    start = Start(0, [Ended(code) for code in codes])
+    # ranks, as far as their end is concerned
+    start = Start(0, [SimpleNamespace(returncode=code, progress=Progress) for code in codes])
     if before is not None:
         start.note(before, within_s=0.0)
     start.note_clean_end(1)
@@ -124,14 +115,7 @@ AT_EXIT = "import atexit; atexit.register(exits.end_if_failed, hooks)"
 
 
 def end(body):
-    code = ENDING.format(body=body)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return fresh("-c", ENDING.format(body=body), timeout=60)
 
 
 @pytest.mark.parametrize(

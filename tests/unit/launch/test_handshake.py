@@ -48,9 +48,8 @@ SEEDS = [
 @pytest.fixture(params=[None, Size(2, 2)], ids=["Ranks", "Hosts"])
 def live(request):
     """The first host of a job of two ranks, or of two hosts."""
-    meeting = Meeting(2, request.param)
-    yield meeting
-    meeting.close()
+    with contextlib.closing(Meeting(2, request.param)) as meeting:
+        yield meeting
 
 
 def serves(live) -> bool:
@@ -157,9 +156,8 @@ def test_a_thousand_wrong_tokens_are_two_lines(live):
 
 
 def test_the_name_of_a_host_cannot_steer_a_terminal(capfd):
-    live = Meeting()
-    answer = live.introduce(host="\x1b]0;owned\x07\r\nnode\u202e1", rank=5).next()
-    live.close()
+    with contextlib.closing(Meeting()) as live:
+        answer = live.introduce(host="\x1b]0;owned\x07\r\nnode\u202e1", rank=5).next()
     assert "outside WORLD_SIZE=2" in answer["refused"]
     for line in live.said:
         output.log(line)
@@ -230,10 +228,6 @@ class Slow(protocol.Channel):
 def test_300_clients_that_come_back_do_not_keep_a_slow_host_out(monkeypatch, places, address):
     """From the flood's own address as long as there are places; from another one always."""
     monkeypatch.setattr(server, "MAX_PENDING", min(places, server.MAX_PENDING))
-    live = Meeting()
-    with flood(live.port, 300, "127.0.0.1"):
-        try:
-            live.introduce(live.knock(address), Slow)
-            assert until(lambda: list(live.first.ranks.here) == [0], 5)
-        finally:
-            live.close()
+    with contextlib.closing(Meeting()) as live, flood(live.port, 300, "127.0.0.1"):
+        live.introduce(live.knock(address), Slow)
+        assert until(lambda: list(live.first.ranks.here) == [0], 5)

@@ -16,10 +16,8 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.cli import main
 from cyxjax.distributed import process_group
-from tests.multiprocess.test_train import environment
-from tests.support import forked
+from tests.support.programs import printed_by
 
-LIMIT_S = 240
 DATA = Path(__file__).parents[2] / "data"
 PLAIN, SHARES = "run_folder_0_2_0", "run_folder_0_2_0_shares"
 WHOLE = {  # train_losses, val_losses
@@ -51,9 +49,7 @@ def test_it_trains_on_from_its_own_configuration_to_the_losses_of_a_whole_run(ru
     stopped = list_steps(run / "checkpoints")[-1]
     devices = "1" if run.name == "plain" else "2"
     command = ["--config", run / "config.yaml", "--max-steps", "none", "--cpu-devices", devices]
-    done = forked.run(["-m", "cyxjax.train", *command], environment(), LIMIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"step {stopped} " in done.stdout
+    assert f"step {stopped} " in printed_by("-m", "cyxjax.train", *command)
     history = json.loads((run / "history.json").read_text())
     train, val = WHOLE[data_of(run)]
     assert history["train_losses"] == pytest.approx(train, rel=1e-5)
