@@ -1,5 +1,5 @@
 """What tests on eight devices share: the trainers among them make process groups."""
 
-from tests.support.trainers import as_users_promote, own_group
+from tests.support.trainers import as_users_promote, one_device, own_group, two_devices
 
-__all__ = ["as_users_promote", "own_group"]
+__all__ = ["as_users_promote", "one_device", "own_group", "two_devices"]

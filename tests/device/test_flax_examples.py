@@ -9,8 +9,7 @@ from flax import nnx
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from tests.support import flax_examples as ex
-from tests.support.trainers import assert_near, config, trained, trainer, use_devices
-from tests.support.trainers import own_group as own_group
+from tests.support.trainers import assert_near, config, trained, trainer
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
@@ -44,8 +43,7 @@ def test_mnist_of_nnx_whose_dropout_asks_for_a_key_with_the_call():
     assert seen[0.0] != seen[0.9]
 
 
-def test_vae_gets_a_key_of_its_own_in_training_and_evaluation():
-    use_devices(2)
+def test_vae_gets_a_key_of_its_own_in_training_and_evaluation(two_devices):
     pixels = (IMAGES.reshape(SAMPLES, -1) > 0).astype(np.float32)
     train = trainer(ex.Vae(), cx.Task.vae(), lr=0.01)
     history = train.fit(pixels, pixels, config(epochs=5))

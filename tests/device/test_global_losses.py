@@ -20,9 +20,7 @@ from tests.support.trainers import (
     config,
     trained,
     trainer,
-    use_devices,
 )
-from tests.support.trainers import own_group as own_group
 
 SAMPLES = 19  # batches of 8, 8 and 3: the last one leaves a replica of four without a sample
 
@@ -107,8 +105,7 @@ def without_weight(output, target):
     return ce(z @ z.T, jnp.arange(len(z))).mean()
 
 
-def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path):
-    use_devices(2)
+def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path, two_devices):
     loss = cx.GlobalLoss(without_weight)
     cut = {"epochs": 1, "batch_size": 4, "shuffle": False}
     expected, _ = by_hand(EMBED(), without_weight, X[:16], Y[:16])
@@ -140,22 +137,21 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
         (cx.ContrastiveLoss(), {"comm": "local_sgd"}, "comm='local_sgd'"),
     ],
 )
-def test_what_cuts_the_batch_is_refused_before_anything_is_written(loss, options, said, tmp_path):
-    use_devices(2)
+def test_what_cuts_the_batch_is_refused_before_anything_is_written(
+    loss, options, said, tmp_path, two_devices
+):
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError, match=said):
         trainer(TwoViews(), loss).fit(X[:16], Y[:16], config(**kept | options))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loss_of_another_shape_is_refused():
-    use_devices(2)
+def test_a_loss_of_another_shape_is_refused(two_devices):
     with pytest.raises(DataError, match=r"\(4, 4\).* \(4,\)"):
         trainer(EMBED(), cx.GlobalLoss(lambda o, t, w: o)).fit(X, Y, config())
 
 
-def test_on_the_facade_of_one_process_it_is_the_loss_of_its_batch():
-    use_devices(2)
+def test_on_the_facade_of_one_process_it_is_the_loss_of_its_batch(two_devices):
     ddp = cx.distributed.DistributedDataParallel(EMBED())
     output = ddp(X[:8])
     loss = ddp.loss(NEIGHBOURS, output, jnp.asarray(Y[:8]))

@@ -12,8 +12,7 @@ from cyxjax.config.sections import OptimizerConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.train.start.optimizers import build_optimizer, with_groups
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, X, Y, config, use_devices
-from tests.support.trainers import own_group as own_group
+from tests.support.trainers import CLASSES, X, Y, config
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
@@ -62,8 +61,7 @@ def by_hand(batches, clip):
     return params
 
 
-def test_groups_step_as_optax_s_partition_and_what_is_frozen_is_not_clipped_by():
-    use_devices(2)
+def test_groups_step_as_optax_s_partition_and_what_is_frozen_is_not_clipped_by(two_devices):
     train = cx.distributed.DistributedTrainer(
         Net(), cx.CrossEntropyLoss(), with_groups(cx.AdamWOptimizer(0.1), GROUPS)
     )
@@ -83,20 +81,18 @@ def test_a_file_s_groups_are_those_of_a_call():
     section = OptimizerConfig(name="adamw", lr=0.1, weight_decay=0.01, groups=GROUPS)
     params = adapt(Net()).init(jax.random.key(0), X[:1])[0]
     grads = jax.tree.map(jnp.ones_like, params)
-    steps = []
-    for rule in (
+    rules = [
         with_groups(build_optimizer(section), section.groups),
         with_groups(cx.AdamWOptimizer(0.1), GROUPS),
-    ):
-        steps.append(rule.update(grads, rule.init(params), params)[0])
+    ]
+    steps = [rule.update(grads, rule.init(params), params)[0] for rule in rules]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *steps)
 
 
 @pytest.mark.parametrize(
     "groups", [[{"match": "hiden/*", "lr": 0.1}], [{"match": "*", "lr": 0.1}, {"match": "head/*", "lr": 0.2}]]
 )
-def test_a_group_without_parameters_is_refused_before_training(groups):
-    use_devices(1)
+def test_a_group_without_parameters_is_refused_before_training(groups, one_device):
     train = cx.distributed.DistributedTrainer(
         Net(), cx.CrossEntropyLoss(), with_groups(cx.SGDOptimizer(0.1), groups)
     )

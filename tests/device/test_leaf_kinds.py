@@ -12,8 +12,7 @@ from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import FEATURES, X, config, use_devices
-from tests.support.trainers import own_group as own_group
+from tests.support.trainers import FEATURES, X, config
 
 SAMPLES = 19
 TARGET = np.abs(X[:SAMPLES].sum(1))
@@ -39,8 +38,7 @@ class Phased(linen.Module):
 
 
 @pytest.mark.parametrize(("comm", "remat"), [("mean", "none"), ("mean", "dots_saveable"), ("fsdp", "none")])
-def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
-    use_devices(2)
+def test_complex_parameters_go_downhill_as_on_one_device(comm, remat, two_devices):
     x, w = X[:SAMPLES], adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"]
     parts = jnp.real(w), jnp.imag(w)  # |x (a + ib)| in real numbers: what descent means is not in question
 
@@ -58,8 +56,7 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding, three steps
 
 
-def test_complex_statistics_are_those_of_the_global_batch():
-    use_devices(2)
+def test_complex_statistics_are_those_of_the_global_batch(two_devices):
     train = DistributedTrainer(Phased(), cx.MSELoss(), optax.sgd(0.05))
     train.fit(X[:16], TARGET[:16], config(epochs=1, batch_size=4, shuffle=False))
     last = X[8:16]

@@ -10,7 +10,6 @@ import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, ce, trained
-from tests.support.trainers import own_group as own_group
 
 LINEAR = linen.Dense(CLASSES)
 SAMPLES = 44  # the last batch of 8 has 4 samples

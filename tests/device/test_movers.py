@@ -13,7 +13,6 @@ import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trained, use_devices
-from tests.support.trainers import own_group as own_group
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
@@ -128,8 +127,7 @@ QUICK = ("fsdp, in turns of two micro-batches",)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in STEPS]
 )
-def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
-    use_devices(2)
+def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name, two_devices):
     train, history = in_turns(gan(weighs), **STEPS[name])
     assert_same(train.params, gan_by_hand(weighs))
     told = history.metrics
@@ -147,14 +145,12 @@ def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name):
     ],
     ids=("power_sgd", "float16"),
 )
-def test_what_rounds_trains_all_groups(options):
-    use_devices(2)
+def test_what_rounds_trains_all_groups(options, two_devices):
     train, _ = in_turns(gan(turns=(1, 0)), **options)
     assert_same(train.params, gan_by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
 
 
-def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path):
-    use_devices(2)
+def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path, two_devices):
     kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path / "a"), "epochs": 2}
     whole = in_turns(gan(), **kept | {"checkpoint_dir": str(tmp_path / "b")})[0].params
     in_turns(gan(), **kept | {"epochs": 1})  # three steps: the generator's turn is the first one after them
@@ -217,17 +213,15 @@ ODD = {"a": cx.Term(fools, trains="generater/*", optimizer=SGD), "b": tells}
         (ODD, None, r"optimizer .*'b'.*Term\("),
     ],
 )
-def test_a_task_of_groups_that_means_nothing_is_refused_before_training(terms, optimizer, said):
-    use_devices(2)
+def test_a_task_of_groups_that_means_nothing_is_refused_before_training(terms, optimizer, said, two_devices):
     with pytest.raises(ConfigError, match=said):
         cx.distributed.DistributedTrainer(Gan(), cx.Task(terms), optimizer).fit(*DATA, config())
 
 
-def test_a_term_without_parameters_of_its_own_and_a_loop_by_hand_are_refused():
+def test_a_term_without_parameters_of_its_own_and_a_loop_by_hand_are_refused(two_devices):
     for turn in ({"trains": "a", "every": 2, "offset": 2}, {"optimizer": SGD}):
         with pytest.raises(ConfigError, match="offset.*`trains`.*HINT"):
             cx.Term(fools, **turn)
-    use_devices(2)
     ddp = cx.distributed.DistributedDataParallel(Gan())
     with pytest.raises(DataError, match="Task .*DistributedTrainer"):
         ddp.loss(gan(), ddp(DATA[0]), DATA[1])
@@ -246,8 +240,7 @@ def test_a_term_without_parameters_of_its_own_and_a_loop_by_hand_are_refused():
     ],
     ids=("polyak", "plateau"),
 )
-def test_a_rule_that_asks_for_the_loss_is_told_that_of_the_global_batch(make, comm):
-    use_devices(2)
+def test_a_rule_that_asks_for_the_loss_is_told_that_of_the_global_batch(make, comm, two_devices):
     x, y, model = X[:SAMPLES], Y[:SAMPLES], linen.Dense(CLASSES)
     train = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), make())
     train.fit(x, y, config(epochs=2, batch_size=4, shuffle=False, comm=comm))

@@ -13,7 +13,6 @@ from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import held_by
 from tests.support.sharded import MODELS, trained
 from tests.support.trainers import X, Y, assert_near, config, mlp, use_devices
-from tests.support.trainers import own_group as own_group
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 

@@ -15,6 +15,7 @@ from cyxjax.core.optimizer import adapted
 from cyxjax.errors import ConfigError
 from tests.support.refusals import refused
 from tests.support.strategies import USUAL, Alone, built, mean_of, params, random_grads
+from tests.support.trainers import config, trainer
 
 # optax warns of names it will drop; here they are still there.
 IGNORED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -238,20 +239,17 @@ def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_p
     x, y = np.eye(8, 3, dtype=np.float32), np.arange(8, dtype=np.int32) % 2
 
     def trained(epochs, folder):
-        model = cx.SequentialModel([cx.LinearModule(3, 2)])
         rule = optax.noisy_sgd(RATE, key=3)  # optax keeps a typed key, whatever it is given
-        trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), rule)
-        config = cx.distributed.DistributedTrainingConfig(
-            epochs=epochs, batch_size=1, verbose=False, checkpoint_dir=str(tmp_path / folder)
-        )
-        trainer.fit(x, y, config)
-        return [leaf.tobytes() for leaf in jax.tree.leaves(trainer.params)]
+        one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
+        saved = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
+        one.fit(x, y, config(epochs=epochs, batch_size=1, **saved))
+        return [leaf.tobytes() for leaf in jax.tree.leaves(one.params)]
 
     first = trained(1, "cut")  # the sentinel compares replicas at its save
     assert trained(2, "cut") == trained(2, "whole") != first
 
 
-def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step(tmp_path):
+def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step():
     x, y = np.zeros((8, 3), np.float32), np.zeros(8, np.int32)
     cases = [
         ("mean", optax.lbfgs(), "optimizer"),
@@ -262,10 +260,6 @@ def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step(tmp_path):
         ("fsdp", optax.chain(optax.scale_by_trust_ratio(), optax.scale(-0.1)), "comm"),
     ]
     for comm, rule, key in cases:
-        model = cx.SequentialModel([cx.LinearModule(3, 2)])
-        trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), rule)
-        config = cx.distributed.DistributedTrainingConfig(
-            epochs=1, batch_size=1, comm=comm, verbose=False, checkpoint_dir=str(tmp_path / "checkpoints")
-        )
+        one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
         with refused(key):
-            trainer.fit(x, y, config)
+            one.fit(x, y, config(batch_size=1, comm=comm))

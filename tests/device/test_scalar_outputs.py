@@ -10,7 +10,6 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.errors import DataError
 from tests.support.trainers import assert_near, by_hand, trained
-from tests.support.trainers import own_group as own_group
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(24, 4)).astype(np.float32)

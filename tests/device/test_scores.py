@@ -11,7 +11,6 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.observe.history import DistributedTrainingHistory
 from tests.support import sklearn_metrics as sk
 from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
-from tests.support.trainers import own_group as own_group
 
 
 def metrics():

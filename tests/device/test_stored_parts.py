@@ -13,8 +13,7 @@ import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.distributed import process_group
 from cyxjax.train import experiment
-from tests.support.trainers import command, use_devices
-from tests.support.trainers import own_group as own_group
+from tests.support.trainers import command
 
 ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
 VALUES = {
@@ -35,20 +34,17 @@ VALUES = {
 def run(request, tmp_path_factory):
     """(folder of a run over three devices, what its trainer says of ROWS and of its test samples)."""
     folder = tmp_path_factory.mktemp("parts") / "run"
-    with mock.patch.dict(os.environ):  # where `init` writes
-        use_devices(3)  # which divide no leaf
+    with mock.patch.dict(os.environ), cx.testing.devices(3):  # which divide no leaf
         with mock.patch.object(process_group, "init"):
             ready = experiment.prepare(TrainConfig(run_dir=str(folder), comm=request.param, **VALUES))
         experiment.train(ready)
         told = ready.trainer.predict(ROWS), ready.trainer.evaluate_metrics(ready.splits.test)
         params = ready.trainer.params
-        process_group.finalize()
     return folder, params, *told
 
 
-def test_it_is_loaded_whole_on_other_devices_and_trains_on(run):
+def test_it_is_loaded_whole_on_other_devices_and_trains_on(run, two_devices):
     folder, params, outputs, measured = run
-    use_devices(2)
     found = cx.load_run(folder)
     jax.tree.map(np.testing.assert_array_equal, found.params, params)
     np.testing.assert_allclose(found.predict(ROWS), outputs, rtol=1e-5)

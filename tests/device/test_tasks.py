@@ -9,7 +9,6 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, ce, config, trained, trainer
-from tests.support.trainers import two_devices as two_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

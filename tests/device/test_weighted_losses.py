@@ -22,7 +22,6 @@ from tests.support.trainers import (
     trained,
     trainer,
 )
-from tests.support.trainers import two_devices as two_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -6,7 +6,6 @@ import numpy as np
 from flax import linen
 
 from tests.support.trainers import assert_near, by_hand, ce, trained
-from tests.support.trainers import own_group as own_group
 
 NODES, EDGES, FEATURES, CLASSES, STEPS = 30, 120, 5, 3, 12
 

@@ -1,5 +1,6 @@
 """`reproducibility: exact` through kills, at another world size each time: the bits of a run without any."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,8 @@ from cyxjax.cli.audit import main as audit
 from cyxjax.cli.hash import compare, steps_of
 from cyxjax.data.ledger import walk
 from cyxjax.data.ledger_file import read_ledger
-from tests.multiprocess.test_train import environment
-from tests.support import forked
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
+from tests.support.programs import printed_by
 from tests.support.training import EPOCHS, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
@@ -30,8 +30,7 @@ def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
     jobs.run(whole)
     assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6", code=None).codes
     assert 0 < newest_step(config) <= 6 < EPOCHS * STEPS_PER_EPOCH
-    ended = jobs.run(config)
-    assert "WARNING" not in ended.text  # the fingerprints agree
+    assert "WARNING" not in jobs.run(config).text  # the fingerprints agree
     same_bits(config, whole)
 
 
@@ -56,12 +55,10 @@ def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path, caps
         "model": {"name": "mlp", "options": {"hidden": [256, 256], "dropout": 0.2}},
     }
     whole, config = (write_experiment(tmp_path / name, **options) for name in ("whole", "broken"))
-    assert forked.run(["-m", "cyxjax.train", "--config", whole], environment(), 240).returncode == 0
-    hosts = Hosts(tmp_path / "hosts", "1:2", "-m", "cyxjax.train", "--config", str(config), fork=True)
-    try:
+    printed_by("-m", "cyxjax.train", "--config", whole)
+    words = ("-m", "cyxjax.train", "--config", str(config))
+    with closing(Hosts(tmp_path / "hosts", "1:2", *words, fork=True)) as hosts:
         first = two_then_one_then_two(hosts, lambda: newest_step(config), 2 * SAVE_EVERY)
-    finally:
-        hosts.close()
     for start, size in enumerate((2, 1, 2)):
         assert f"= 16 per step; world_size {size};" in first.log(0, start)
     assert "start 3" not in first.err

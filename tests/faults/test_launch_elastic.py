@@ -1,6 +1,7 @@
 """Jobs of several hosts, each a launcher on loopback: what befalls one is known to all at once."""
 
 import signal
+from contextlib import closing
 
 import pytest
 
@@ -13,17 +14,15 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 @pytest.fixture
 def elastic(tmp_path):
     """A job of one to three hosts."""
-    made = Hosts(tmp_path, "1:3", fork=True)
-    yield made
-    made.close()
+    with closing(Hosts(tmp_path, "1:3", fork=True)) as made:
+        yield made
 
 
 @pytest.fixture
 def fixed(tmp_path):
     """A job of two hosts: whoever waits for a host that has given up, waits too long."""
-    made = Hosts(tmp_path, "2", DISTRIBUTED_TIMEOUT_MS=600_000)
-    yield made
-    made.close()
+    with closing(Hosts(tmp_path, "2", DISTRIBUTED_TIMEOUT_MS=600_000)) as made:
+        yield made
 
 
 def test_hosts_come_and_go_at_the_cost_of_one_restart_each(elastic):

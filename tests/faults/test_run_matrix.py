@@ -31,8 +31,7 @@ def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
     jobs.run(config, world=2)
     assert np.isfinite(curves(config)["train_losses"]).all()
-    history = (tmp_path / "run" / "history.json").read_text()
-    assert '"skipped_steps": 3' in history  # once an epoch
+    assert '"skipped_steps": 3' in (tmp_path / "run" / "history.json").read_text()  # once an epoch
     assert audit.main([str(tmp_path / "run")]) == 0
     assert len(list((tmp_path / "run").glob("black_box_step*"))) == 3
 
@@ -64,13 +63,11 @@ def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path)
     assert "is in use by" in refused.text
     assert str(first) in refused.text
     os.kill(first, signal.SIGKILL)
-    taken = jobs.run(second, "--max-time", 0.2)
-    assert "Resuming from step" in taken.text
+    assert "Resuming from step" in jobs.run(second, "--max-time", 0.2).text
 
 
 def test_data_that_is_not_there_is_named_before_anything_is_written(jobs, tmp_path):
     config = write_experiment(tmp_path)
     (tmp_path / "data.npz").unlink()
-    ended = jobs.run(config, code=EXIT_CONFIG)
-    assert "data.npz" in ended.text
+    assert "data.npz" in jobs.run(config, code=EXIT_CONFIG).text
     assert not (tmp_path / "run").exists()

@@ -1,24 +1,20 @@
 """The examples as people run them: on two devices of one process and in two processes, with equal losses."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import pytest
 
 import cyxjax as cx
 from tests.multiprocess.conftest import forked_spawn as forked_spawn
-from tests.support.trainers import use_devices
+from tests.support.places import ROOT, module_of
+from tests.support.trainers import two_devices as two_devices
 
-EXAMPLES = Path(__file__).parents[2] / "scripts" / "examples"
+EXAMPLES = ROOT / "scripts" / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
 def losses(name, **options):
     """Of each epoch, as the example's own `main` gives them."""
-    spec = importlib.util.spec_from_file_location(f"gallery_{name}", EXAMPLES / f"{name}.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    example = module_of(EXAMPLES / f"{name}.py")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return example.main(**options)
 
@@ -32,8 +28,7 @@ SLOW = ("own_model", "worker_stream")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NAMES])
-def test_an_example_learns_on_two_devices(name, group, cwd):
-    use_devices(2)
+def test_an_example_learns_on_two_devices(name, group, cwd, two_devices):
     found = losses(name)
     assert found[-1] < 0.95 * found[0]
     assert {path.name for path in cwd.iterdir()} <= {"runs"}
@@ -51,8 +46,7 @@ def test_an_example_learns_on_two_devices(name, group, cwd):
     ],
     ids=["three", "all"],
 )
-def test_two_processes_have_the_losses_of_two_devices(names, group, forked_spawn, cwd):
-    use_devices(2)
+def test_two_processes_have_the_losses_of_two_devices(names, group, forked_spawn, cwd, two_devices):
     alone = all_losses(names)
     one, two = cx.testing.run_ranks(2, all_losses, names)
     for name in names:

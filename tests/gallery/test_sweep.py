@@ -1,23 +1,19 @@
 """Trials of optuna that are pruned end on all ranks after the same epoch."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 import cyxjax as cx
 from tests.multiprocess.conftest import forked_spawn as forked_spawn
+from tests.support.places import ROOT, module_of
 
 optuna = pytest.importorskip("optuna", reason="pip install optuna")
-SWEEP = Path(__file__).parents[2] / "scripts" / "examples" / "sweep.py"
+SWEEP = ROOT / "scripts" / "examples" / "sweep.py"
 TRIALS, EPOCHS = 3, 3
 
 
 def study():
     """(epochs of each trial, states of the trials on rank 0)."""
-    spec = importlib.util.spec_from_file_location("sweep", SWEEP)
-    sweep = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sweep)
+    sweep = module_of(SWEEP)
     epochs = []
 
     def objective(trial=None):

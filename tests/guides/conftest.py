@@ -1,5 +1,5 @@
 """What the guides' tests share: their programs make process groups, as the guides tell people to."""
 
-from tests.support.trainers import own_group
+from tests.support.trainers import one_device, own_group, two_devices
 
-__all__ = ["own_group"]
+__all__ = ["one_device", "own_group", "two_devices"]

@@ -7,7 +7,6 @@ import pytest
 import cyxjax as cx
 from tests.guides import program_frameworm as program
 from tests.support.programs import read, run
-from tests.support.trainers import use_devices
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = "model:\n  name: vae\n  options: {latent_size: 2, hidden: [8]}\n"
@@ -36,8 +35,7 @@ def test_spawned_processes_train_the_model_of_a_file(ranks):
     assert ranks.every("loaded") == ranks.every("evaluated")
 
 
-def test_two_processes_give_the_losses_of_one_with_two_devices(ranks, capsys):
-    use_devices(2)
+def test_two_processes_give_the_losses_of_one_with_two_devices(ranks, capsys, two_devices):
     model = cx.get_model("vae")(latent_size=2, hidden=(8,))
     trainer = cx.Trainer(model, cx.AdamOptimizer(0.01), device="cpu", best_model=None)
     loader = cx.data.DataLoader(program.images(), batch_size=8, shuffle=True)
@@ -47,8 +45,7 @@ def test_two_processes_give_the_losses_of_one_with_two_devices(ranks, capsys):
     assert "Batch plan: 4 samples x 2 replicas" in capsys.readouterr().out
 
 
-def test_the_best_model_is_kept_for_any_number_of_processes(ranks, folder):
-    use_devices(1)
+def test_the_best_model_is_kept_for_any_number_of_processes(ranks, folder, one_device):
     model = cx.get_model("vae")(cx.Config.from_file(str(folder / "config.yaml")))
     trainer = cx.Trainer(model, cx.SGDOptimizer(0.01), best_model=None)
     with pytest.raises(cx.errors.CheckpointError):

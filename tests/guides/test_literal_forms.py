@@ -148,8 +148,7 @@ def test_a_file_s_model_type_and_rate_are_taken_as_they_stand(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("model: {type: vae, latent_size: 3, hidden: [8]}\ntraining: {lr: 1e-3}\n")
     config = cx.Config.from_file(str(path))
-    model = cx.get_model(config.model.type)(config)
-    assert model.latent_size == 3
+    assert cx.get_model(config.model.type)(config).latent_size == 3
     assert config.training.lr * 2 == 0.002
     assert cx.AdamOptimizer(lr=config.training.lr).lr == 0.001
     with pytest.raises(ConfigError, match="'vae'.* 'mlp'"):

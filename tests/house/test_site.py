@@ -1,15 +1,15 @@
 """The documentation site: each public name has its reference, each page its place in the menu."""
 
-import importlib
 import re
-import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import cyxjax as cx
 from cyxjax.cli import main
 from cyxjax.config.experiment import TrainConfig
+from tests.support.places import module_of
 
 SITE = Path(__file__).parents[2] / ".github"
 DOCS = SITE / "docs"
@@ -19,13 +19,10 @@ CONFIG = yaml.safe_load((SITE / "mkdocs.yml").read_text())
 REFERENCES = re.findall(r"^::: cyxjax\.(\S+)$", TEXT, re.MULTILINE)
 
 
+@pytest.fixture(scope="module")
 def hooks():
     """The module that makes parts of the pages."""
-    sys.path.insert(0, str(DOCS))
-    try:
-        return importlib.import_module("site_hooks")
-    finally:
-        sys.path.pop(0)
+    return module_of(DOCS / "site_hooks.py")
 
 
 def in_the_menu(entry) -> list[str]:
@@ -51,12 +48,11 @@ def test_every_public_name_has_its_reference_once():
 
 
 def test_the_menu_holds_every_page_once():
-    pages = in_the_menu(CONFIG["nav"])
-    assert sorted(pages) == sorted(PAGES)
+    assert sorted(in_the_menu(CONFIG["nav"])) == sorted(PAGES)
 
 
-def test_the_made_parts_name_every_key_and_command():
-    text = hooks().with_made_parts(PAGES["configuration.md"])
+def test_the_made_parts_name_every_key_and_command(hooks):
+    text = hooks.with_made_parts(PAGES["configuration.md"])
     for name in main.ROWS:
         assert f"`cyxjax {name}`" in text
     for name, value in TrainConfig():
@@ -64,9 +60,9 @@ def test_the_made_parts_name_every_key_and_command():
             assert f"| `{key}` |" in text, key
 
 
-def test_each_mark_has_a_maker_and_each_maker_a_mark():
+def test_each_mark_has_a_maker_and_each_maker_a_mark(hooks):
     marks = re.findall(r"^<!-- made: (\w+) -->$", TEXT, re.MULTILINE)
-    assert sorted(marks) == sorted(hooks().MADE)
+    assert sorted(marks) == sorted(hooks.MADE)
 
 
 def test_the_site_loads_nothing_from_elsewhere():
@@ -74,15 +70,15 @@ def test_the_site_loads_nothing_from_elsewhere():
     assert not re.search(r"(src|href)=.?https?:", TEXT)
 
 
-def test_code_that_tests_run_is_a_fence_to_mkdocs():
+def test_code_that_tests_run_is_a_fence_to_mkdocs(hooks):
     # a fence with a second word is none to it: the block, and the headings after it, would be shown as text
     assert "```python test" in TEXT
-    assert "```python test" not in "".join(hooks().on_page_markdown(page) for page in PAGES.values())
+    assert "```python test" not in "".join(hooks.on_page_markdown(page) for page in PAGES.values())
 
 
-def test_an_option_is_not_cut_at_its_hyphens():
+def test_an_option_is_not_cut_at_its_hyphens(hooks):
     page = "<p><code>python -m a --config FILE</code></p><pre><span></span><code>a --b\n</code></pre>"
-    shown = hooks().on_page_content(page)
+    shown = hooks.on_page_content(page)
     assert '<span class="option">--config</span> FILE' in shown
     assert shown.endswith("<pre><span></span><code>a --b\n</code></pre>")
     assert re.search(r"\.option \{[^}]*nowrap", (DOCS / "extra.css").read_text())

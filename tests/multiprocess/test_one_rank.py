@@ -10,32 +10,13 @@ from tests.support.programs import environment
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
-class Says(cx.Callback):
-    """Stops at `where`."""
-
-    def __init__(self, where):
-        self._where = where
-
-    def on_start(self, moment):
-        return self._where == "on_start"
-
-    def on_step(self, info):
-        return self._where == "on_step" and info.position.step >= 2
-
-    def on_epoch(self, info):
-        return self._where == "on_epoch"
-
-    def on_evaluation(self, info):
-        return self._where == "on_evaluation"
-
-
 def stopped(rank):
     """(steps done, why stopped) of fits that a callback which `rank` alone has ends, at each place."""
-    from tests.support.trainers import VAL, X, Y, config, trainer
+    from tests.support.trainers import VAL, X, Y, config, says, trainer
 
     found = []
     for where in ("on_start", "on_step", "on_epoch", "on_evaluation"):
-        one = trainer(callbacks=[Says(where)] if cx.distributed.get_rank() == rank else [])
+        one = trainer(callbacks=[says(where)] if cx.distributed.get_rank() == rank else [])
         history = one.fit(
             X, Y, *VAL, config(batch_size=1, epochs=2, evaluate_every_n_steps=25, steps_per_dispatch=1)
         )
@@ -44,7 +25,7 @@ def stopped(rank):
 
 
 def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_does(forked_spawn):
-    # Step 2 is told of at step 8; the wish goes along with step 9, which is told of at step 16: as in
+    # Told of steps when 8 are under way; the wish goes along with step 9, which is told of at step 16: as in
     # tests/unit/train/test_all_callbacks.py.
     wanted = [[0, "callback"], [16, "callback"], [30, "callback"], [25, "callback"]]
     assert cx.testing.run_ranks(2, stopped, 1) == [wanted, wanted]

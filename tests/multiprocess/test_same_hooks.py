@@ -1,6 +1,7 @@
 """All ranks call what acts on the state together: a save that one makes alone waits for the others."""
 
 import time
+from unittest import mock
 
 import pytest
 
@@ -48,12 +49,9 @@ def asked(folder):
         found.append([answers(hook) for hook in overriding(hooks, *ON_STATES)])
         return hooks
 
-    run.build_hooks = noted
-    try:
+    with mock.patch.object(run, "build_hooks", noted):
         for number, settings in enumerate(SETTINGS):
             trainer().fit(X, Y, *VAL, config(**settings), run_dir=f"{folder}/{number}", profile="1:2")
-    finally:
-        run.build_hooks = made
     return found
 
 

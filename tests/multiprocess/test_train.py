@@ -1,29 +1,21 @@
 """The main job in several processes: the same losses as one process with as many devices."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 
 from cyxjax.checkpoint.folders import list_steps
 from tests.support import forked
-from tests.support.programs import environment
+from tests.support.programs import environment, free_port, printed_by
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
-LIMIT_S = 120
 
 
 def command(run_dir: Path, epochs: int = 2) -> list[str]:
     few = ["--epochs", str(epochs), "--log-every-n-batches", "5", "--checkpoint-every-n-epochs", "1"]
     return ["-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), *few]
-
-
-def run(arguments: list[str], **variables: str) -> str:
-    done = forked.run(arguments, environment(**variables), LIMIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -34,13 +26,13 @@ def losses(run_dir: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("one") / "run"
-    assert "Batch plan: 32 samples x 2 replicas" in run(command(run_dir))
+    assert "Batch plan: 32 samples x 2 replicas" in printed_by(*command(run_dir))
     return run_dir
 
 
 def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_process, tmp_path):
     words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "two")]
-    printed = run(words)
+    printed = printed_by(*words)
     assert "world_size 2; backend gloo" in printed
     assert "[rank 1] Epoch" not in printed  # only rank 0 speaks
     # gloo and the in-process all-reduce add the same two float32 numbers; 40 Adam steps keep them at 1e-6.
@@ -50,16 +42,16 @@ def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_proce
 @pytest.mark.slow
 def test_parameters_cut_over_two_processes_give_those_losses_and_go_on_whole(one_process, tmp_path):
     parts, more = tmp_path / "parts", ["--comm", "fsdp", "--model.name", "mlp"]
-    run(["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(parts, 1), *more])
-    run([*command(parts), "--model.name", "mlp"])  # `mean`, one process
-    run([*command(tmp_path / "whole"), "--model.name", "mlp"])
+    printed_by("-m", "cyxjax.launch", "--nproc-per-node", "2", *command(parts, 1), *more)
+    printed_by(*command(parts), "--model.name", "mlp")  # `mean`, one process
+    printed_by(*command(tmp_path / "whole"), "--model.name", "mlp")
     assert losses(parts) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
 
 
 def test_a_run_that_saves_by_minutes_saves_its_last_step_together(tmp_path):
     by_minutes = ["--checkpoint-every-n-epochs", "0", "--checkpoint-every-n-minutes", "60"]
     more = ["--comm", "zero1", "--model.name", "mlp", *by_minutes]
-    run(["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "run", 1), *more])
+    printed_by("-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "run", 1), *more)
     assert list_steps(tmp_path / "run" / "checkpoints") == [20]
 
 
@@ -73,17 +65,15 @@ ALIKE = [["cnn:clip-accumulation", "nnx:skip"], ["gpt:bfloat16", "cnn:average"],
 )
 def test_parameters_cut_over_two_processes_are_those_of_mean(devices, rows):
     job = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "-m", "tests.multiprocess.sharded_job", *rows]
-    said = run(job, JAX_NUM_CPU_DEVICES=str(devices))
+    said = printed_by(*job, JAX_NUM_CPU_DEVICES=str(devices))
     for row in rows:
         assert f"same {row} on 2x{devices}" in said
 
 
 def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     places = [environment(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
-    first, other = forked.run_all([(command(tmp_path / "hand"), place) for place in places], LIMIT_S)
+    first, other = forked.run_all([(command(tmp_path / "hand"), place) for place in places], 120)
     assert (first.returncode, other.returncode) == (0, 0), first.stderr + other.stderr
     assert "Epoch" in first.stdout
     assert "Epoch" not in other.stdout + other.stderr
@@ -92,9 +82,9 @@ def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_pat
 
 def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_process):
     before = losses(one_process)
-    assert "All 2 epochs are done" in run(command(one_process))
+    assert "All 2 epochs are done" in printed_by(*command(one_process))
     assert losses(one_process) == before
-    printed = run(command(one_process, epochs=3))
+    printed = printed_by(*command(one_process, epochs=3))
     assert "Resuming from step 40 (epoch 3, sample 0)" in printed
     assert losses(one_process)[: len(before)] == before
     assert len(losses(one_process)) > len(before)
@@ -106,7 +96,7 @@ def test_losses_that_weigh_or_compare_samples_are_those_of_one_process(tmp_path)
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        run(["-m", "cyxjax.launch", "--nproc-per-node", str(ranks), *job, str(folder)])
+        printed_by("-m", "cyxjax.launch", "--nproc-per-node", ranks, *job, folder)
         found[ranks] = json.loads((folder / "found.json").read_text())
     assert (found[1].pop("world_size"), found[2].pop("world_size")) == (1, 2)
     for name, values in found[1].items():

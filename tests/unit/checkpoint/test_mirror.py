@@ -28,18 +28,19 @@ class Place:
     def __init__(self, root, url):
         self.folder, self.url, self.said = RunFolder(root), url, []
 
-    def save(self, step, value=0.0, keep=3):
+    def save(self, *steps, value=None, keep=3):
         self.folder.root.mkdir(exist_ok=True)
         with Checkpointer(self.folder.checkpoints, keep_last=keep, keep_best=0) as kept:
-            kept.save(step, {"w": np.full(8, value, np.float32)})
-        self.folder.metrics.write_text(json.dumps({"step": step, "value": value}) + "\n")
+            for step in steps:
+                kept.save(step, {"w": np.full(8, step if value is None else value, np.float32)})
+        self.folder.metrics.write_text(json.dumps({"step": steps[-1], "value": value}) + "\n")
 
     def mirror(self):
         return Mirror(self.url, self.folder, self.said.append)
 
     @contextmanager
-    def copying(self):
-        """All that is there at the end, as at that of a run."""
+    def copied(self):
+        """While a run goes on; at its end all of it is up there."""
         mirror = self.mirror()
         mirror.start()
         try:
@@ -48,7 +49,7 @@ class Place:
             mirror.end(hurried=False)
 
     def copy(self):
-        with self.copying():
+        with self.copied():
             pass
 
     def stored(self):
@@ -56,23 +57,29 @@ class Place:
         return sorted(int(name.split("/")[-2][-8:]) for name in found)
 
     def value(self):
-        with Checkpointer(self.folder.checkpoints) as kept:
-            return float(kept.restore({"w": np.zeros(8, np.float32)}).state["w"][0])
+        kept = Checkpointer(self.folder.checkpoints).restore({"w": np.zeros(8, np.float32)})
+        return float(kept.state["w"][0])
 
 
 @pytest.fixture
-def places(tmp_path):
-    """A function that gives run folders with one copy."""
+def here(tmp_path):
+    """A run folder and its copy, which is empty."""
     url = f"memory://{uuid.uuid4().hex}/run"
-    yield lambda name: Place(tmp_path / name, url)
+    yield Place(tmp_path / "a", url)
     STORE.rm(url.partition("//")[2].partition("/")[0], recursive=True) if STORE.exists(url) else None
 
 
-def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(places, monkeypatch):
-    here, there = places("a"), places("b")
+@pytest.fixture
+def there(here, tmp_path):
+    """A folder on another machine, which is empty, with that copy."""
+    return Place(tmp_path / "b", here.url)
+
+
+def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(
+    here, there, tmp_path, monkeypatch
+):
     monkeypatch.setattr(store, "time", Mock(time=Mock(side_effect=[4e9, 4e9, 1.0])))  # there it is behind
-    for step in (4, 8):
-        here.save(step, step)
+    here.save(4, 8)
     here.copy()
     assert here.stored() == [4, 8]
     assert there.mirror().fetch() == 8
@@ -83,53 +90,45 @@ def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(places,
     assert there.mirror().fetch() is None  # nothing newer
     there.save(12)
     there.copy()
-    assert places("c").mirror().fetch() == 12
+    assert Place(tmp_path / "c", here.url).mirror().fetch() == 12
 
 
-def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_over(places):
-    here = places("a")
-    for step in (4, 8, 12):
-        here.save(step, step)
+def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_over(here, there, tmp_path):
+    here.save(4, 8, 12)
     here.copy()
     STORE.rm_file(f"{here.url}/checkpoints/step_00000012/MANIFEST.json")
     altered = STORE.find(f"{here.url}/checkpoints/step_00000008/arrays")[0]
     STORE.pipe_file(altered, STORE.cat_file(altered)[:-1] + b"\x7f")
-    there = places("b")
     assert there.mirror().fetch() == 4
     assert there.value() == 4
     STORE.rm(f"{here.url}/checkpoints/step_00000004", recursive=True)
     with pytest.raises(CheckpointError, match=here.url):
-        places("c").mirror().fetch()
+        Place(tmp_path / "c", here.url).mirror().fetch()
 
 
-def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(places):
-    here, there = places("a"), places("b")
+def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(here, there):
     here.save(4)
-    with here.copying():
-        for step in (8, 12, 16):
-            here.save(step, keep=2)
+    with here.copied():
+        here.save(8, 12, 16, keep=2)
         assert until(lambda: 16 in here.stored(), 30)
-        here.save(16, 2.0, keep=2)  # again, as after a rollback
+        here.save(16, value=2.0, keep=2)  # again, as after a rollback
     assert here.stored() == [12, 16]
     assert there.mirror().fetch() == 16
     assert there.value() == 2.0
     assert here.said == []
 
 
-def test_a_folder_that_is_lost_here_stays_there(places):
-    here = places("a")
+def test_a_folder_that_is_lost_here_stays_there(here):
     here.save(4)
-    with here.copying():
+    with here.copied():
         here.save(8)
         assert until(lambda: here.stored() == [4, 8], 30)
         shutil.rmtree(here.folder.checkpoints)
     assert here.stored() == [4, 8]
 
 
-def test_a_good_copy_is_taken_where_the_step_here_is_damaged(places):
-    here = places("a")
-    for step in (4, 8):
-        here.save(step, step)
+def test_a_good_copy_is_taken_where_the_step_here_is_damaged(here):
+    here.save(4, 8)
     here.copy()
     array = next((here.folder.checkpoints / "step_00000008" / "arrays").iterdir())
     array.write_bytes(array.read_bytes()[:-1] + b"\x7f")
@@ -137,8 +136,8 @@ def test_a_good_copy_is_taken_where_the_step_here_is_damaged(places):
     assert here.value() == 8
 
 
-def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(places, monkeypatch):
-    here, there, real = places("a"), places("b"), STORE.cat_file
+def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(here, there, monkeypatch):
+    real = STORE.cat_file
     here.save(4)
     here.copy()
 
@@ -155,20 +154,17 @@ def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(p
     assert there.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
 
 
-def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(places):
-    old, new = places("a"), places("b")
-    for step in (4, 8):
-        old.save(step, 1.0)
-    old.copy()
-    new.save(4, 2.0)
-    new.copy()
-    assert old.mirror().fetch() == 4
-    assert old.value() == 2.0
-    assert len(list_aside(old.folder.checkpoints, "earlier")) == 1  # its step 8
+def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(here, there):
+    here.save(4, 8)
+    here.copy()
+    there.save(4, value=2.0)
+    there.copy()
+    assert here.mirror().fetch() == 4
+    assert here.value() == 2.0
+    assert len(list_aside(here.folder.checkpoints, "earlier")) == 1  # its step 8
 
 
-def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(places, monkeypatch):
-    here = places("a")
+def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(here, monkeypatch):
     monkeypatch.setattr(STORE, "ls", Mock(side_effect=PermissionError("secret_key=hunter2 may not do that")))
     with pytest.raises(CheckpointError, match=f"{here.url}.*PermissionError"):
         here.mirror().fetch()
@@ -178,6 +174,7 @@ def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(pl
     assert "hunter2" not in here.said[0]
 
 
-def test_a_place_without_its_library_names_the_key(tmp_path):
+def test_a_place_without_its_library_names_the_key(here):
+    here.url = "nosuch://bucket/run"
     with refused("mirror"):
-        Place(tmp_path, "nosuch://bucket/run").mirror()
+        here.mirror()

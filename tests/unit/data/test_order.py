@@ -43,10 +43,6 @@ def test_any_slice_is_the_same_slice_of_the_whole():
     assert list(order) == whole.tolist()
 
 
-def test_without_shuffle_it_is_the_identity():
-    assert np.array_equal(Order(50, 1, 2, shuffle=False)[10:20], np.arange(10, 20))
-
-
 def test_seed_and_epoch_both_change_the_order():
     orders = [Order(500, seed, epoch)[:] for seed in (0, 1, -1, 2**64 - 2) for epoch in (0, 1, 2)]
     for i, one in enumerate(orders):

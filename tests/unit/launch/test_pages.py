@@ -118,6 +118,5 @@ def test_the_launcher_sets_them_for_its_ranks(tmp_path, flags, wanted, monkeypat
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "rank.py"
     script.write_text("import os; print([n for n in os.environ if n.startswith(('MALLOC_', 'GLIBC_'))])")
-    env = {"CYXJAX_PAGES": "huge+kept"}
-    run = launch(tmp_path, 1, *flags, script=script, **env)
+    run = launch(tmp_path, 1, *flags, script=script, CYXJAX_PAGES="huge+kept")
     assert set(eval(run.out)) == wanted, run.err

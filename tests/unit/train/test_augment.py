@@ -18,7 +18,7 @@ from cyxjax.train.feeding.placing import keying_for, places_of_loader
 from cyxjax.train.hooks.hook import Position
 from tests.support.refusals import refused
 from tests.support.resuming import check_goes_on
-from tests.support.trainers import X, Y, config, shake, trainer, use_devices
+from tests.support.trainers import X, Y, config, shake, trainer
 
 IMAGE = np.zeros((1, 8, 8, 3), np.float32)
 
@@ -126,8 +126,7 @@ def test_what_tells_one_from_another_is_its_program():
     assert check_augment(relu(), IMAGE) == check_augment(relu(), IMAGE)
 
 
-def test_a_run_that_was_cut_in_an_epoch_goes_on_with_the_same_draws(tmp_path, own_group):
-    use_devices(1)
+def test_a_run_that_was_cut_in_an_epoch_goes_on_with_the_same_draws(tmp_path, own_group, one_device):
     whole, _ = check_goes_on(tmp_path, lambda: (X, Y), 7, lambda: trainer(augment=shake))
     assert whole.history.train_losses != trainer().fit(X, Y, config()).train_losses
     assert (whole.predict(X[:5]) == whole.predict(X[:5])).all()

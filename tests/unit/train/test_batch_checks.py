@@ -8,7 +8,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support.refusals import refused
-from tests.support.trainers import VAL, X, Y, batches, config, mlp, trainer, use_devices
+from tests.support.trainers import VAL, X, Y, batches, config, mlp, trainer
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -100,14 +100,12 @@ class OwnLoss(linen.Module):
         return {"loss": (linen.Dropout(0.3, deterministic=not train)(z) - x) ** 2}
 
 
-def test_a_model_s_own_loss_of_several_values_a_sample_trains_on_two_devices():
-    use_devices(2)
+def test_a_model_s_own_loss_of_several_values_a_sample_trains_on_two_devices(two_devices):
     history = cx.DistributedTrainer(OwnLoss(), None, cx.SGDOptimizer(0.1)).fit(X, Y, config())
     assert np.isfinite(history.train_losses).all()
 
 
-def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples():
-    use_devices(2)
+def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples(two_devices):
     mine = {
         "mean": lambda o, t: (o.argmax(-1) == t).mean(),
         "hit": lambda o, t: (o.argmax(-1) == t).astype(jnp.float32),
@@ -126,7 +124,6 @@ def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples()
     [lambda o, t: (o[:, 0].sum(), jnp.float32(8)), lambda o, t: o.T],
     ids=["a pair of numbers", "a value per class"],
 )
-def test_a_metric_that_is_no_mean_over_samples_is_refused(metric):
-    use_devices(2)
+def test_a_metric_that_is_no_mean_over_samples_is_refused(metric, two_devices):
     with pytest.raises((ConfigError, DataError), match="mine"):
         trainer(metrics=cx.Metrics({"mine": metric})).fit(X, Y, config())

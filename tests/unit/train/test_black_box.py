@@ -135,8 +135,7 @@ def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
     assert printed.count("4 steps left out, not finite") == 2
     assert read_box(folders[0]).loss == "left out"
     assert read_box(folders[0]).checkpoint_step == 2  # not among the last three that the run kept
-    shown = replayed(folders[0], capsys)
-    assert "layer body (Fragile)" in shown
+    assert "layer body (Fragile)" in replayed(folders[0], capsys)
 
 
 def test_a_second_bad_step_after_one_checkpoint_is_replayed_past_the_first(setting, tmp_path, capsys):

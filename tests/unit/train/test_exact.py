@@ -24,14 +24,13 @@ from cyxjax.core.mesh import build_mesh, put_replicated
 from cyxjax.core.sentinel import build_sentinel
 from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
-from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.observe.state_digests import leaf_digest, read_digests
 from cyxjax.train import fingerprints
 from cyxjax.train.feeding.placing import PartPlacer
 from cyxjax.train.replay import inspect
 from tests.support.exact import MLP
-from tests.support.trainers import trainer, use_devices
+from tests.support.trainers import trainer
 
 X = np.random.default_rng(0).normal(size=(32, 12)).astype(np.float32)
 Y = (np.arange(32) % 10).astype(np.int32)
@@ -52,8 +51,7 @@ def saved(folder, **options):
     return fit(checkpoint_dir=str(folder), **options)
 
 
-def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch):
-    use_devices(2)  # each device compiles for itself
+def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch, two_devices):
     saved(tmp_path)
     kept = read_manifest(step_folder(tmp_path, 2)).meta["exact"]
     assert kept["parts"] == "8 of 2 samples, in a loop"
@@ -151,10 +149,8 @@ def recorded(folder, **options):
 @pytest.fixture(scope="module")
 def stopped_at_3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
-    with mock.patch.dict(os.environ):  # where `init` writes
-        use_devices(1)
+    with mock.patch.dict(os.environ), cx.testing.devices(1):
         recorded(folder, max_steps=3)
-        process_group.finalize()
     return folder
 
 

@@ -5,7 +5,6 @@ from flax import linen as nn
 
 import cyxjax as cx
 from tests.support.calls import calls_of
-from tests.support.trainers import use_devices
 
 _MOST_CALLS = 150  # of Python and C functions a step: 122 when this was written; 200 before they were counted
 
@@ -29,8 +28,7 @@ def calls_a_step(num_samples):
     return (many - few) / 100
 
 
-def test_a_step_costs_the_host_few_calls_and_as_many_whatever_the_size_of_the_data():
-    use_devices(1)
+def test_a_step_costs_the_host_few_calls_and_as_many_whatever_the_size_of_the_data(one_device):
     small, large = calls_a_step(1_000), calls_a_step(100_000)
     assert small < _MOST_CALLS
     assert large <= 1.1 * small

@@ -18,7 +18,7 @@ from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
 from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
-from tests.support.trainers import At, lose, trainer, use_devices
+from tests.support.trainers import At, lose, trainer
 
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
 
@@ -208,9 +208,8 @@ def test_a_resumed_run_sees_the_spike_that_an_unbroken_one_sees(tmp_path):
     assert fit(tmp_path).history.rollback_steps == [5]
 
 
-def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path):
+def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path, one_device):
     # step 11 is saved because the first start ends there; an unbroken run has steps 10 and 12 alone
-    use_devices(1)
     exact = {"reproducibility": "exact", "virtual_replicas": 1, "exact_threads": 8}
     fit(tmp_path / "cut", max_steps=11, **exact)
     again = fit(tmp_path / "cut", **exact)

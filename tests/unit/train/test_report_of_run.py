@@ -12,7 +12,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train import reporting
-from tests.support.trainers import At, X, Y, fitted, run_experiment, trainer, use_devices
+from tests.support.trainers import At, X, Y, fitted, run_experiment, trainer
 
 
 def names(folder):
@@ -64,8 +64,7 @@ def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
     assert "report.html was not drawn: MemoryError: no room" in line
 
 
-def test_what_is_set_while_a_fit_runs_counts_from_the_next(tmp_path):
-    use_devices(2)
+def test_what_is_set_while_a_fit_runs_counts_from_the_next(tmp_path, two_devices):
     config = TrainConfig(run_dir=str(tmp_path / "run"), epochs=2, checkpoint_every_n_epochs=1)
     config.batch_size = 4
 
@@ -86,8 +85,7 @@ def raising(error):
     return At(4, act)
 
 
-def test_a_rollback_and_an_error_are_recorded_with_the_epochs_before_them(tmp_path):
-    use_devices(2)
+def test_a_rollback_and_an_error_are_recorded_with_the_epochs_before_them(tmp_path, two_devices):
     kept = {"checkpoint_every_n_epochs": 1, "steps_in_flight": 1, "epochs": 4}
     with pytest.raises(ZeroDivisionError):
         fitted(raising(ZeroDivisionError), run_dir=str(tmp_path / "a"), **kept)

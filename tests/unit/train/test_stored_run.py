@@ -51,12 +51,9 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def moved(run, tmp_path):
+def moved(run, tmp_path, two_devices):
     """The run's folder where nobody wrote it, on other devices, and without its data."""
-    folder = tmp_path / "elsewhere"
-    shutil.copytree(run[0], folder)
-    use_devices(2)
-    return folder
+    return shutil.copytree(run[0], tmp_path / "elsewhere")
 
 
 def test_a_run_is_loaded_where_it_lies_now_measured_and_trained_on(moved, run):
@@ -162,6 +159,8 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
         ("-0.5,1e-3,2,7", 2),
         ("3,1,0,0", 2),
         ("0.5,1.5", 2),
+        ("0", 2),
+        ("1", 2),
         ("a,b,c", 1),
         ("1,b,c", 1),
         ("0,1", 1),  # pandas numbers its columns

@@ -176,8 +176,7 @@ def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
 )
 def test_other_loaders_are_asked_for_their_batches(loader):
     assert not parse((loader,), config(), local_replicas=2, num_replicas=2)[0].indexed
-    history = trainer().fit(loader, config(epochs=1))
-    assert history.num_steps == len(loader)
+    assert trainer().fit(loader, config(epochs=1)).num_steps == len(loader)
 
 
 def test_distributed_loaders_evaluate_every_sample_once():
