@@ -75,9 +75,7 @@ def there(here, tmp_path):
     return Place(tmp_path / "b", here.url)
 
 
-def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(
-    here, there, tmp_path, monkeypatch
-):
+def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(here, there, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "time", Mock(time=Mock(side_effect=[4e9, 4e9, 1.0])))  # there it is behind
     here.save(4, 8)
     here.copy()
