@@ -30,23 +30,16 @@ class Monitor(NamedTuple):
         split, _, name = self.name.partition("_")
         return (info.train if split == "train" else info.val).get(name)
 
-    def at(self, history: DistributedTrainingHistory, step: int) -> float | None:
-        """The value measured at `step`, which is the newest; None without one, and where it is not finite."""
-        value = curve(history, self.name)[-1] if self._steps(history)[-1:] == [step] else math.nan
-        return value if math.isfinite(value) else None
-
     def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
         """The values of a run that goes on from `step`, without those that a rollback left behind."""
+        steps = history.steps if self.name.startswith("train_") else history.val_steps
         found, before, values = [], step + 1, curve(history, self.name)
         # From the end: a metric may have been added later.
-        for at, value in zip(reversed(self._steps(history)), reversed(values), strict=False):
+        for at, value in zip(reversed(steps), reversed(values), strict=False):
             if at < before:
                 found.append(value)
                 before = at
         return found[::-1]
-
-    def _steps(self, history: DistributedTrainingHistory) -> list[int]:
-        return history.steps if self.name.startswith("train_") else history.val_steps
 
     def is_best(self, history: DistributedTrainingHistory) -> bool:
         """Whether the newest value is finite, and better than all before it."""

@@ -163,7 +163,7 @@ def saving_hook(fit: Fit) -> CheckpointHook:
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
         every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save
-        metric=lambda step: monitor.at(fit.run.history, step),
+        measured=monitor.of,
         requested=fit.signals.take_save if saving.saves else lambda: _refuse_save(fit),
         portable=lambda state: portable.to_portable(state, fit.program.sync, fit.plan.group.mesh),
     )

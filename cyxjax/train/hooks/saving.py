@@ -1,5 +1,6 @@
 """When a run saves, and when it stops."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +26,12 @@ class CheckpointHook(SavingHook):
         every_epochs: int,
         every_steps: int,
         every_minutes: float,
-        metric: Callable[[int], float | None],
+        measured: Callable[[EpochInfo], float | None],
         requested: Callable[[], bool] = lambda: False,
         portable: Callable[[Any], Any] = lambda state: state,
     ):
-        self._checkpointer, self._describe, self._metric = checkpointer, describe, metric
-        self._portable = portable
+        self._checkpointer, self._describe, self._portable = checkpointer, describe, portable
+        self._measured, self._newest = measured, (-1, 0.0)  # the step of the newest value, and the value
         self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
         self._requested, self._saved_at, self._saved_step = requested, time.monotonic(), -1
 
@@ -48,10 +49,18 @@ class CheckpointHook(SavingHook):
         by_steps = self._every_steps and not position.step % self._every_steps
         return bool(by_epochs or by_steps)
 
+    def on_epoch(self, info: EpochInfo) -> None:
+        if (value := self._measured(info)) is not None:
+            self._newest = info.position.step, value
+
+    on_evaluation = on_epoch
+
     def on_state(self, moment: RunState) -> None:
         state = self._portable(moment.state)
         step = moment.position.step
-        self._checkpointer.save(step, state, self._describe(moment), self._metric(step))
+        at, value = self._newest
+        metric = value if at == step and math.isfinite(value) else None
+        self._checkpointer.save(step, state, self._describe(moment), metric)
         self._saved_at, self._saved_step = time.monotonic(), step
 
     def on_end(self, moment: RunState, finished: bool) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flax import linen
 
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.cli import audit
 from cyxjax.core.losses import MSELoss
 from cyxjax.core.optimizer import LearningRateFactor
@@ -236,6 +238,13 @@ def test_without_a_checkpoint_from_before_nothing_is_set_aside(tmp_path):
 def test_a_checkpoint_of_the_step_before_the_first_high_loss_is_better_than_none(tmp_path):
     one = fit(tmp_path, checkpoint_every_n_steps=4, keep_last=1, keep_best=0)  # of step 12; 13 to 15 are high
     assert one.history.rollback_steps == [3]
+
+
+def test_a_step_after_a_rollback_has_no_value_of_the_step_left_behind(tmp_path):
+    # Steps 13 to 15 are high; 14 was the end of an epoch and evaluated, and is then within the next one.
+    one = fit(tmp_path, xy=data(without=range(BAD + 2, STEPS)) * 2, epochs=2, max_steps=16)
+    assert (one.history.val_steps, one.history.rollback_steps) == ([14], [5])
+    assert read_manifest(step_folder(tmp_path / "checkpoints", 14)).metric is None
 
 
 def test_an_epoch_of_which_a_rollback_leaves_no_step_has_no_mean(tmp_path):

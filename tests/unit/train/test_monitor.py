@@ -117,4 +117,3 @@ def test_values_of_a_course_that_was_left_behind_do_not_count():
     assert monitor.up_to(history, 12) == [5.0, 4.0, 3.4]
     assert monitor.up_to(history, 10) == [5.0, 4.0]
     assert Monitor("val_f1", "max").up_to(history, 12) == [0.2]  # measured in the newest evaluations only
-    assert (monitor.at(history, 12), monitor.at(history, 17)) == (3.4, None)
