@@ -92,9 +92,9 @@ def disconnect() -> None:
 
 
 def _fail_and_linger(group: GroupConnection, coordinator: "Coordinator", summary: str) -> None:
-    """For the rank that holds the server and jax's service: the others end with a message, and before it.
+    """For the rank that holds the server and jax's service: the others are told why, and end before it does.
 
-    A rank that outlives jax's service is aborted by native code.
+    Native code aborts a rank that outlives jax's service.
     """
     group.fail(summary)
     group.leave()

@@ -128,7 +128,9 @@ def screen(stream: IO[str] | None) -> Screen | None:
         key = (where.st_dev, where.st_ino)
         if key not in _screens:
             # A descriptor of its own: the file stays the one of this key when the stream is closed.
-            _screens[key] = Screen(os.dup(descriptor))
+            with suppress(OSError):  # none is left, which may be what is to be said
+                descriptor = os.dup(descriptor)
+            _screens[key] = Screen(descriptor)
         return _screens[key]
 
 

@@ -147,6 +147,8 @@ class DistributedTrainer:
             sink = open_sink(start.position.step)
             if start.position.epoch >= epochs:
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
+                if not resumed:  # loaded from elsewhere: the run that this folder holds stays as it is
+                    return run.history
             unsaved = run_fit(plan, program, run, start, sink, console, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:

@@ -41,7 +41,7 @@ class BlackBox(NamedTuple):
     world_size: int
     platform: str
     first_sample: int  # place of the epoch's order at which the step began
-    began: Sequence[int] = ()  # where its start, or the rollback before it, had gone on: a `Position`
+    began: Sequence[int] = ()  # the `Position` at which its start, or the last rollback before it, went on
     format: int = 1
 
 

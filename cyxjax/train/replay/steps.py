@@ -125,8 +125,8 @@ def _is_good(step: Step) -> bool:
 
 
 def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackBox) -> Iterator[Step]:
-    """Each step from `start` up to the box's, over ends of epochs, without the samples that a rollback left
-    behind before it. A state is gone with the next one."""
+    """Each step from `start` up to the box's, over ends of epochs, without the samples that the last rollback
+    before it left behind. A state is gone with the next one."""
     began, state = Position(*box.began), start.state
     position = began if start.position.step == began.step else start.position
     while position.step < box.step:
