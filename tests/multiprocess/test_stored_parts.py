@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.multiprocess.test_train import command, run
+from tests.multiprocess.test_train import command
 from tests.support import trainers
+from tests.support.programs import printed_by
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 TWO = ["-m", "cyxjax.launch", "--nproc-per-node", "2"]
@@ -26,11 +27,11 @@ def evaluated(text):
 
 def test_it_goes_on_and_one_process_and_two_read_the_same(tmp_path, capsys, group):
     folder, more = tmp_path / "run", ["--model.name", "mlp", "--comm", "fsdp", "--offload", "optimizer"]
-    run([*TWO, *command(folder, 1), *more])
-    assert "Resuming from step 20" in run([*TWO, *command(folder, 2), *more])
+    printed_by(*TWO, *command(folder, 1), *more)
+    assert "Resuming from step 20" in printed_by(*TWO, *command(folder, 2), *more)
     assert len(list((folder / "checkpoints" / "step_00000040" / "arrays").iterdir())) == 2
-    two = evaluated(run([*TWO, "-m", "cyxjax.cli", "evaluate", str(folder), "--json"]))
-    run([*TWO, "-m", "cyxjax.cli", "export", str(folder), str(tmp_path / "two")])
+    two = evaluated(printed_by(*TWO, "-m", "cyxjax.cli", "evaluate", str(folder), "--json"))
+    printed_by(*TWO, "-m", "cyxjax.cli", "export", str(folder), str(tmp_path / "two"))
     here("export", folder, tmp_path / "one")
     here("checkpoint", "export", folder, tmp_path / "joined")
     capsys.readouterr()
