@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
 
 
 def created_s(folder: Path) -> float:
-    """When the step in `folder` was made; 0.0 where its manifest is not good."""
+    """When the step in `folder` was made, in seconds since 1970; 0.0 where its manifest is not good."""
     with suppress(CheckpointError):
         return read_manifest(folder).created_unix_s
     return 0.0
@@ -75,8 +75,9 @@ def _commit(folder: Path, snapshot: Snapshot, notes: list[Note], version: tuple[
     """Writes the manifest: the files are those of a step from then on."""
     step, arrays, meta, metric = snapshot
     leaves, files = leaves_of(arrays, notes), tuple(FileEntry(**note["file"]) for note in notes)
-    before_s = [created_s(step_folder(folder.parent, newest)) for newest in list_steps(folder.parent)[-1:]]
-    at_s = max([time.time(), *(s + 0.001 for s in before_s)])  # that one's clock may have been ahead of ours
+    newest = [step_folder(folder.parent, earlier) for earlier in list_steps(folder.parent)[-1:]]
+    # Later than the newest step, which another machine may have made, with a clock ahead of ours.
+    at_s = max([time.time(), *(created_s(there) + 0.001 for there in newest)])
     manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), at_s, version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
     sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before that becomes a step

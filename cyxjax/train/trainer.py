@@ -28,7 +28,6 @@ from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit
 from cyxjax.train.program import Program, Recipe, recipe_of
-from cyxjax.train.reporting import fit_into_folder
 from cyxjax.train.run import run_fit, saved_by_one_job
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
@@ -106,7 +105,7 @@ class DistributedTrainer:
             reporting.fetch(config, self._group)  # before a resume is planned
         plan = self.prepare(*data, config=config, schedule=schedule)
         if isinstance(config, TrainConfig):
-            history = fit_into_folder(self, plan, config, console)
+            history = reporting.fit_into_folder(self, plan, config, console)
         else:
             history = self.fit_prepared(plan, console=console)
         end_program_if_stopped(history, prints=self.is_master())
@@ -144,11 +143,11 @@ class DistributedTrainer:
         with saved_by_one_job(plan), run.fitting():
             start, resumed = resume.start(plan, program, run, console)
             hand_out = self._hand_out_values if self._model_sync.holds_values else None
-            sink = open_sink(start.position.step)
             if start.position.epoch >= epochs:
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
                 if not resumed:  # loaded from elsewhere: the run that this folder holds stays as it is
                     return run.history
+            sink = open_sink(start.position.step)
             unsaved = run_fit(plan, program, run, start, sink, console, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:

@@ -38,7 +38,7 @@ class Exits:
         """Whether this is a process that the rank forked: what stands here is the rank's, not its own."""
         return os.getpid() != self._process
 
-    def die(self, error: BaseException, code: int | None = None) -> NoReturn:
+    def die(self, error: BaseException, code: int = 0) -> NoReturn:
         """Files or shows `error`, informs the peers and ends the process. Later callers wait.
 
         code: as for `of_exception`.

@@ -90,20 +90,19 @@ class ErrorRecord:
 
 
 def of_exception(
-    error: BaseException, *, rank: int, progress: Progress, start: int = 0, code: int | None = None
+    error: BaseException, *, rank: int, progress: Progress, start: int = 0, code: int = 0
 ) -> ErrorRecord:
     """The record of an exception that ended this process's training.
 
-    code: the exit code of an error that does not follow from a peer's; None: that of its class.
+    code: the exit code of an error that does not follow from a peer's; 0: that of its class.
     """
     secondary = is_secondary(error)
-    own_code = exit_code(error) if code is None else code
     return ErrorRecord(
         rank=rank,
         type=type(error).__name__,
         message=redact(str(error)),
         secondary=secondary,
-        exit_code=EXIT_SECONDARY if secondary else own_code,
+        exit_code=EXIT_SECONDARY if secondary else code or exit_code(error),
         host=socket.gethostname(),
         pid=os.getpid(),
         start=start,
