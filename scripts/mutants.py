@@ -1,10 +1,10 @@
 """Plants faults in a copy of cyxjax, one at a time, and shows that a named test catches each.
 
     python scripts/mutants.py                 all of tests/house/mutants/*.toml: several seconds each
-    python scripts/mutants.py --only zero1    those with the word in their file or name
-    python scripts/mutants.py --check         every fault still applies, and names a test that is there
+    python scripts/mutants.py --only zero1    those with this word in their file or name
+    python scripts/mutants.py --check         every fault still applies and names a test that exists
 
-Exit code 1 if a fault survives, or a test fails without one. The working tree is never changed.
+Exit code 1 if a fault survives, or if a test fails without a fault. The working tree is never changed.
 """
 
 import argparse
@@ -27,11 +27,11 @@ ROOT = Path(__file__).parents[1]
 TABLES = Path("tests/house/mutants")
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks")
 _RESULTS = {"runs", "build", "dist"}  # in the root alone; cyxjax/train/runs is a package
-_LIMIT_S = 600  # of one mutant; a test that hangs is ended, and counts as neither
+_LIMIT_S = 600  # per mutant; a test that hangs is killed: neither caught nor survived
 
 
 class Mutant(NamedTuple):
-    """One fault: `put` stands in cyxjax/`file` in place of `find`, and the test `caught_by` fails."""
+    """One fault: `put` replaces `find` in cyxjax/`file`, and the test `caught_by` must fail."""
 
     name: str
     file: str
@@ -48,20 +48,20 @@ class Mutant(NamedTuple):
 
 
 def read_table(root: Path = ROOT) -> list[Mutant]:
-    """All mutants, by file of the table. Raises: TypeError for a field too many or too few."""
+    """All mutants, by file of the table. Raises: TypeError for an unknown or a missing field."""
     tables = [tomllib.loads(path.read_text()) for path in sorted((root / TABLES).glob("*.toml"))]
     return [Mutant(**fields) for table in tables for fields in table["mutant"]]
 
 
 def problem(mutant: Mutant, root: Path = ROOT) -> str:
-    """Why this mutant cannot be tried, or ""."""
+    """The reason why this mutant cannot be tried, or ""."""
     text = (root / mutant.path).read_text()
     if text.count(mutant.find) != 1:
-        return f"its text stands {text.count(mutant.find)} times in {mutant.path}; expected once"
+        return f"its text occurs {text.count(mutant.find)} times in {mutant.path}; expected once"
     try:
         ast.parse(mutant.applied(text))
     except SyntaxError as error:
-        return f"is no Python: {error}"
+        return f"is not valid Python: {error}"
     file, _, function = mutant.caught_by.partition("::")
     tests = ast.walk(ast.parse((root / file).read_text())) if (root / file).exists() else ()
     names = {node.name for node in tests if isinstance(node, ast.FunctionDef)}
@@ -71,8 +71,8 @@ def problem(mutant: Mutant, root: Path = ROOT) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", default="", help="mutants with this word in their file or name")
-    parser.add_argument("--check", action="store_true", help="run nothing")
-    parser.add_argument("--root", type=Path, default=ROOT, help="of the tree: its table, package and tests")
+    parser.add_argument("--check", action="store_true", help="check the mutants without running a test")
+    parser.add_argument("--root", type=Path, default=ROOT, help="folder of the repository")
     args = parser.parse_args(argv)
     mutants = [m for m in read_table(args.root) if args.only in m.file or args.only in m.name]
     wrong = [f"{m.file}: {m.name}: {found}" for m in mutants if (found := problem(m, args.root))]
@@ -106,7 +106,7 @@ def _try_all(mutants: Sequence[Mutant], copy: Path) -> int:
 
 
 def _try(mutant: Mutant, copy: Path) -> str:
-    """ "caught", "SURVIVED", or what else came out; a line of it is printed."""
+    """ "caught", "SURVIVED", or a description of any other result; prints a line with it."""
     path = copy / mutant.path
     before = path.read_text()
     path.write_text(mutant.applied(before))
@@ -120,7 +120,7 @@ def _try(mutant: Mutant, copy: Path) -> str:
 
 
 def _run(copy: Path, tests: list[str]) -> tuple[int, str, float]:
-    """(pytest's exit code, what it wrote, seconds) of `tests` in `copy`, against the package in `copy`."""
+    """(pytest's exit code, its output, seconds) of `tests` in `copy`, against the package in `copy`."""
     log = copy.with_name("log")
     begun = time.monotonic()
     child = multiprocessing.get_context("fork").Process(target=_pytest, args=(copy, tests, log))
@@ -139,14 +139,14 @@ def _pytest(copy: Path, tests: list[str], log: Path) -> None:
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     os.environ["PYTHONPATH"] = str(copy)
-    # Without bytecode: of a file that is changed twice in one second, the first one's would be taken.
+    # No bytecode: if a file changes twice in one second, python would use the bytecode of the first version.
     sys.dont_write_bytecode = True
     sys.exit(int(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests])))
 
 
 def _load_what_tests_need() -> None:
-    """Loaded once, and there in every forked child: a mutant then costs what its test does."""
-    os.environ.setdefault("NPROC", "8")  # as tests/conftest.py has it, before jax is loaded
+    """Imports libraries once, for every forked child: a mutant then takes only as long as its test."""
+    os.environ.setdefault("NPROC", "8")  # as in tests/conftest.py, before jax is loaded
     for name in ("jax", "flax.linen", "flax.nnx", "optax", "safetensors"):
         importlib.import_module(name)
 

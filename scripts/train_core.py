@@ -1,11 +1,11 @@
-"""Data-parallel training without a trainer: all of it, from samples to a test score, on one page.
+"""Data-parallel training without a trainer: everything from samples to a test score, on one page.
 
     python scripts/train_core.py                          one device
     JAX_NUM_CPU_DEVICES=2 python scripts/train_core.py    two replicas, half the batch each: the same losses
 
-Only cyxjax.core (one step) and cyxjax.data (which samples, when) are used. The losses are the trainer's
-(tests/device/test_train_core.py). What a trainer adds is around the loop, not in the step: checkpoints and
-resuming, several processes, precision, other ways to send gradients, guards and numbers to look at.
+Only cyxjax.core (one step) and cyxjax.data (the order of samples) are used. The losses equal the trainer's
+(tests/device/test_train_core.py). A trainer adds features around the loop, not in the step: checkpoints and
+resuming, several processes, precision, other ways to send gradients, guards and metrics to watch.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from flax import linen
 
 from cyxjax.core import phases
 from cyxjax.core.losses import CrossEntropyLoss
-from cyxjax.core.mesh import (  # values onto the mesh
+from cyxjax.core.mesh import (  # put values on the mesh
     PER_REPLICA,
     REPLICATED,
     build_mesh,
@@ -34,11 +34,11 @@ from cyxjax.core.replica import model_map, pmean, psum, sync_map
 from cyxjax.data import BatchPlan, Order, iterate, load_dataset
 
 SEED, GLOBAL_BATCH_SIZE, LEARNING_RATE = 42, 64, 0.002
-CUT = (PER_REPLICA, PER_REPLICA, PER_REPLICA)  # inputs, targets, weights: rows dealt out to the replicas
+CUT = (PER_REPLICA, PER_REPLICA, PER_REPLICA)  # inputs, targets, weights: rows divided among the replicas
 
 
 class Net(linen.Module):
-    """(B, 8, 8, 1) images -> (B, 10) logits. Any model does: an nnx module, a pair of functions."""
+    """(B, 8, 8, 1) images -> (B, 10) logits. Any model works: an nnx module, a pair of functions."""
 
     @linen.compact
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -47,7 +47,7 @@ class Net(linen.Module):
 
 
 class State(NamedTuple):
-    """What a step changes; every replica holds it whole."""
+    """What a step changes; every replica holds a full copy."""
 
     params: dict
     optimizer: optax.OptState
@@ -62,17 +62,17 @@ def build_steps(mesh):
     replicas = num_replicas(mesh)
 
     def forward_and_backward(state, images, labels, weight, total):
-        """Runs on each replica, alone: its LOCAL gradients and metric sums, as one row of all replicas'."""
-        key = jax.random.key(0)  # nothing in this model draws at random
+        """The LOCAL gradients and metric sums of one replica, as one row of the arrays of all replicas."""
+        key = jax.random.key(0)  # nothing in this model is random
         output, pullback, _ = phases.forward(fns, state.params, {}, images, weight, key)
-        # The mean over R replicas of R / total x a replica's sum is the sum over all samples / total: exact,
-        # also where replicas hold different numbers of real samples.
+        # The mean over R replicas of (R / total) x (a replica's sum) is the sum over all samples / total:
+        # exact, also where replicas hold different numbers of real samples.
         losses, output_grad = phases.loss_and_seed(loss, output, labels, weight, replicas / total)
         grads = phases.backward(pullback, output_grad)
         return jax.tree.map(lambda a: a[None], (grads, metrics.sums(losses, output, labels, weight)))
 
     def reduce_and_update(state, rows):
-        """The only place where replicas meet; jax proves that what comes out is the same on all of them."""
+        """The only place where replicas communicate; jax checks that the results are the same on all."""
         grads, sums = jax.tree.map(lambda a: a[0], rows)
         updates, rule = optimizer.update(pmean(grads), state.optimizer, state.params)
         return State(optax.apply_updates(state.params, updates), rule), psum(sums)
@@ -102,7 +102,7 @@ def train(mesh, epochs):
         plan, sums = BatchPlan(len(digits.train), batch_size, num_replicas(mesh)), []
         for host in iterate(digits.train, Order(len(digits.train), SEED, epoch), plan, mine):
             state, told = step(state, *put_rows(mesh, host[:3]), jnp.float32(host.total))
-            sums.append(told)  # not read yet: the device works while the host makes the next batch
+            sums.append(told)  # not read yet: the device computes while the host prepares the next batch
         history.append(metrics.means(np.sum(np.array(sums, np.float64), axis=0)))
         print(f"Epoch {epoch}, Loss: {history[-1]['loss']:.4f}, Accuracy: {history[-1]['accuracy']:.4f}")
 

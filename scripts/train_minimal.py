@@ -4,8 +4,8 @@
     python -m cyxjax.launch --nproc-per-node 2 scripts/train_minimal.py    two processes on this host
     torchrun --nproc_per_node=2 scripts/train_minimal.py                   the same, started by torchrun
 
-It trains on scikit-learn's 1,797 scans of handwritten digits (no download) in some seconds on two CPU cores,
-and gives the same losses, to rounding, whichever way it is started, if replicas x batch size is the same.
+It trains on scikit-learn's 1,797 scans of handwritten digits (no download) in a few seconds on two CPU cores,
+and gives the same losses, up to rounding, however it is started, if replicas x batch size is the same.
 """
 
 import argparse
@@ -19,12 +19,12 @@ BEST, MODEL = "best_model.pt", "model.cyxmodel"
 def main() -> None:
     options = parse_arguments()
 
-    # 1. The group. Who we are comes from the environment that a launcher (or nobody) has set: nothing here
-    #    depends on how many processes there are. A replica is a device; ranks may own several.
+    # 1. The group. The rank comes from environment variables that a launcher sets (else: one process).
+    #    Nothing here depends on the number of processes. A replica is a device; a rank may own several.
     rank, local_rank, world_size = cx.distributed.setup_distributed()
     print(f"Process {rank}/{world_size} started (local rank {local_rank})")
 
-    # 2. Data: arrays here. Each rank holds all of it, and the trainer deals every sample to exactly one
+    # 2. Data: arrays here. Each rank holds all of it, and the trainer assigns every sample to exactly one
     #    replica per epoch. (Memmaps, datasets and loaders work the same way.)
     digits = cx.load_dataset("digits")
 
@@ -41,18 +41,18 @@ def main() -> None:
     )
     history = trainer.fit(digits.train, digits.val, settings(options))
 
-    # 4. What came of it.
+    # 4. The results.
     trainer.load_checkpoint(str(options.out / BEST))
     report(trainer, history, digits.test)
     save(trainer, history, model, options.out)
     use(options.out, digits.test)
 
-    # 5. Leave together.
+    # 5. All ranks leave the group together.
     cx.distributed.cleanup()
 
 
 def build_model() -> cx.SequentialModel:
-    """(B, 8, 8) scans -> (B, 10) logits: layers in a row; any flax.linen or flax.nnx module does as well."""
+    """(B, 8, 8) scans -> (B, 10) logits: a stack of layers; any flax.linen or flax.nnx module works too."""
     model = cx.SequentialModel()
     model.add(cx.FlattenModule())
     model.add(cx.LinearModule(64, 128))
@@ -69,19 +69,19 @@ def settings(options: argparse.Namespace) -> cx.distributed.DistributedTrainingC
     config.epochs = options.epochs
     config.batch_size = options.batch_size
     config.gradient_accumulation_steps = options.accumulate
-    # The learning rate was chosen for batches of 64, and is scaled to what this group really takes per step.
+    # The learning rate is for batches of 64, and is scaled to the number of samples per step of this group.
     config.base_batch_size = 64
     config.lr_scaling = "sqrt"
     config.warmup_steps = 20
     config.checkpoint_dir = str(options.out / "checkpoints")
-    config.resume = "auto"  # run the same command again after an interruption, and it goes on
+    config.resume = "auto"  # after an interruption the same command continues the run
     return config
 
 
 def report(trainer, history, test) -> None:
-    """Prints the results on `test`. They are the same on every rank; one of them prints."""
+    """Prints the results on `test`. They are the same on every rank; one rank prints."""
     loss, accuracy = trainer.evaluate(test)
-    # The mean over ranks, for numbers that only a rank knows (here it shows that they agree).
+    # The mean over ranks, for numbers that differ between ranks (here it shows that they agree).
     mean_loss = float(cx.distributed.reduce_tensor(loss))
     if trainer.is_master():
         print(f"Test loss {mean_loss:.4f}, accuracy {accuracy:.4f} on {history.num_replicas} replicas")
@@ -89,7 +89,7 @@ def report(trainer, history, test) -> None:
 
 
 def save(trainer, history, model: cx.SequentialModel, folder: Path) -> None:
-    """Writes the model, one file without pickle, and the losses of all epochs."""
+    """Writes the model, to one file without pickle, and the losses of all epochs."""
     if trainer.is_master():
         model.save(folder / MODEL)
         history.save(folder / "history.json")
@@ -97,7 +97,7 @@ def save(trainer, history, model: cx.SequentialModel, folder: Path) -> None:
 
 
 def use(folder: Path, test) -> None:
-    """Prints what the saved model, which needs no group, makes of the first scans of `test`."""
+    """Prints the predictions of the saved model, which needs no group, for the first scans of `test`."""
     images, labels = test.take(range(5))
     guesses = cx.SequentialModel.load(folder / MODEL).eval()(images).argmax(axis=-1)
     if cx.distributed.is_master():

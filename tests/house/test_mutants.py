@@ -27,8 +27,8 @@ def test_the_rooms_where_a_fault_is_silent_have_their_share():
 
 def test_what_cannot_be_tried_is_named():
     mutant = TABLE[0]
-    assert "stands 0 times" in mutants.problem(mutant._replace(find="no such text"))
-    assert "is no Python" in mutants.problem(mutant._replace(put="("))
+    assert "occurs 0 times" in mutants.problem(mutant._replace(find="no such text"))
+    assert "is not valid Python" in mutants.problem(mutant._replace(put="("))
     assert "there is no test" in mutants.problem(mutant._replace(caught_by="tests/no_such.py::test_x"))
 
 
