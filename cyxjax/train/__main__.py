@@ -1,4 +1,4 @@
-"""`python -m cyxjax.train --config configs/digits.yaml`: one experiment, in this process of the group."""
+"""`python -m cyxjax.train --config configs/digits.yaml`: one experiment in this process of the group."""
 
 import gc
 import sys
@@ -23,10 +23,10 @@ from cyxjax.launch.environment import here
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code. Configuration errors print one line and write nothing."""
     open_closed_streams()
-    save_request.listen()  # before what takes long to load: a SIGUSR1 in start-up ends nobody
+    save_request.listen()  # before slow imports: a SIGUSR1 during start-up must not end the process
     writing = False
     try:
-        from cyxjax.config.load import load_config  # here: a Ctrl-C while it loads is one line too
+        from cyxjax.config.load import load_config  # here: a Ctrl-C while it loads also prints one line
 
         config = load_config(sys.argv[1:] if argv is None else argv, env=here())
         if config.verbose and discover(here()).rank == 0:
@@ -34,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cyxjax.train import experiment  # imports jax: not needed for --help or a wrong key
 
         prepared = experiment.prepare(config, goes_on=True)
-        gc.freeze()  # libraries and what was traced stay: later collections pass over them
+        gc.freeze()  # libraries and traces stay: later collections skip them
         gc.enable()
         writing = True
         return experiment.train(prepared)
     except KeyboardInterrupt:
-        print("cyxjax.train: interrupted. HINT: run the same command again to go on.", file=sys.stderr)
+        print("cyxjax.train: interrupted. HINT: run the same command again to continue.", file=sys.stderr)
         return EXIT_INTERRUPT
     except Exception as raised:
         err = raised if isinstance(raised, CyxjaxError) else None if writing else known(raised, system=True)

@@ -1,4 +1,4 @@
-"""What a trainer does outside a fit, with the state of its run: evaluate, predict, load, the values."""
+"""What a trainer does with the state of its run outside a fit: evaluate, predict, load, read the values."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ PyTree = Any
 
 
 def begin(run: Run, recipe: Recipe, group: ProcessGroup, inputs: PyTree, remat: str) -> None:
-    """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
+    """Makes plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
     if run.last is None:
         run.begin(plan_without_data(recipe, group, inputs, remat=remat))
 
@@ -50,7 +50,7 @@ def evaluate(run: Run, samples: FitData, batch_size: int | None, max_batches: in
 
 
 def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
-    """The outputs for the rows of `source`, numpy. Raises: DataError where there are none."""
+    """The outputs for the rows of `source`, as NumPy arrays. Raises: DataError if there are no rows."""
     plan, program = run.begun()
     each = batch_size or plan.settings.step.batch.batch_size
     state = program.consensus(run.state.state)
@@ -58,7 +58,7 @@ def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
 
 
 def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup, remat: str) -> None:
-    """Goes back to the newest good step in the folder `path`, or to `step`. Raises: CheckpointError."""
+    """Restores the newest good step in the folder `path`, or `step`. Raises: CheckpointError."""
     stored = resume.restorer_for(path, group)
     newest = stored.newest_manifest() if stored and run.last is None else None
     if newest is not None:
@@ -66,12 +66,12 @@ def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGr
     if not (stored and run.last and resume.restore(*run.last, run, stored, step)):
         raise CheckpointError(
             f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
-            "checkpoints/ of a run."
+            "checkpoints/ folder of a run."
         )
     files = changed_files(run.restored) if group.topology.is_master else []
     if files:
         warn_on_stderr(
-            f"WARNING: {', '.join(files)} changed since the checkpoint was written: what is loaded "
-            "computes as the code says now. HINT: go back to the code of then, or train again."
+            f"WARNING: {', '.join(files)} changed since the checkpoint was written: the loaded model "
+            "uses the current code. HINT: go back to the code of the checkpoint, or train again."
         )
     run.loaded_from = Path(path).resolve()

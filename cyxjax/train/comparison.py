@@ -1,7 +1,7 @@
 """Compares the `Facts` of a run with those of the checkpoint that it resumes from, and across ranks.
 
-What changed since the checkpoint is a warning where the state still goes with the run; of an exact run it is
-refused. Ranks that differ train to wrong numbers without an error, so every rank refuses.
+A change since the checkpoint is a warning if the state still fits the run; an exact run refuses it. Ranks
+that differ would train to wrong numbers without an error, so every rank refuses.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks, program_of
 from cyxjax.train.settings import Settings
 
-META = "same_run"  # of a checkpoint: digests of its data and code
-_FEW = 3  # records that are compared where a call has no time to read more
+META = "same_run"  # key of a checkpoint: digests of its data and code
+_FEW = 3  # records that are compared where reading more would take too long
 _LONGEST = 250  # characters of a list of arrays
 
 
@@ -51,14 +51,14 @@ def compare_with_checkpoint(
     """Prints a line, on the master, for all that changed since the checkpoint whose meta data are `meta`.
 
     Raises: ConfigError for epochs of another length, in which the place in a stream is counted;
-        CheckpointError for an exact run that would go on with other bits.
+        CheckpointError for an exact run that would continue with different bits.
     """
     config, then = facts.config, meta.get("config", {})
     before, after = then.get("steps_per_epoch"), config.get("steps_per_epoch")
     if then and before != after:
         raise ConfigError(
-            f"steps_per_epoch was {before} in the run this one goes on from, and is {after}: its place "
-            "in the stream is counted in such epochs. HINT: set it as before, or resume: never.",
+            f"steps_per_epoch was {before} in the run that this one continues, and is {after}: the place "
+            "in the stream is counted in these epochs. HINT: set it as before, or resume: never.",
             key="steps_per_epoch",
         )
     lines = [*changed_keys(then, config), *_changed_code(meta), *changed_data(meta, facts.data)]
@@ -73,8 +73,8 @@ def compare_with_checkpoint(
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A clause for each key whose value in `now` differs from that in `then`.
 
-    A key that `then` lacks is of a later version and not compared, unless it is an option, which one gives.
-    An empty `then` is of no run that this one goes on from, and nothing is compared.
+    A key that `then` lacks comes from a later version and is not compared, unless it is an option that the
+    user gives. If `then` is empty, there is no earlier run, and nothing is compared.
     """
     return [
         f"the configuration changed since the checkpoint: {key} was {was}, is {now_is}"
@@ -115,11 +115,11 @@ def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def judge(found: list[str], settings: Settings) -> None:
-    """Returns where `found`, what an exact run would go on from with other bits, is empty or accepted.
+    """Returns if `found`, the differences that would change the bits of an exact run, is empty or accepted.
 
-    Raises: CheckpointError if not.
+    Raises: CheckpointError if it is not.
     """
-    text = f"this exact run would go on with other bits: {'; '.join(found)}."
+    text = f"this exact run would continue with different bits: {'; '.join(found)}."
     if found and settings.exactness.on_other_bits == "refuse":
         raise CheckpointError(
             f"{text} HINT: resume with the same settings on the same kind of machine and versions, move that "
@@ -132,14 +132,14 @@ def judge(found: list[str], settings: Settings) -> None:
 def compare_with_digests(directory: Path, step: int, settings: Settings, group: ProcessGroup) -> None:
     """Compares the stored `step` of an exact run with the digests that the run recorded; all ranks call it.
 
-    Rank 0 reads, for it wrote both. Raises: CheckpointError on every rank if the step has other bits.
+    Rank 0 reads, because it wrote both. Raises: CheckpointError on every rank if the step has different bits.
     """
     if not settings.step.is_exact or settings.run_folder is None:
         return
     bits = settings.run_folder.bits
     other = contradicted_leaves(directory, step, bits) if group.topology.is_master else []
     other = agree(group, "comparing the checkpoint with its digests", note=other)[0]
-    where = f"of step {step} in {directory}, {len(other)} leaves have other digests than {bits.name}: "
+    where = f"of step {step} in {directory}, {len(other)} leaves have different digests than in {bits.name}: "
     judge([where + other[0]] if other else [], settings)
 
 
@@ -149,7 +149,7 @@ def naming_settings(
 ) -> Iterator[None]:
     """A block whose OtherStateError first names the settings that differ.
 
-    config and inputs: of this run, as its own checkpoints say them. Raises: OtherStateError.
+    config and inputs: of this run, as its own checkpoints store them. Raises: OtherStateError.
     """
     try:
         yield
@@ -175,7 +175,7 @@ def naming_settings(
 
 
 def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any) -> None:
-    """Returns once all ranks were found to train on the same facts. lowered: see `program_of`.
+    """Returns once all ranks are found to train with the same facts. lowered: see `program_of`.
 
     Raises: DesyncError on every rank, with the values of each.
     """
@@ -195,7 +195,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     if is_shared(data.train):
         what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
         note["bits"] = exact | {what: getattr(data.train, "loader", data.train).first_digest()}
-    if not data.indexed:  # of a loader, whose batches may have other shapes on each rank
+    if not data.indexed:  # a loader, whose batches may have different shapes on each rank
         note["first"] = digest_of_first(data.first)
         note["shapes"] = str(jax.tree.map(np.shape, data.first))
     ranks = agree(group, "the start of training", note=note)
@@ -204,15 +204,15 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
         _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(facts.exact))
     _compare({n: rank["bits"] for n, rank in enumerate(ranks)})
     _refuse_shared_samples([rank["first"] for rank in ranks])
-    for shapes in dict.fromkeys(rank["shapes"] for rank in ranks):  # of others the programs are others
+    for shapes in dict.fromkeys(rank["shapes"] for rank in ranks):  # different shapes have different programs
         what = "the program of a step (the model's or the loss's code)"
         _compare({n: {what: rank["program"]} for n, rank in enumerate(ranks) if rank["shapes"] == shapes})
 
 
 def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
-    """Returns once all ranks have come to `call` with the same samples; each takes its share of them.
+    """Returns once all ranks have called `call` with the same samples; each takes its share of them.
 
-    Raises: DesyncError on all, with what differs.
+    Raises: DesyncError on all ranks, naming what differs.
     """
     if group.topology.world_size == 1:
         return
@@ -245,11 +245,11 @@ def _kind(data: Any) -> str:
 
 
 def _refuse_shared_samples(digests: list[str]) -> None:
-    """digests: of the first batch on each rank. Raises: DesyncError where two ranks read the same one."""
+    """digests: of the first batch on each rank. Raises: DesyncError if two ranks read the same one."""
     for rank, digest in enumerate(digests):
         if digest and digest in digests[:rank]:
             raise DesyncError(
                 f"the loaders of ranks {digests.index(digest)} and {rank} begin with the same samples: each "
-                "would be trained on more than once an epoch. HINT: give the loader a DistributedSampler, or "
+                "would be used more than once per epoch. HINT: give the loader a DistributedSampler, or "
                 "pass the dataset itself to fit."
             )

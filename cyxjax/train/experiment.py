@@ -49,7 +49,7 @@ def run(config: TrainConfig) -> int:
 
 
 def train(experiment: Experiment) -> int:
-    """Trains what was prepared, and evaluates on the test samples unless a signal ended it; the exit code."""
+    """Trains, evaluates on the test samples unless a signal ended the training, and returns the exit code."""
     config, _, trainer, plan = experiment
     console = build_console(trainer.is_master(), config.verbose)
     sink: Sink = NullSink()
@@ -74,14 +74,14 @@ def train(experiment: Experiment) -> int:
         console.note(_next_commands(config, history))
     process_group.finalize()
     if unsaved is not None:
-        raise unsaved  # last: the results above are of no use without the parameters
+        raise unsaved  # last, after the results above are printed
     return reason_of(history.stopped_by).exit_code
 
 
 def _begin_folder(experiment: Experiment, step: int) -> Sink:
     """Writes the first files of a run that begins at `step`, and opens its sinks.
 
-    Not before the step is known: a run that is refused has changed nothing.
+    Called after the step is known: a run that is refused has changed nothing.
     """
     config, splits, trainer, _ = experiment
     try:
@@ -100,7 +100,7 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
 
 
 def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
-    """Evaluates on the test samples: on the console, in the sinks, and with outputs in the report."""
+    """Evaluates on the test samples; the results go to the console and the sinks, outputs to the report."""
     config, splits, trainer, _ = experiment
     found = numbers(trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches))
     console.note(line_of_test(found))
@@ -123,13 +123,13 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
     if config.resume == "never" or saved < history.num_steps:
         console.note(f"Stopped after step {history.num_steps}; the newest checkpoint is of step {saved}.")
     else:
-        console.note(f"Stopped and saved after step {saved}. Run the same command again to go on from there.")
+        console.note(f"Stopped and saved after step {saved}. Run the same command again to continue.")
 
 
 def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> str:
     """A line with the commands to run next."""
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
-    kept = config.run_folder.ledger.is_file()  # not of a stream
+    kept = config.run_folder.ledger.is_file()  # a stream has none
     audit = f"; cyxjax audit {config.run_dir}" if kept else ""
     return f"Next: {look}{audit}; {reason_of(history.stopped_by).hint}."
 
@@ -137,7 +137,7 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> 
 def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
     """The data, and an untrained trainer in its group, checked against each other; nothing is written.
 
-    goes_on: to be trained; then the newest step of the run's mirror, if it has one, is copied here.
+    goes_on: whether it will be trained; the newest step of the run's mirror, if any, is then copied here.
     Raises: ConfigError, DataError.
     """
     with blamed(config):
@@ -154,7 +154,7 @@ def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
 
 
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
-    """An untrained trainer of what `config` names, for data such as `info` says. Raises: ConfigError."""
+    """An untrained trainer of what `config` names, for data as in `info`. Raises: ConfigError."""
     loss = loss_of(config, info)
     trainer = DistributedTrainer(
         model_of(config, info),
@@ -169,5 +169,5 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
 
 
 def stored_info(config: TrainConfig) -> DatasetInfo:
-    """Facts of the data that the model was made with, as the run folder keeps them."""
+    """Facts of the data that the model was made for, as stored in the run folder."""
     return DatasetInfo.from_json(read_plain(config.run_folder.data, 1 << 24).decode())

@@ -40,7 +40,7 @@ from cyxjax.train.settings import Settings
 from cyxjax.train.start.optimizers import for_trainer
 
 _STEP_DIGITS, _EXACT_DIGITS = 12, 16
-# jax pins a host callback to the device of each process.
+# jax pins a host callback to a device of each process, so these lines differ between processes.
 _OF_ONE_PROCESS = re.compile(r"^\s*sdy\.mesh @maximal.*$|mhlo\.backend_config = \{index.*?\}", re.MULTILINE)
 
 
@@ -57,8 +57,8 @@ class Facts(NamedTuple):
 
 
 def config_of(values: Mapping[str, Any], recipe: Recipe, augment: str = "") -> dict[str, Any]:
-    """`values` of a configuration; of a program, whose configuration does not name them, also what is known
-    of its optimizer, of the callbacks that take part in the step, and of its augmentation.
+    """The `values` of a configuration; for a program, whose configuration does not name them, also what is
+    known about its optimizer, the callbacks that take part in the step, and its augmentation.
     """
     if "optimizer" in values:
         return dict(values)
@@ -115,7 +115,7 @@ class OneSample:
 
 
 def digest_of_first(batches: Sequence[Any]) -> str:
-    """Equal where two ranks read the same samples; "" for rows that are all equal."""
+    """A digest that is equal if two ranks read the same samples; "" if all rows are equal."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batches[:1])]
     if not any((leaf[1:] != leaf[:1]).any() for leaf in leaves):
         return ""
@@ -128,10 +128,10 @@ def digest_of_first(batches: Sequence[Any]) -> str:
 def lower_step(
     program: Program, at_once: int, state: TrainState, data: FitData, settings: Settings, mesh: Mesh
 ) -> Any:
-    """The program of the first dispatch, which is not compiled; None where it cannot be known.
+    """The program of the first dispatch, lowered but not compiled; None if it cannot be known.
 
-    state: as training starts with it. A model that does not take the first batch in training says so here.
-    What lowering makes is kept by jax and serves the first step: measured, it costs 20 ms beside that.
+    state: the state that training starts with. A model that does not take the first batch raises its error
+    here. jax keeps the lowered program for the first step, so the extra cost is small: 20 ms, measured.
     """
     if not hasattr(program.train_step, "lower"):
         return None
@@ -145,12 +145,12 @@ def lower_step(
 
 
 def flops_of(lowered: Any) -> float:
-    """FLOP of a step on one replica, of what `lower_step` gave; 0.0 for None. A loop counts once."""
+    """FLOP of a step on one replica, from the result of `lower_step`; 0.0 for None. A loop counts once."""
     return 0.0 if lowered is None else float((lowered.cost_analysis() or {}).get("flops", 0.0))
 
 
 def program_of(lowered: Any) -> str:
-    """A digest of the program that `lower_step` gave; "" for None."""
+    """A digest of the program that `lower_step` returned; "" for None."""
     if lowered is None:
         return ""
     return _digest(_OF_ONE_PROCESS.sub("", lowered.as_text()).encode(), _STEP_DIGITS)
@@ -160,7 +160,7 @@ def program_of(lowered: Any) -> str:
 
 
 def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threads: int) -> dict[str, str]:
-    """name -> digest or words, of the programs of an exact step, compiled here for parts of `rows` samples.
+    """name -> digest or text, of the programs of an exact step, compiled here for parts of `rows` samples.
 
     The text of the programs alone does not say it all (another number of threads left it equal, and the bits
     not), so there is a canary: the digest of what the part's program really gives on the first samples, with
@@ -171,7 +171,7 @@ def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threa
     parts = first_part(data.train, rows, data.keying)
     way = step.part.way(here, parts, total)
     made = tree_of_each(way([here], [parts], total)[0], range(1))[0]
-    # As if all the parts came to what the first one does.
+    # As if all parts had the same result as the first one.
     update = (here, jax.tree.map(widened, made), total, np.zeros(2, np.float32))
     lowered = {"program": way.lower(here, parts, total), "update": step.writes[0].lower(*update)}
     moved = step.writes[0](*update)
@@ -194,7 +194,7 @@ def first_part(data: Dataset, rows: int, keying: Keying = unkeyed) -> Parts:
 
 
 def machine(device: jax.Device, threads: int) -> str:
-    """Device, versions and threads: what makes code and order of additions of a program."""
+    """Device, versions and threads: what determines a program's code and its order of additions."""
     versions = f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"
     if device.platform != "cpu":
         return f"{device.device_kind}, {versions}"
@@ -202,7 +202,7 @@ def machine(device: jax.Device, threads: int) -> str:
 
 
 def _instructions() -> str:
-    """Digest of the CPU's instruction sets; its name where the system does not list them."""
+    """Digest of the CPU's instruction sets; the CPU's name if the system does not list them."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(errors="replace") if path.is_file() else ""
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)

@@ -1,6 +1,6 @@
 """The training loop, a function of values. Logging, saving and stopping are hooks.
 
-batches -> step -> (state, sums) -> hooks, read up to `in_flight` steps behind the device
+batches -> step -> (state, sums) -> hooks, which read sums up to `in_flight` steps behind the device
 """
 
 from collections import deque
@@ -34,9 +34,9 @@ Follow = Callable[[Callable[[], RunState]], None]
 
 
 class Wish:
-    """Whether a hook of this rank asks to stop, also one that was asked for before a rollback.
+    """Whether a hook of this rank asks to stop; a request made before a rollback stays.
 
-    All ranks learn of it with the next step, or by an exchange where there is none: a rank that stopped alone
+    All ranks receive it with the next step, or by an exchange if there is none: a rank that stopped alone
     would leave the others waiting in the next step.
     any_rank: (what, mine) -> whether `mine` is true on one rank at least; all ranks call it.
     """
@@ -47,7 +47,7 @@ class Wish:
     def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:
         """Whether a hook of any rank asks to stop; `answers`: what those of this rank returned at `name`.
 
-        It also shows if one rank alone called something of all, such as `evaluate`.
+        The exchange also detects a rank that alone called a collective function, such as `evaluate`.
         """
         self.to_stop |= any(map(stops, answers))
         return self._any_rank(f"{name} of the callbacks, after step {position.step}", self.to_stop)
@@ -67,18 +67,18 @@ def fit(
     follow: Follow = lambda now: None,
     wish: Wish | None = None,
 ) -> RunState:
-    """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; the moment
-    it ended.
+    """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; returns the
+    final state of the run.
 
-    at_once: steps of one dispatch, at most; what acts on the state or asks to stop acts at its end.
-    follow: is called with functions that return the current state, for hooks and after errors: a step deletes
+    at_once: most steps per dispatch; hooks that act on the state or ask to stop take effect at its end.
+    follow: called with functions that return the current state, for hooks and after errors: a step deletes
         the state before it.
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
     moment, wish = start, wish or Wish()
     stop = wish.on_any_rank("on_start", start.position, [hook.on_start(start) for hook in hooks])
-    stop |= max_steps is not None and start.position.step >= max_steps  # a run that had ended so
+    stop |= max_steps is not None and start.position.step >= max_steps  # the run had already ended
     look = program.check.watch()
     while moment.position.epoch < epochs and not stop:
         first = moment.position
@@ -89,7 +89,7 @@ def fit(
         if stop and not last:
             break
         by_steps, epoch = evaluations.after(moment.position.step), moment.position.epoch + 1
-        seen = by_steps and not last  # which step is its last a loader does not say: it was evaluated as any
+        seen = by_steps and not last  # a loader does not announce its last step: already evaluated
         due = not seen and (by_steps or evaluations.at_end_of(epoch, epochs))
         val = _evaluated(program, feed, moment) if due else {}
         position = Position(moment.position.step, epoch)
@@ -99,7 +99,7 @@ def fit(
         report_progress(position.step, "eval")  # callbacks may draw, print samples, upload
         stop |= wish.on_any_rank("on_epoch", position, [hook.on_epoch(info) for hook in hooks])
         moment = moment._replace(state=_next(hooks, info, moment.state))
-        moment = _show_state(hooks, moment, save)  # also where a save was asked for with the last steps
+        moment = _show_state(hooks, moment, save)  # also if a save was requested during the last steps
         follow(partial(unchanged, moment))
     report_progress(moment.position.step, "checkpoint")
     for hook in hooks:
@@ -109,10 +109,10 @@ def fit(
 
 
 def training_means(program: Program, first: Position, moment: RunState) -> dict[str, Any]:
-    """Means over the epoch's steps up to `moment`, in which it trained from `first`. NaN where no step
-    counts: all were left out as not finite, or a rollback left none.
+    """Means over the epoch's steps from `first` up to `moment`. NaN if no step counts: all were left out as
+    not finite, or a rollback left none.
 
-    Raises: DataError where the samples weigh nothing in the loss.
+    Raises: DataError if the samples have zero weight in the loss.
     """
     trained = moment.position.step > first.step
     if trained and not int(local_value(program.sync.skipped(moment.state.sync))):
@@ -133,14 +133,14 @@ def _epoch(
     look: Callable[[np.ndarray], None],
     wish: Wish,
 ) -> tuple[RunState, bool, bool, bool]:
-    """After the rest of the epoch: (moment, whether the feed called its step the last, to stop, to save)."""
+    """Trains the rest of the epoch: (moment, whether the feed marked a last step, to stop, to save)."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array, Any]] = deque()
     stop = save = last = False
     half = max(in_flight // 2, at_once)
 
     def settle(room: int) -> None:
-        """Waits until at most `room` steps are under way, and passes the numbers of those done to hooks."""
+        """Waits until at most `room` steps are running, and passes the numbers of finished ones to hooks."""
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, *of_step = waiting.popleft()
@@ -154,7 +154,7 @@ def _epoch(
             save |= info.signals[1] > 0
 
     def now() -> RunState:
-        """After the step sent off last, with the numbers of those under way, which no hook has seen."""
+        """The run after the last dispatched step, including numbers that no hook has seen yet."""
         return RunState(position, state, sum((program.read_sums(*on)[0] for _, *on in waiting), sums))
 
     follow(now)
@@ -180,7 +180,7 @@ def _epoch(
             waiting.extend((when, handle, first + i) for i, (when, _) in enumerate(some))
         position = some[-1][0]
         if len(waiting) >= max(in_flight, 2 * at_once):
-            settle(half)  # half at a time: the host waits seldom, the device never
+            settle(half)  # half at a time: the host waits rarely, the device never
         if not last and evaluations.after(position.step):
             settle(0)
             state, enough = _look(program, feed, RunState(position, state, sums), hooks, wish)
@@ -201,9 +201,9 @@ def _epoch(
 def _dispatches(
     feed: Iterable[Fed], position: Position, at_once: int, due: Callable[[Position], bool]
 ) -> Iterator[tuple[list[tuple[Position, Fed]], bool]]:
-    """(steps of one dispatch, each with the position after it; whether the last is the epoch's last).
+    """Yields (steps of one dispatch, each with the position after it; whether the last is the epoch's last).
 
-    A dispatch has steps whose batches were fed together, and ends with a step that is `due`.
+    A dispatch has steps whose batches were fed together, and ends at a step that is `due`.
     """
     some: list[tuple[Position, Fed]] = []
     for fed in feed:
@@ -222,7 +222,7 @@ def _dispatches(
 def _look(
     program: Program, feed: Feed, moment: RunState, hooks: list[Hook], wish: Wish
 ) -> tuple[TrainState, bool]:
-    """(the state to go on from, whether to stop) after an evaluation within an epoch."""
+    """Evaluates within an epoch: (the state to continue from, whether to stop)."""
     info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
     answers = [hook.on_evaluation(info) for hook in hooks]
     enough = wish.on_any_rank("on_evaluation", moment.position, answers)
@@ -236,13 +236,13 @@ def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
 
 
 def _wanting(hooks: list[Hook], position: Position, save: bool) -> list[Hook]:
-    """Those that want to see the state after this step. save: a rank asked for a save."""
+    """The hooks that want to see the state after this step. save: whether a rank asked for a save."""
     saving = save or any([hook.saves_at(position) for hook in hooks])
     return [hook for hook in hooks if hook.wants_state(position, saving)]
 
 
 def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
-    """Shows the state to those who want it; the moment with the state they leave."""
+    """Passes the state to the hooks that want it; returns the moment with the state that they return."""
     for hook in _wanting(hooks, moment.position, save):
         report_progress(moment.position.step, "checkpoint")
         moment = moment._replace(state=hook.on_state(moment) or moment.state)
@@ -253,7 +253,7 @@ def _asked(hooks: list[Hook], to_stop: bool) -> tuple[float, bool]:
     strongest, save = CALLBACK.sent * to_stop, False
     for hook in hooks:
         stop, wants = hook.ask()
-        # The strongest wish to stop: how strong says why, see StopHook.
+        # The strongest request to stop: its strength encodes the reason, see StopHook.
         strongest = max(strongest, CALLBACK.sent if stops(stop) else stop)
         save = save or wants
     return strongest, save
@@ -266,7 +266,7 @@ def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]
 
 
 def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:
-    """Means of the metrics over `batches`; equal on all ranks."""
+    """Means of the metrics over `batches`; the same on all ranks."""
     count, look = program.metrics.num_rows, program.check.watch()
     sums = np.zeros((count, 2))
     waiting: deque[jax.Array] = deque()

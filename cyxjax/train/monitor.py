@@ -22,16 +22,16 @@ class Monitor(NamedTuple):
     mode: Mode
 
     def score(self, value: float) -> float:
-        """`value` so that less is better."""
+        """`value` with its sign chosen so that lower is better."""
         return -value if self.mode == "max" else value
 
     def of(self, info: EpochInfo) -> float | None:
-        """The value of an epoch or evaluation; None where it was not measured."""
+        """The value of an epoch or evaluation; None if it was not measured."""
         split, _, name = self.name.partition("_")
         return (info.train if split == "train" else info.val).get(name)
 
     def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
-        """The values of a run that goes on from `step`, without those that a rollback left behind."""
+        """The values of a run that continues from `step`, without those that a rollback undid."""
         steps = history.steps if self.name.startswith("train_") else history.val_steps
         found, before, values = [], step + 1, curve(history, self.name)
         # From the end: a metric may have been added later.
@@ -60,8 +60,8 @@ class Watchable(NamedTuple):
     def find(self, name: str, mode: str | None = None, *, wanted: bool = True) -> Monitor:
         """The monitor `name`; mode None: the way the metric itself says.
 
-        wanted: whether something waits for its values, so that a run without validation is refused too.
-        Raises: ConfigError for what is not measured, and without "min" or "max".
+        wanted: whether its values are needed, so that a run without validation data is refused.
+        Raises: ConfigError for a metric that is not measured, and without "min" or "max".
         """
         splits = ("train", "val") if self.validates or not wanted else ("train",)
         known = [f"{split}_{metric}" for split in splits for metric in self.metrics.names]
@@ -87,7 +87,7 @@ def watchable_in(metrics: Metrics, feed: Feed, course: Course) -> Watchable:
 
 
 class Plateau:
-    """Counts evaluations without a better value: lower or higher, as `mode` or else the metric says."""
+    """Counts evaluations without a better value: lower or higher, as `mode` or the metric says."""
 
     def __init__(self, patience: int, monitor: str, min_delta: float, mode: str | None, wanted: bool = True):
         self.patience, self._name, self._mode, self._wanted = patience, monitor, mode, wanted
@@ -95,11 +95,11 @@ class Plateau:
         self.restart()
 
     def watch(self, watchable: Watchable) -> None:
-        """Looks up what it waits for. Raises: ConfigError where the run has no such metric."""
+        """Looks up its metric. Raises: ConfigError if the run has no such metric."""
         self.monitor: Monitor = watchable.find(self._name, self._mode, wanted=self._wanted)
 
     def seen(self, watchable: Watchable, history: DistributedTrainingHistory, step: int) -> list[float]:
-        """The values so far, of a run that goes on from `step`."""
+        """The values so far of a run that continues from `step`."""
         self.watch(watchable)
         return self.monitor.up_to(history, step)
 
@@ -107,7 +107,7 @@ class Plateau:
         self.best, self.waited = math.inf, 0
 
     def improves(self, value: float) -> bool:
-        """Whether `value` is the best so far; counts it."""
+        """Counts `value`. Returns whether it is the best so far."""
         score = self.monitor.score(value)
         better = score < self.best - self.min_delta
         self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)

@@ -26,7 +26,7 @@ from cyxjax.train.settings import Settings, resolve
 
 PyTree = Any
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
-_GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to write here
+_GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to do instead
     **dict.fromkeys(
         ("model", "loss_fn", "optimizer", "metrics", "callbacks", "augment"),
         "pass it to cx.DistributedTrainer.",
@@ -42,12 +42,12 @@ class Plan(NamedTuple):
     recipe: Recipe
     group: ProcessGroup
     settings: Settings  # with the batch size of the loader, where a loader has one
-    inputs: PyTree  # one sample's, shape (1, ...)
-    facts: Facts  # what checkpoints store of it, to be compared
-    data: FitData | None = None  # None: not to train, but to evaluate, predict or load
+    inputs: PyTree  # of one sample, shape (1, ...)
+    facts: Facts  # what checkpoints store to be compared
+    data: FitData | None = None  # None: only to evaluate, predict or load
     feed: Feed | None = None
-    steps_at_once: int = 1  # of one dispatch, at most
-    step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as of an exact step
+    steps_at_once: int = 1  # most steps per dispatch
+    step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as for an exact step
 
 
 def fit_arguments(
@@ -58,9 +58,9 @@ def fit_arguments(
 ) -> tuple[tuple[Any, ...], DistributedTrainingConfig | None]:
     """(data, configuration) of `fit(*data, config=..., validation_data=..., **settings)`.
 
-    `settings` are keys of the configuration; they replace those of `config`, which stays as it is. With
-    run_dir or another key of a run folder it becomes a `TrainConfig`.
-    Raises: ConfigError for a keyword that is no key, and for a run folder that cannot be one.
+    `settings` are keys of the configuration; they override those of `config`, which is not changed. With
+    run_dir or another key of a run folder the result is a `TrainConfig`.
+    Raises: ConfigError for a keyword that is not a key, and for a run folder that cannot be used.
     """
     given = list(data)
     if given and isinstance(given[-1], DistributedTrainingConfig):
@@ -95,7 +95,7 @@ def plan_fit(
 ) -> Plan:
     """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
 
-    Raises: ConfigError and DataError for data and configuration that do not go together.
+    Raises: ConfigError and DataError for data and configuration that do not match.
     """
     mesh = group.mesh
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
@@ -119,16 +119,16 @@ def plan_without_data(
     *,
     remat: str,
 ) -> Plan:
-    """To evaluate, predict or load: for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
+    """A plan to evaluate, predict or load, for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
     settings = resolve(config or DistributedTrainingConfig(), num_replicas(group.mesh), remat=remat)
     return Plan(recipe, group, settings, inputs, Facts(config_of(settings.values, recipe)))
 
 
 def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, Any], *, remat: str) -> Plan:
-    """To evaluate, predict or load: for the inputs and configuration in the meta data of a checkpoint.
+    """A plan to evaluate, predict or load, for the inputs and configuration in a checkpoint's metadata.
 
-    A global batch that these replicas cannot share is replaced: only a fit, with a configuration of its own,
-    depends on it.
+    A global batch that these replicas cannot share is replaced: only a fit depends on it, which has its own
+    configuration.
     """
     known = DistributedTrainingConfig.model_fields.keys() - {"init_from"}  # the checkpoint's values are meant
     config = DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
@@ -140,7 +140,7 @@ def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, A
 
 
 def stored_inputs(meta: Mapping[str, Any]) -> PyTree:
-    """One sample of zeros, shaped like the inputs the checkpoint was trained on."""
+    """One sample of zeros, in the shape of the inputs that the checkpoint was trained on."""
     leaves = {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in meta["inputs"].items()}
     if set(leaves) == {""}:
         return leaves[""]

@@ -43,15 +43,15 @@ PyTree = Any
 
 
 _FOR_NONFINITE: dict[bool | str, Callable[[Sync], Sync]] = {
-    True: with_loss_scale,  # float16: a gradient beyond its range is a matter of course
+    True: with_loss_scale,  # float16: gradients beyond its range are expected
     "skip": skip_nonfinite,
     "abort": lambda sync: sync,
-    "rollback": skip_nonfinite,  # so that what is saved is good, whenever that is
+    "rollback": skip_nonfinite,  # so that a saved state is always good
 }
 
 
 class Recipe(NamedTuple):
-    """What the user gave a trainer."""
+    """The arguments that the user gave to a trainer."""
 
     fns: ModelFns
     loss: PerExample
@@ -66,7 +66,7 @@ def recipe_of(
 ) -> Recipe:
     """The arguments of a trainer in the forms that the steps take.
 
-    Raises: ConfigError for an unknown name of a loss or optimizer, and for what is none of these.
+    Raises: ConfigError for an unknown name of a loss or optimizer, and for an argument of a wrong type.
     """
     if isinstance(loss_fn, str) or isinstance(optimizer, str):
         from cyxjax.train.start.named import loss_named, optimizer_named
@@ -90,15 +90,15 @@ class Program(NamedTuple):
 
     train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
     train_steps: Any  # (state, several batches, first, stop) -> (state, sums of each); None: one at a time
-    eval_step: Callable[[TrainState, Batch], jax.Array]  # of the state that `consensus` gives
-    predict_step: Any  # jitted: (state that `consensus` gives, inputs) -> outputs
-    consensus: Callable[[TrainState], TrainState]  # what evaluation sees of a state
+    eval_step: Callable[[TrainState, Batch], jax.Array]  # of the state that `consensus` returns
+    predict_step: Any  # jitted: (state that `consensus` returns, inputs) -> outputs
+    consensus: Callable[[TrainState], TrainState]  # the state that evaluation sees
     agreed: Callable[[TrainState], TrainState]  # the state all replicas agree on, with whole parameters
-    evaluated: Callable[[TrainState], TrainState]  # what evaluation sees of a state, with whole parameters
+    evaluated: Callable[[TrainState], TrainState]  # the state that evaluation sees, with whole parameters
     init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
     metrics: Metrics
     check: SplitCheck  # of what the steps compare, in the last rows of their sums
-    learning_rate: Rate  # None where the optimizer does not say it
+    learning_rate: Rate  # None if the optimizer does not know it
     sentinel: Sentinel
     fns: ModelFns
     sync: Sync
@@ -110,15 +110,15 @@ class Program(NamedTuple):
 
 
 def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Program:
-    """The functions that `plan` asks for. inputs: one sample's, for the shapes of its parameters.
+    """The functions that `plan` asks for. inputs: one sample's, for the shapes of the parameters.
 
-    Raises: ConfigError for values that do not go together.
+    Raises: ConfigError for values that cannot be combined.
     """
     policy = parse_policy(plan.precision)
     fns = with_lora(with_policy(recipe.fns, policy), plan.lora)
     factor, given = build_schedule(plan.rate), groups_of(recipe.loss, recipe.optimizer)
     fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(given, plan))
-    fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees what the data hold
+    fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees the data's own types
 
     def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         return adapted(all_callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))
@@ -129,7 +129,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     sync = with_offload(sync, mesh, plan.offload)
     train_step, train_steps, eval_step = steps_for(plan, mesh, fns, recipe.loss, sync, recipe.metrics)
     agreed = build_consensus(sync, mesh)
-    parts = sync if sync.keeps_parts else None  # evaluation makes them whole itself, a leaf at a time
+    parts = sync if sync.keeps_parts else None  # evaluation gathers them itself, one leaf at a time
     seen = lambda state: all_callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
     rate = rate_at(getattr(recipe.optimizer, "lr", None), factor)
     return Program(
@@ -151,7 +151,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
 
 
 def _trainable(plan: StepPlan) -> tuple[str, ...]:
-    """Patterns of what is trained; (): all."""
+    """Patterns of the parameters that are trained; (): all."""
     return (*ADAPTERS, *plan.trainable) if plan.lora.rank else plan.trainable
 
 
@@ -169,7 +169,7 @@ def _strategy(
     shapes: Callable[[], PyTree],
     guarded: Callable[[Sync], Sync],
 ) -> Sync:
-    """The plan's strategy, for the parameters that are trained alone. shapes: of all parameters."""
+    """The plan's strategy, only for the parameters that are trained. shapes: of all parameters."""
 
     def make(optimizer: optax.GradientTransformation, shapes: Callable[[], PyTree]) -> Sync:
         return build_sync(plan.comm, optimizer, plan.comm_options, plan.max_grad_norm, shapes)

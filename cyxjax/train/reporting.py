@@ -1,5 +1,5 @@
-"""A fit that keeps a run folder: its lock and mirror while it trains, facts for its event log, history and
-report at its end. No report may break a run."""
+"""The run folder of a fit: its lock and mirror during training, facts for the event log, and history and
+report at the end. A report that fails must not break a run."""
 
 import hashlib
 import json
@@ -33,19 +33,19 @@ from cyxjax.train.settings import BatchShape
 if TYPE_CHECKING:
     from cyxjax.observe.report.facts import Audit
 
-OpenSink = Callable[[int], Sink]  # of the steps done before the fit
+OpenSink = Callable[[int], Sink]  # steps done before the fit -> sink
 Values = Mapping[str, Any]
-_AUDITED_SAMPLES = 5_000_000  # more would be waited for at the end of a run: about a second
+_AUDITED_SAMPLES = 5_000_000  # limit of an audit at the end of a run: about a second
 
 
 def event_log(folder: RunFolder | None, is_master: bool, warn: Callable[[str], None]) -> Events:
-    """The log of the run in `folder`, on the rank that keeps it; None: nobody does."""
+    """The log of the run in `folder`, on the rank that keeps it; on others, a log that keeps nothing."""
     return EventLog(folder.events, warn) if folder and is_master else Events()
 
 
 def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
-    """What a start says of itself: its size, environment, and fingerprint of code and data."""
-    first = group.mesh.local_devices[0]  # of another process, the memory cannot be asked for
+    """What a start event records: world size, environment, and fingerprints of code and data."""
+    first = group.mesh.local_devices[0]  # the memory of another process's device cannot be read
     devices = {
         "devices": f"{group.mesh.size} x {first.device_kind} ({first.platform})",
         "wires": group.backend,
@@ -62,9 +62,9 @@ def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def device_use(flops: float, batch: BatchShape, mesh: Mesh, steps_per_s: float) -> dict[str, Any]:
-    """What a history says of a run of such batches whose program counts so many FLOP.
+    """The fields of a history about device use. flops: of the program, as XLA counts them.
 
-    A program's loops count once, so its FLOP are those of one micro-batch.
+    XLA counts a loop once, so the FLOP of the program are those of one micro-batch.
     """
     each_s = flops * batch.accumulation * steps_per_s
     peak = peak_flops(mesh.local_devices[0].device_kind)
@@ -83,7 +83,7 @@ def _digest(content: Any) -> str:
 
 
 def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str], None]) -> None:
-    """Writes the report of a run that has ended; where it cannot, says so in one line.
+    """Writes the report of a run that has ended; if that fails, prints one line.
 
     values and defaults: of the configuration.
     """
@@ -93,19 +93,19 @@ def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str
     try:
         facts = read_facts(folder, values, defaults, audit_of(folder, _AUDITED_SAMPLES))
         write(folder.report, [facts])
-    except Exception as err:  # whatever is wrong with a picture, the run is whole
-        say(f"WARNING: {folder.report} was not drawn: {describe(err)}")
+    except Exception as err:  # whatever is wrong with a picture, the run is complete
+        say(f"WARNING: {folder.report} was not written: {describe(err)}")
 
 
 def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> "Audit":
-    """The verdict of `cyxjax audit`; of a run of more samples than `most_samples`, how to have it."""
+    """The verdict of `cyxjax audit`; for a run of more samples than `most_samples`, how to get it."""
     from cyxjax.observe.report.facts import Audit
     from cyxjax.train.runs.audit import examine, num_samples, records_of
 
     try:
         saved, kept = records_of(folder)
         if num_samples(kept) > most_samples:
-            return Audit(None, [f"Not audited at the end of so long a run: cyxjax audit {folder.root}"])
+            return Audit(None, [f"Not audited, because the run is long: run cyxjax audit {folder.root}"])
         verdict = examine(saved, kept)
         return Audit(not verdict.findings, [*map(str, verdict.findings), *verdict.notes, verdict.summary])
     except (CyxjaxError, OSError) as err:
@@ -113,7 +113,7 @@ def audit_of(folder: RunFolder, most_samples: float = float("inf")) -> "Audit":
 
 
 def summary(params: Any) -> str:
-    """A line for each parameter with its shape and dtype, then how many numbers they are."""
+    """One line per parameter with its shape and dtype, then the total number of parameters."""
     leaves = named_leaves(params)
     width = max((len(name) for name, _ in leaves), default=0)
     lines = [f"{name:<{width}}  {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves]
@@ -125,7 +125,7 @@ def fit_into_folder(
 ) -> DistributedTrainingHistory:
     """`trainer.fit_prepared` with the sinks, history and report of `config` in its run folder.
 
-    Model and data are the program's: config.yaml is not written, and `cx.load_run` cannot make them again.
+    Model and data come from the program: config.yaml is not written, and `cx.load_run` cannot rebuild them.
     """
     check_names(config.sinks)
     console = console or build_console(trainer.is_master(), config.verbose)
@@ -145,7 +145,7 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
     all ranks call it.
 
     Raises: ConfigError for a mirror that cannot be used or found; CheckpointError for one that cannot be
-        read where the folder holds nothing to go on from.
+        read if the folder holds nothing to resume from.
     """
     mine = config.mirror if group.topology.is_master else None
     if not any(agree(group, "whether there is a mirror", note=mine is not None)):
@@ -167,10 +167,10 @@ def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: Ope
     """Locks the run folder and copies it to its mirror; at the end, also after an error, the sink is closed
     and history and report are written.
 
-    Gives `open_sink` for the fit: one that is refused before it opens its sinks has changed nothing.
+    Yields an `open_sink` for the fit: a fit that is refused before it opens its sinks has changed nothing.
     """
     folder, is_master = config.run_folder, trainer.is_master()
-    draws, resolved = config.report, config.resolved()  # a callback may set what counts from the next fit
+    draws, resolved = config.report, config.resolved()  # a callback may change `config` for the next fit
     opened: list[Sink] = []
     with locked(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
         try:
@@ -191,7 +191,7 @@ def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: Ope
 
 @contextmanager
 def _mirrored(config: TrainConfig, trainer: Any) -> Iterator[None]:
-    """Copies the run folder in the background, and the rest at the end, which waits less after a signal or an
+    """Copies the run folder in the background, and the rest at the end, waiting less after a signal or an
     error."""
     if config.mirror is None or not trainer.is_master():
         yield

@@ -1,7 +1,7 @@
-"""Saves and restores the state of a run: what the trainer and its hooks need of checkpoints.
+"""Saves and restores the state of a run: what the trainer and its hooks need from checkpoints.
 
 A restore, from the top, each in one function:
-    train/resume.py              restore, load       the run; its state as it is stored, and as it is trained
+    train/resume.py              restore, load       the run; its state as stored and as trained
     checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
     checkpoint/restoring.py      load                one step: verified, compared with what is wanted, read
     checkpoint/manifest.py       find_problems       its manifest, and its files
@@ -67,7 +67,7 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
 
 
 def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
-    """Restores the newest checkpoint of the run's folder where the plan asks for it; False without one."""
+    """Restores the newest checkpoint of the run's folder if the plan asks for it; False without one."""
     saving, checkpointer = plan.settings.saving, None
     report_progress(-1, "checkpoint")
     if saving.resume != "never":
@@ -103,7 +103,7 @@ def restore(
     metrics = plan.recipe.metrics
     sums, no_sums = moment.sums, np.zeros((metrics.num_training_rows, 2))
     if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
-        sums = no_sums  # those of the epoch under way are of other metrics
+        sums = no_sums  # the sums of the current epoch are of other metrics
     run.state = moment._replace(sums=sums)
     run.stream_positions.restore(meta, group.topology.rank, group.topology.world_size)
     names = tuple(meta.get("classes", ()))
@@ -129,7 +129,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "grad_norm": moment.sums[-1].tolist(),
         "history": run.history.to_dict(),
         "inputs": shapes_of(plan.inputs),
-        # of a named tuple, those without arrays too
+        # the fields of a named tuple, also those without arrays
         "input_fields": list(getattr(plan.inputs, "_fields", ())),
         "metrics": list(plan.recipe.metrics.names),
     }
@@ -144,7 +144,7 @@ def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:
 
 
 def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, DistributedTrainingHistory]:
-    """The moment and history `to_meta` described. Raises: CheckpointError if they are not there."""
+    """The moment and history that `to_meta` stored. Raises: CheckpointError if they are missing."""
     try:
         position = place_of(meta)
         history = DistributedTrainingHistory.from_dict(meta["history"])
@@ -158,12 +158,12 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
 
 
 def place_of(meta: dict[str, Any]) -> Position:
-    """The position that is stored. Raises: KeyError, TypeError, ValueError where there is none."""
+    """The stored position. Raises: KeyError, TypeError, ValueError if there is none."""
     return Position(**{name: int(value) for name, value in meta["position"].items()})
 
 
 def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
-    """Raises: CheckpointError where no rank sees a step in `folder`, before anything is made there."""
+    """Raises: CheckpointError if no rank sees a step in `folder`, before anything is created there."""
     if not any(agree(group, "looking for checkpoints", note=bool(list_steps(Path(folder))))):
         raise CheckpointError(
             f"resume='must', but {folder} holds no checkpoint. HINT: check the folder, or use resume='auto'."
@@ -177,7 +177,7 @@ def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: Ru
     with open_checkpoints(
         path, plan.group, together=together, keep_last=1, async_save=False, max_failures=1
     ) as checkpointer:
-        # An older run's later steps are not the newest now.
+        # Later steps of an older run must not count as the newest.
         if gone := checkpointer.rewind(moment.position.step, "earlier"):
             _LOG.warning("%s held later steps (%s); they are kept as step_*.earlier-*.", path, gone)
         checkpointer.save(moment.position.step, stored, to_meta(plan, run, moment))
@@ -194,9 +194,9 @@ def load(
 ) -> tuple[RunState, DistributedTrainingHistory, dict[str, Any]] | None:
     """(moment, history, meta) of the newest good step, or of `step`, shaped like `like`; None without one.
 
-    A leaf is read, put on the devices and forgotten before the next. in_place: each leaf of `like` is given
-    up for the one that takes its place, so that no two states are held.
-    Raises: CheckpointError for damage, and for the state of another model.
+    Each leaf is read, put on the devices and released before the next. in_place: each leaf of `like` is
+    deleted before its replacement is read, so that two states are never held.
+    Raises: CheckpointError for damage, and for the state of a different model.
     """
     target, fit_rows = portable.stored_shapes(like, sync, mesh)
     restored = checkpointer.restore(target, step, adapt=fit_rows, put=placing(mesh, in_place=in_place))
@@ -208,22 +208,22 @@ def load(
 def placing(mesh: Mesh, *, in_place: bool) -> Put:
     """A function that reads a leaf and puts it on the devices; in_place: the old leaf is deleted first.
 
-    One leaf is held beside the state: on the host as it is read, on the host and not on the devices in place.
+    One leaf is held in addition to the state: on the host and, unless in_place, on the devices.
     """
 
     def put(want: Any, read: Callable[[], np.ndarray]) -> Any:
         if in_place:
             _give_up(want)
-        # Waits: a transfer under way keeps the host's array, and the next leaf would be read beside it.
+        # Waits: a running transfer keeps the host's array, and the next leaf would be held in addition.
         leaf = jax.block_until_ready(portable.placed(want, read(), mesh))
-        gc.collect(0)  # jax lets go of the host's arrays that its threads have copied
+        gc.collect(0)  # jax releases the host's arrays that its threads have copied
         return leaf
 
     return put
 
 
 def _give_up(want: Any) -> None:
-    """Frees the devices' memory of a leaf, or of the leaf that a share is of."""
+    """Frees the device memory of a leaf, or of the leaf that a share belongs to."""
     leaf = getattr(want, "leaf", want)
     if isinstance(leaf, jax.Array):
         leaf.delete()
@@ -235,9 +235,9 @@ _opened = itertools.count()  # equal on all ranks, for all open together
 
 
 def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False) -> Checkpointer | None:
-    """The checkpoints all ranks go on from, None where none of them sees the folder; all ranks call it.
+    """The checkpoints that all ranks resume from, None if no rank sees the folder; all ranks call it.
 
-    saves: whether the run keeps checkpoints there; else nothing in it is changed.
+    saves: whether the run keeps checkpoints there; if not, nothing in the folder is changed.
     """
     if not any(agree(group, "looking for a folder of checkpoints", note=Path(folder).is_dir())):
         return None
@@ -245,9 +245,9 @@ def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False
 
 
 def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
-    """The checkpoints of a run, kept as `saving` says: off, if that is none.
+    """The checkpoints of a run, kept as `saving` says; a `NullCheckpointer` if it keeps none.
 
-    best: which values of its monitor are.
+    best: whether low or high values of its monitor are the best.
     """
     if not saving.saves:
         return NullCheckpointer()
@@ -259,11 +259,11 @@ def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min"
 def open_checkpoints(
     folder: str | Path, group: ProcessGroup, *, together: bool = True, **options: Any
 ) -> Checkpointer:
-    """The checkpoints in `folder`; every rank opens them, one writes but for the others' shares.
+    """The checkpoints in `folder`; every rank opens them, and one writes all but the others' shares.
 
-    together: False where the first rank may be the only one that opens them, to save what it holds whole.
+    together: False if rank 0 may open them alone, to save a state that it holds completely.
     """
-    # A channel of these alone: they write while the loop and its hooks talk.
+    # A channel of their own: they write while the loop and its hooks communicate.
     writers = _writers(group, f"save/{next(_opened)}") if together else ALONE
     return Checkpointer(folder, is_writer=group.topology.is_master, writers=writers, **options)
 

@@ -1,10 +1,9 @@
-"""`on_nonfinite: rollback`, `on_loss_spike: rollback`: back to the newest good checkpoint, and on with the
-samples after the bad step.
+"""`on_nonfinite: rollback`, `on_loss_spike: rollback`: returns to the newest good checkpoint and continues
+with the samples after the bad step.
 
-The samples between the checkpoint and the bad step are left behind with it: the same samples from the same
-state would lead to the same numbers again. A learning rate changed behind the user's back would outlive its
-cause.
-Source: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1: go back, skip the batches, go on.
+The samples between the checkpoint and the bad step are skipped: the same samples from the same state would
+give the same numbers again. The learning rate is not changed, because such a change would outlive its cause.
+Source: Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1: restart earlier and skip the batches.
 """
 
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.resume import place_of
 from cyxjax.train.settings import Settings, StepPlan
 
-_FLOAT16_STEPS = 50  # left out in a row before no loss scale is to blame: 2^16 is at its least after 30
+_FLOAT16_STEPS = 50  # left out in a row, which no loss scale explains: 2^16 is at its minimum after 30
 
 
 def patience(step: StepPlan) -> int:
-    """Steps in a row that may be left out as not finite before it is an error."""
+    """The number of steps in a row, left out as not finite, that is an error."""
     return 1 if step.on_nonfinite == "rollback" and not step.uses_float16 else _FLOAT16_STEPS
 
 
@@ -36,11 +35,11 @@ def fit(
     settings: Settings,
     history: DistributedTrainingHistory,
 ) -> RunState:
-    """`run(start)`; it runs again past a bad step, where `settings` say so, up to their `max_rollbacks`.
+    """`run(start)`; runs again past a bad step, if `settings` say so, up to `max_rollbacks` times.
 
-    go_back: gives the moment of the newest good checkpoint of a step or before it, None if there is none;
-    called on all ranks. What was left behind is noted in `history`.
-    Raises: what `run` raises, where it is no longer of use to go back.
+    go_back: step -> the state of the newest good checkpoint at or before it, None if there is none; called on
+    all ranks. The skipped samples are noted in `history`.
+    Raises: what `run` raises, if there is no rollback left.
     """
     asked = {NonFiniteError: settings.step.on_nonfinite, LossSpikeError: settings.guard.on_loss_spike}
     causes: tuple[type[BadStepError], ...] = tuple(
@@ -61,14 +60,14 @@ def fit(
             history.rollback_batches.append(start.position.step_in_epoch)
             history.rollback_steps.append(error.position.step - start.position.step)
             say(
-                f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, on with the "
-                f"samples after sample {start.position.samples} of epoch {start.position.epoch + 1}."
+                f"WARNING: {error.brief}: back to the checkpoint of step {start.position.step}, continuing "
+                f"with the samples after sample {start.position.samples} of epoch {start.position.epoch + 1}."
             )
 
 
 def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable[[str], None]) -> None:
-    """Renames the checkpoints that are not of a run at `step`: those after it, or, unless it `resumed` from
-    one of them, all, which are of an earlier run.
+    """Renames the checkpoints that do not belong to a run at `step`: those after it, or, unless the run
+    `resumed` from one of them, all, because they belong to an earlier run.
     """
     why = "abandoned" if resumed else "earlier"
     gone = checkpointer.rewind(step if resumed else 0, why)
@@ -76,16 +75,16 @@ def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable
         steps, whose = ", ".join(map(str, gone)), "this run" if resumed else "an earlier run"
         say(
             f"Checkpoints of {whose} ({steps}) are kept as step_*.{why}-* in "
-            f"{checkpointer.directory}: it goes on from step {step}."
+            f"{checkpointer.directory}: training continues from step {step}."
         )
 
 
 def newest_to_go_back_to(
     checkpointer: Checkpoints, good_step: int, counts: Callable[[Position], bool]
 ) -> int | None:
-    """The newest step with a checkpoint that is `good_step` or before, and counts; None if none is.
+    """The newest step with a checkpoint that is `good_step` or before, and counts.
 
-    Otherwise the step after it, whose update may have caused the spike.
+    If there is none, the step after it, whose update may have caused the spike; None without that one either.
     """
     steps = []
     for step in checkpointer.steps():
@@ -101,7 +100,7 @@ def _past(saved: RunState | None, error: BadStepError) -> RunState:
     if saved is None:
         raise CheckpointError(
             f"there is no checkpoint of step {error.good_step} or before to roll back to: {error.brief}. "
-            "HINT: set checkpoint_every_n_steps, and keep_last so high that one from before is still there."
+            "HINT: set checkpoint_every_n_steps, and keep_last high enough that an earlier one still exists."
         ) from error
     place = error.position._replace(step=saved.position.step)
     sums = saved.sums if saved.position.epoch == place.epoch else np.zeros_like(saved.sums)

@@ -1,4 +1,4 @@
-"""One fit from its first step to its end, with rollbacks in between."""
+"""One fit from its first step to its end, including rollbacks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -40,17 +40,17 @@ def run_fit(
     resumed: bool,
     hand_out: Callable[[], None] | None,
 ) -> NotSavedError | None:
-    """Trains what was planned from `start` to its end, with all its hooks; state and history are the run's.
+    """Trains `plan` from `start` to its end, with all its hooks; updates the state and history of `run`.
 
-    resumed: whether `start` is of a checkpoint in the run's own folder. Returns the error where the end could
-    not be saved.
+    resumed: whether `start` comes from a checkpoint in the run's own folder. Returns the error if the final
+    state could not be saved.
     """
     settings, group, history = plan.settings, plan.group, run.history
     assert plan.feed is not None
     shares, devices = settings.step.batch.num_shares, num_replicas(group.mesh)
     first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
     more: dict[str, object] = {"world_size": group.topology.world_size, "backend": group.backend}
-    more |= {} if shares == devices else {"devices": devices}  # of an exact run, whose replicas are virtual
+    more |= {} if shares == devices else {"devices": devices}  # an exact run, whose replicas are virtual
     more |= {} if first_rows is None else {"first step of this process": f"{first_rows} samples"}
     batch_size = settings.step.batch.batch_size if first_rows is None else None
     console.note(batch_plan_line(batch_size, shares, settings.step.batch.accumulation, more))
@@ -83,7 +83,7 @@ def run_fit(
 
 
 def saved_by_one_job(plan: Plan) -> AbstractContextManager[None]:
-    """A block in which no other job saves where this one does; the run folder itself is locked already."""
+    """A block in which no other job saves to the same folder; a run folder is locked already."""
     settings, is_master = plan.settings, plan.group.topology.is_master
     folder, run_folder = settings.saving.folder, settings.run_folder
     is_run_folder = run_folder is not None and folder.absolute() == run_folder.root.absolute()
@@ -91,7 +91,7 @@ def saved_by_one_job(plan: Plan) -> AbstractContextManager[None]:
 
 
 def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
-    """Steps of the whole run when it will have ended, as far as it is known beforehand."""
+    """The number of steps at the end of the run; None if it is not known in advance."""
     if feed.steps_per_epoch is None:
         return course.max_steps
     ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
@@ -99,21 +99,21 @@ def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
 
 
 def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
-    """The error that all ranks end with if the state of `step` should be on disk and is not."""
+    """The error that all ranks raise if the state of `step` should be on disk but is not; None otherwise."""
     checkpointer = fit.checkpointer
     if not on_any_rank(fit.plan.group, "whether the last state was saved", bool(checkpointer.unsaved)):
         return None
     error = NotSavedError(
-        f"The final state (step {step}) could not be saved in {checkpointer.directory}, also when tried "
-        f"again: {checkpointer.unsaved or 'rank 0 says why'}. HINT: free space or name another "
-        "checkpoint_dir, then run the same command: it goes on from the newest step that is there."
+        f"The final state (step {step}) could not be saved in {checkpointer.directory}, also when "
+        f"retried: {checkpointer.unsaved or 'see rank 0'}. HINT: free space or name another "
+        "checkpoint_dir, then run the same command: it continues from the newest step in it."
     )
     error.__cause__ = None if checkpointer.unsaved else PeerLost("rank 0 could not save")
     return error
 
 
 def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
-    """From `start` to the end, back to a checkpoint in between if the configuration says so."""
+    """Trains from `start` to the end, with rollbacks to a checkpoint if the configuration asks for them."""
     settings, course, timed = fit.plan.settings, fit.plan.settings.course, timed_hooks(fit)
     wish = loop.Wish(partial(on_any_rank, fit.plan.group))
 
@@ -138,10 +138,10 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
 
 
 def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
-    """The newest good checkpoint of `good_step` or before, later ones set aside; None without one.
+    """The newest good checkpoint at or before `good_step`; later ones are set aside. None without one.
 
-    History and ledger stay. Waits for the save that may be under way. An exact run goes back to what its
-    schedule saved: a save that a signal or the end of an earlier start made would be of another course.
+    History and ledger are kept. Waits for a save in progress. An exact run uses only checkpoints of its
+    schedule: one that was saved at a signal or at an earlier end would make the run take a different course.
     """
     report_progress(good_step, "checkpoint")
     fit.checkpointer.wait()
@@ -152,7 +152,7 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     step = rollback.newest_to_go_back_to(fit.checkpointer, good_step, counts)
     if not on_any_rank(group, "rollback: a checkpoint to go back to", step is not None):
         return None
-    fit.checkpointer.rewind(good_step if step is None else step)  # rank 0, which sees what it saved
+    fit.checkpointer.rewind(good_step if step is None else step)  # acts on rank 0, which sees what it saved
     on_any_rank(group, "rollback: later checkpoints are set aside")
     found = resume.load(fit.checkpointer, like.state, fit.program.sync, fit.plan.group.mesh)
     return None if found is None else found[0]

@@ -34,7 +34,7 @@ class Run:
     """Plan, program, state, history, ledger and stream positions over any number of fits and loads of one
     trainer.
 
-    A step consumes the state before it, so only the present state is kept: a fit says where it is with
+    A step consumes the state before it, so only the current state is kept: a fit provides it through
     `follow`.
     """
 
@@ -42,10 +42,10 @@ class Run:
         self.last: tuple[Plan, Program] | None = None  # of the last fit, load or evaluation
         self.history = DistributedTrainingHistory()
         self.ledger = LedgerHook()
-        self.stream_positions = StreamPositions()  # where this rank stands in its stream
+        self.stream_positions = StreamPositions()  # the position of this rank in its stream
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
-        self.restored: dict[str, Any] = {}  # meta data of the checkpoint that the run goes on from
-        self.loaded_from: Path | None = None  # the folder of the state that the next fit goes on from
+        self.restored: dict[str, Any] = {}  # metadata of the checkpoint that the run continues from
+        self.loaded_from: Path | None = None  # the folder of the state that the next fit continues from
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
         self._is_fitting = False
@@ -60,12 +60,12 @@ class Run:
         self.follow(lambda: moment)
 
     def follow(self, now: Callable[[], RunState]) -> None:
-        """`now` returns the present state from here on."""
+        """From now on, `now` returns the current state."""
         self._now = now
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """While a fit changes the state; another fit or a load is refused."""
+        """A block in which a fit changes the state; another fit or a load is refused."""
         self.refuse_in_fit("fit")
         self._is_fitting = True
         try:
@@ -74,17 +74,17 @@ class Run:
             self._is_fitting = False
 
     def refuse_in_fit(self, call: str) -> None:
-        """Raises: GroupError while a fit is under way, whose loop would not take what `call` makes."""
+        """Raises: GroupError during a fit, whose loop would ignore the state that `call` makes."""
         if self._is_fitting:
             raise GroupError(
-                f"{call}(...) was called while a fit of this trainer is under way (in a callback, or another "
-                "thread). HINT: call it after that fit, or use a trainer of its own; evaluate, predict and "
+                f"{call}(...) was called during a fit of this trainer (in a callback, or in another "
+                "thread). HINT: call it after the fit, or use another trainer; evaluate, predict and "
                 "save_checkpoint may be called."
             )
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the next fit goes on from a state that was loaded."""
+        """Whether the next fit continues from a loaded state."""
         return self.loaded_from is not None
 
     def open_tape(self) -> Tape:
@@ -94,7 +94,7 @@ class Run:
         return tape
 
     def begun(self) -> tuple[Plan, Program]:
-        """Those of the last fit, load or evaluation. Raises: GroupError before the first."""
+        """Plan and program of the last fit, load or evaluation. Raises: GroupError before the first."""
         if self.last is None:
             raise GroupError(
                 "this trainer has no parameters yet. HINT: call fit(...) or load_checkpoint(...) first."
@@ -102,11 +102,11 @@ class Run:
         return self.last
 
     def begin(self, plan: Plan) -> tuple[Program, TrainState]:
-        """The program for `plan`, the last one where it was compiled for the same step, and the state that
-        `plan` begins with: the first one; the parameters of the fit before with a new optimizer state; or the
-        state that was loaded.
+        """The program for `plan`, which is the last one if it was compiled for the same step, and the state
+        that `plan` begins with: a first state; the parameters of the previous fit with a new optimizer state;
+        or the loaded state.
 
-        Raises: ConfigError where `plan` cannot go on from the one before.
+        Raises: ConfigError if `plan` cannot continue from the previous one.
         """
         if self.last is not None and self.last[0].settings.step == plan.settings.step:
             program = self.last[1]
@@ -118,7 +118,7 @@ class Run:
             if was != now:
                 raise ConfigError(
                     f"{key} is {now!r} in this fit, and was {was!r} in what this trainer trained or loaded. "
-                    "HINT: a new trainer: init_from, or checkpoint_dir=<that folder>, resume='auto'.",
+                    "HINT: make a new trainer: init_from, or checkpoint_dir=<that folder>, resume='auto'.",
                     key=key,
                 )
         self.notes = []
@@ -139,7 +139,7 @@ class Run:
         return program, self.state.state
 
     def warn_if_untrained(self, call: str) -> None:
-        """Prints a warning where the parameters were neither trained nor loaded."""
+        """Prints a warning if the parameters were neither trained nor loaded."""
         plan, _ = self.begun()
         untrained = self.state.position.step == 0 and not self.is_loaded
         if untrained and plan.group.topology.is_master and not holds_values(plan.recipe.fns, plan.inputs):
@@ -154,7 +154,7 @@ class Run:
         first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
         history.world_size = plan.group.topology.world_size
         history.num_replicas = num_replicas(plan.group.mesh)
-        # Of a loader without a batch size: that of the first step, if all ranks are like this one.
+        # For a loader without a batch size: that of the first step, assuming that all ranks are the same.
         known = plan.settings.step.batch.global_batch_size
         history.effective_batch_size = known if first_rows is None else first_rows * history.world_size
 
@@ -181,12 +181,12 @@ def first_state(
 def _with_first_values(
     first: InitFromConfig, params: PyTree, model_state: PyTree
 ) -> tuple[PyTree, PyTree, list[str]]:
-    """(params, model_state) with the arrays that `first` names in place of those drawn; a table of them.
+    """(params, model_state, a table of the arrays read): drawn values are replaced by what `first` names.
 
     Adapters (LoRA) stay as drawn. Raises: ConfigError for a file that cannot be read or does not fit, or that
-    holds adapters, which would be left out: the base alone is another model.
+    holds adapters, which would be left out: the base alone is a different model.
     """
-    from cyxjax.weights.match import fill  # here: they load readers of files
+    from cyxjax.weights.match import fill  # here: these import readers of files
     from cyxjax.weights.read import read_weights
 
     assert first.path
@@ -198,7 +198,7 @@ def _with_first_values(
         if adapters := [name for name in weights.arrays if is_adapter(name)]:
             raise CheckpointError(
                 f"{first.path} holds adapters apart from their kernels ({adapters[0]}). HINT: begin with "
-                "what `cyxjax export RUN merged.safetensors` writes, where they are added in."
+                "the file of `cyxjax export RUN merged.safetensors`, where they are merged in."
             )
         found = fill(weights, targets, dict(first.map), strict=first.strict)
     except CheckpointError as err:  # before anything is trained or written: a wrong configuration
@@ -209,7 +209,7 @@ def _with_first_values(
 
 
 def next_state(plan: Plan, program: Program, agreed: TrainState) -> RunState:
-    """A new run from the parameters of `agreed`; steps count on, so that keys and folders stay apart."""
+    """A new run from the parameters of `agreed`; steps continue, so that keys and folders differ."""
     mesh = plan.group.mesh
     params, model_state = jax.tree.map(partial(_on_mesh, mesh), (agreed.params, agreed.model_state))
     state = program.init(params, model_state, plan.settings.seed)

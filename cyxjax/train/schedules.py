@@ -1,5 +1,5 @@
 """The learning rate over a run: a factor on an optimizer's updates, resolved from the configuration and the
-length of the run; ours, optax's by name, or any callable.
+length of the run. Schedules are our own, optax's by name, or any callable.
 """
 
 import copy
@@ -26,9 +26,9 @@ class RatePlan(NamedTuple):
     name: str = "constant"
     peak: float = 1.0
     warmup_steps: int = 0
-    decay_steps: int = 0  # below 1 as 1; 0 where nothing decays
+    decay_steps: int = 0  # below 1 counts as 1; 0 if nothing decays
     final_fraction: float = 0.0
-    options: dict[str, Any] = {}  # of a schedule by its name
+    options: dict[str, Any] = {}  # of a schedule given by its name
     own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
 
 
@@ -45,13 +45,13 @@ class RatesAsFactor(NamedTuple):
 def schedule_of(schedule: Any, lr_schedule: Any, lr: Any) -> Any:
     """The factor on the learning rate `lr`: `schedule` gives factors, `lr_schedule` gives rates.
 
-    Raises: ConfigError where both are given, or the optimizer's own rate is not one number.
+    Raises: ConfigError if both are given, or if the optimizer's own rate is not a number.
     """
     if lr_schedule is None:
         return schedule
     if schedule is not None or not isinstance(lr, int | float):
         raise ConfigError(
-            f"lr_schedule takes the place of `schedule`, of an optimizer whose rate is a number, got {lr!r}. "
+            f"lr_schedule replaces `schedule` and needs an optimizer whose rate is a number, got {lr!r}. "
             "HINT: cx.AdamOptimizer(0.001), or give the schedule to the optimizer: optax.adam(schedule).",
             key="lr_schedule",
         )
@@ -61,11 +61,11 @@ def schedule_of(schedule: Any, lr_schedule: Any, lr: Any) -> Any:
 def rate_plan(
     config: DistributedTrainingConfig, section: Any, global_batch_size: int, steps_per_epoch: int
 ) -> RatePlan:
-    """The plan of a rate from scaling rule, warm-up and decay.
+    """The plan of the rate from scaling rule, warm-up and decay.
 
     section: a ScheduleConfig, a function (steps -> factor), or None for a constant rate.
-    Raises: ConfigError for a decay over a number of steps that is not known, and for options of a schedule of
-        ours, which has keys.
+    Raises: ConfigError for a decay over an unknown number of steps, and for `options` of one of our own
+        schedules, which are set by keys.
     """
     peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
     if section is None:
@@ -81,14 +81,14 @@ def rate_plan(
     if not total and not section.decay_steps:
         raise ConfigError(
             f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "
-            "HINT: set schedule.decay_steps or max_steps (of a stream steps_per_epoch)."
+            "HINT: set schedule.decay_steps or max_steps (for a stream, steps_per_epoch)."
         )
     decay_steps = section.decay_steps or total - config.warmup_steps
     return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
-    """How much larger the learning rate is for this batch: linear (Goyal et al. 2017), sqrt or none."""
+    """The factor on the learning rate for this batch size: linear (Goyal et al. 2017), sqrt or none."""
     if base_batch_size is None or rule == "none":
         return 1.0
     ratio = global_batch_size / base_batch_size
@@ -96,11 +96,11 @@ def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | Non
 
 
 def build_schedule(plan: RatePlan) -> Schedule:
-    """Factor on the learning rate: linear warm-up to the peak, then what the plan names.
+    """Factor on the learning rate: linear warm-up to the peak, then the schedule that the plan names.
 
-    Counted in optimizer steps only, so it does not change with the number of processes. The first step of
-    a warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak.
-    Raises: ConfigError for a schedule that cannot be made.
+    It counts optimizer steps only, so it does not depend on the number of processes. The first step of a
+    warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak.
+    Raises: ConfigError for a schedule that cannot be created.
     """
     peak, decay_steps = plan.peak, max(plan.decay_steps, 1)
     after: dict[str, Callable[[], Schedule]] = {
@@ -120,7 +120,7 @@ def _scaled(schedule: Schedule, peak: float) -> Schedule:
 
 
 def _own(plan: RatePlan) -> Schedule:
-    """The callable that was given, or found by its name: one of optax, or `module:attribute`."""
+    """The given callable, or the one found by its name: one of optax, or `module:attribute`."""
     if plan.own is not None:
         return plan.own
     ours = {name: getattr(optax, name) for name in OPTAX_SCHEDULES}
@@ -136,9 +136,9 @@ def _own(plan: RatePlan) -> Schedule:
 
 
 def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:
-    """`optimizer` with its updates times `factor(step)`.
+    """`optimizer` with its updates multiplied by `factor(step)`.
 
-    A rule's update is proportional to its learning rate, so one factor serves every optax transformation.
+    An update is proportional to the learning rate, so one factor works for every optax transformation.
     """
     return optax.chain(optimizer, optax.scale_by_schedule(factor))
 

@@ -18,7 +18,7 @@ from cyxjax.train.schedules import RatePlan, rate_plan
 
 
 class Evaluations(NamedTuple):
-    """When the state is evaluated: every so many epochs, every so many steps; 0: not by these."""
+    """How often the state is evaluated, in epochs and in steps; 0 turns that interval off."""
 
     every_epochs: int = 1
     every_steps: int = 0
@@ -39,7 +39,7 @@ class BatchShape(NamedTuple):
     """How the samples of one step are divided."""
 
     batch_size: int  # samples per share and micro-batch
-    num_shares: int  # replicas; of an exact step its virtual ones
+    num_shares: int  # replicas; for an exact step, virtual replicas
     accumulation: int  # micro-batches
 
     @property
@@ -49,7 +49,7 @@ class BatchShape(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """All that the compiled functions depend on: fits of equal plans share them."""
+    """All that the compiled functions depend on: fits with equal plans share these functions."""
 
     batch: BatchShape
     rate: RatePlan
@@ -62,9 +62,9 @@ class StepPlan(NamedTuple):
     on_nonfinite: Literal["abort", "skip", "rollback"]
     comm: str
     comm_options: dict[str, Any]
-    trainable: tuple[str, ...]  # patterns of names; (): all
+    trainable: tuple[str, ...]  # patterns of parameter names; (): all
     lora: LoraPlan
-    threads: int | None  # CPU threads of each process, where the numbers must not depend on them; None: any
+    threads: int | None  # CPU threads per process, if the numbers must not depend on them; None: any
 
     @property
     def is_exact(self) -> bool:
@@ -73,15 +73,15 @@ class StepPlan(NamedTuple):
 
     @property
     def uses_float16(self) -> bool:
-        """Whether float16 is used, where steps are skipped regularly to find the loss scale."""
+        """Whether float16 is used, with which steps are regularly skipped to find the loss scale."""
         return "float16" in {part.rpartition("=")[2].strip() for part in self.precision.split(",")}
 
 
 class Reading(NamedTuple):
     """How samples are read."""
 
-    epoch: BatchPlan | None  # None: of a loader, which deals them out itself
-    steps_per_epoch: int | None  # of a loader that is read on and on; None: one pass over it is an epoch
+    epoch: BatchPlan | None  # None: a loader, which divides the samples itself
+    steps_per_epoch: int | None  # of a loader that is read continuously; None: an epoch is one pass over it
     seed: int
     shuffle: bool
     prefetch: int
@@ -109,7 +109,7 @@ class Watch(NamedTuple):
 
 
 class SavePolicy(NamedTuple):
-    """When checkpoints are written, which are kept, and whether a run goes on from them."""
+    """When checkpoints are written, which are kept, and whether a run resumes from them."""
 
     folder: Path
     every_epochs: int
@@ -139,7 +139,7 @@ class GuardPolicy(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """How an exact run treats changes of what its bits depend on, and how often it records digests."""
+    """How an exact run treats changes that affect its bits, and how often it records digests."""
 
     on_other_bits: Literal["refuse", "warn"]
     digest_every: int  # steps; 0: never
@@ -159,9 +159,9 @@ class Settings(NamedTuple):
     init_from: InitFromConfig  # where initial parameters are read from, if they are not drawn from the seed
     verbose: bool
     run_folder: RunFolder | None  # None: only checkpoints are written
-    report: bool  # whether events are kept there
-    profile: tuple[int, int] | None  # steps that are traced into it: from the first, before the second
-    experiment: str | None  # the file that describes it whole; None: data and model came from a program
+    report: bool  # whether events are kept in the run folder
+    profile: tuple[int, int] | None  # steps to trace into it: from the first up to, not including, the second
+    experiment: str | None  # the text of its configuration file; None: data and model came from a program
     values: dict[str, Any]  # the configuration as plain values, to be stored and compared
 
 
@@ -173,11 +173,11 @@ def resolve(
     schedule: Any = None,
     remat: str = "none",
 ) -> Settings:
-    """The parts of `config` on so many replicas. num_samples: of an epoch; None where a loader decides.
+    """Resolves `config` for `num_replicas`. num_samples: samples of an epoch; None if a loader decides.
 
-    schedule: a ScheduleConfig, a callable (steps -> factor on the rate), or None for a constant one.
-    remat: overrides the configuration's, if any.
-    Raises: ConfigError and DataError where the batch does not divide, or leaves no step.
+    schedule: a ScheduleConfig, a callable (steps -> factor on the rate), or None for a constant rate.
+    remat: unless "none", overrides the value of `config`.
+    Raises: ConfigError and DataError if the batch does not divide, or leaves no step.
     """
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
@@ -249,12 +249,12 @@ def resolve(
 
 
 def _epoch(config: DistributedTrainingConfig, num_samples: int, batch: BatchShape) -> BatchPlan:
-    """The plan of an epoch over samples read by number. Raises: ConfigError where steps should make it."""
+    """The plan of an epoch over samples read by number. Raises: ConfigError for `steps_per_epoch`."""
     if config.steps_per_epoch:
         raise ConfigError(
             f"steps_per_epoch={config.steps_per_epoch} is for loaders and streams; an epoch of samples read "
-            "by number is a pass over them. HINT: leave it out; evaluate_every_n_steps, "
-            "checkpoint_every_n_steps and max_steps count steps.",
+            "by number is one pass over them. HINT: leave it out; to count in steps, use "
+            "evaluate_every_n_steps, checkpoint_every_n_steps or max_steps.",
             key="steps_per_epoch",
         )
     return BatchPlan(num_samples, *batch, config.drop_last)

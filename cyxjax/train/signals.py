@@ -1,4 +1,4 @@
-"""Signals as values: hooks read between steps what the operating system asked of this process."""
+"""Signals as values: between steps, hooks read which signals this process received."""
 
 import atexit
 import os
@@ -24,10 +24,10 @@ def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool)
     reason = reason_of(history.stopped_by)
     if reason in (SIGNAL, INTERRUPT) and prints:
         where = f"fit: stopped by {reason.note} at step {history.num_steps}."
-        warn_on_stderr(f"{where} HINT: fit(..., resume='auto') or a run_dir goes on from there.")
+        warn_on_stderr(f"{where} HINT: fit(..., resume='auto') or a run_dir continues from that step.")
     if reason is SIGNAL:
-        # Not sys.exit, which ends a rank as a failed one, without waiting: all ranks stopped after the same
-        # step, and one may have more to do before its end than another.
+        # Not sys.exit, which ends a rank as failed, without waiting: all ranks stopped after the same step,
+        # and some may need longer than others to end.
         raise SystemExit(reason.exit_code)
 
 
@@ -47,7 +47,7 @@ class StopSignals:
         self._is_open = False
 
     def reason(self) -> StopReason | None:
-        """Why to stop, once a signal asked for it."""
+        """The reason to stop, once a signal asked for it."""
         if self.received is None:
             return None
         return INTERRUPT if self.received is signal.SIGINT else SIGNAL

@@ -1,4 +1,4 @@
-"""`Trainer`: a model, an optimizer, two loaders, epochs. The short way to `DistributedTrainer`."""
+"""`Trainer`: a short interface to `DistributedTrainer`: a model, an optimizer, two loaders, epochs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,11 +19,11 @@ PyTree = Any
 class Trainer:
     """Trains `model` on all devices of its group; the best epoch's checkpoint is kept at `best_model`.
 
-    model: as `DistributedTrainer` takes them, also inside DistributedDataParallel or DataParallel; gradients
-    are averaged by the trainer then, as `config.comm` says. loss_fn: None for a model that returns
-    {"loss": ...}. device: None, or where the caller believes to be: "cpu", "cuda", "cuda:1", a number; the
-    group decided that already, so only its kind is checked.
-    config: everything else, such as `max_grad_norm` or `precision`; a loader's own batch size comes first.
+    model: as in `DistributedTrainer`, also wrapped in DistributedDataParallel or DataParallel; the trainer
+    then averages gradients as `config.comm` says. loss_fn: None for a model that returns {"loss": ...}.
+    device: None, or the device that the caller expects: "cpu", "cuda", "cuda:1", a number; the group has
+    already chosen the devices, so only the kind is checked.
+    config: other settings, such as `max_grad_norm` or `precision`; a loader's batch size takes precedence.
     best_model: a path, or None for no checkpoint; best by `config.monitor`, so val_loss needs a val_loader.
     Raises: ConfigError for a kind of device this process does not train on.
     """
@@ -50,9 +50,9 @@ class Trainer:
     def train(
         self, train_loader: Any, val_loader: Any = None, epochs: int | None = None
     ) -> DistributedTrainingHistory:
-        """Trains for `epochs` (default: the configuration's) and returns the history; a second call goes on.
+        """Trains for `epochs` (default: as configured) and returns the history; a second call continues.
 
-        Loaders: `cx.data.DataLoader`, torch's, any iterable of batches; datasets and (X, y) pairs do as well.
+        Loaders: `cx.data.DataLoader`, torch's, any iterable of batches; datasets and (X, y) pairs work too.
         """
         config = self._config.model_copy()
         config.epochs = config.epochs if epochs is None else epochs
@@ -67,11 +67,12 @@ class Trainer:
         return self._trainer.predict(X)
 
     def save_checkpoint(self, path: str = "best_model.pt") -> None:
-        """Everything that makes the next step, as a folder named `path`; rank 0 may call it alone."""
+        """Saves everything that the next step depends on to the folder `path`. Rank 0 may call it alone, unless
+        `config.comm` keeps a part of the state on each rank (zero1, fsdp, local_sgd, ...)."""
         self._trainer.save_checkpoint(path)
 
     def load_checkpoint(self, path: str = "best_model.pt") -> None:
-        """Goes back to what was saved there. Called on all ranks."""
+        """Restores the checkpoint in `path`. All ranks must call it."""
         self._trainer.load_checkpoint(path)
 
     def enable_gradient_checkpointing(self, policy: str = "full") -> None:
@@ -79,7 +80,7 @@ class Trainer:
         self._trainer.enable_gradient_checkpointing(policy)
 
     def get_model(self) -> Any:
-        """The model, out of its wrapper."""
+        """The model, without its wrapper."""
         return self._trainer.get_model()
 
     @property
@@ -89,7 +90,7 @@ class Trainer:
 
     @property
     def history(self) -> DistributedTrainingHistory:
-        """Of the last `train`, or of what was loaded."""
+        """The history of the last `train`, or of the checkpoint that was loaded."""
         return self._trainer.history
 
     @property
@@ -99,15 +100,15 @@ class Trainer:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are other processes."""
+        """Whether there is more than one process."""
         return self._trainer.get_world_size() > 1
 
 
 def check_device(device: Any, group: process_group.ProcessGroup) -> None:
-    """Returns unless `device` ("cuda", "cuda:1", "cpu") is of another kind than this process trains on.
+    """Checks that `device` ("cuda", "cuda:1", "cpu") is of the kind that this process trains on.
 
-    Where model and data are put the group has decided; a number, None and "auto" are wherever that is.
-    Raises: ConfigError naming the devices that the process has.
+    The group has already chosen where model and data are put; a number, None and "auto" always match.
+    Raises: ConfigError naming the devices of this process.
     """
     here = group.mesh.local_devices
     kind = {"cuda": "gpu", "gpu": "gpu", "cpu": "cpu"}.get(str(device).partition(":")[0])

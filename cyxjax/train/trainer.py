@@ -39,11 +39,12 @@ PyTree = Any
 class DistributedTrainer:
     """Trains a Flax model on every device of every process, as if on one device with the whole batch.
 
-    model: linen or nnx module, (init, apply) or (variables, apply) pair, or SequentialModel. loss_fn: a loss
-    of cyxjax, a function (output, target) -> value an example (or a mean), a `cx.Task`, or None if the model
-    returns {"loss": ...}. optimizer: any optax transformation; None where each term of a Task has its own.
-    Both may be names of a configuration file: "cross_entropy", "adam". metrics: a `cx.Metrics`, or functions
-    by name. augment: functions (key, x) -> x of one training sample's inputs. Without a group, one is made.
+    model: a linen or nnx module, an (init, apply) or (variables, apply) pair, or a SequentialModel.
+    loss_fn: a cyxjax loss, a function (output, target) -> one value per example (or a mean), a `cx.Task`, or
+    None if the model returns {"loss": ...}. optimizer: any optax transformation; None if each term of a Task
+    has its own. Both may also be names from a configuration file: "cross_entropy", "adam". metrics: a
+    `cx.Metrics`, or functions by name. augment: functions (key, x) -> x for one training sample's inputs.
+    Creates the process group if there is none.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class DistributedTrainer:
         self._remat = "none"
         self._run = Run()
 
-    # What the trainer was made with. It cannot be set: steps are compiled from it.
+    # The constructor's arguments. They are read-only: steps are compiled from them.
     model = property(attrgetter("_model"))
     loss_fn = property(attrgetter("_recipe.loss"))
     optimizer = property(attrgetter("_recipe.optimizer"))
@@ -84,17 +85,17 @@ class DistributedTrainer:
         """Trains and returns the history: fit(X, y, config), fit(X, y, X_val, y_val, config),
         fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
 
-        Keys of the configuration may be given as keywords: fit(X, y, epochs=3, batch_size=32), and validation
-        data as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
-        learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: as `load_checkpoint`.
-        run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. What is
-        set in `config` while the fit runs counts from the next fit on.
-        A second call goes on from the trained parameters with a new optimizer state, also after one that
-        ended in an error. With `config.resume` a run that was cut short goes on from its newest checkpoint.
-        Raises: ConfigError and DataError before anything is written;
-        NotSavedError after the end, with the trained parameters in place, if they could not be saved;
-        SystemExit(143) after SIGTERM, once the state is saved: a program that went on would end with 0, and
-        a scheduler would take the run for finished. After Ctrl-C, the history so far is returned.
+        Configuration keys may be passed as keywords: fit(X, y, epochs=3, batch_size=32), and validation data
+        as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
+        learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: see `load_checkpoint`.
+        run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. Changes
+        to `config` during the fit take effect in the next fit.
+        A second call continues from the trained parameters with a new optimizer state, also after an error.
+        With `config.resume`, an interrupted run continues from its newest checkpoint.
+        After Ctrl-C, the history so far is returned.
+        Raises: ConfigError and DataError before anything is written; NotSavedError after training, with the
+        trained parameters in place, if they could not be saved; SystemExit(143) after SIGTERM, once the state
+        is saved, because a scheduler would consider a run that exits with 0 finished.
         """
         if ckpt_path is not None:
             self.load_checkpoint(ckpt_path)
@@ -114,8 +115,8 @@ class DistributedTrainer:
     def prepare(
         self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
     ) -> Plan:
-        """What `fit` decides before it writes or trains anything, for `fit_prepared`.
-        Raises: ConfigError and DataError where data, model and configuration do not fit together.
+        """Returns the plan that `fit` makes before it writes or trains anything, for `fit_prepared`.
+        Raises: ConfigError and DataError if data, model and configuration do not match.
         """
         self._model_sync.refuse_changed_parameters()
         self._run.refuse_in_fit("fit")
@@ -137,15 +138,15 @@ class DistributedTrainer:
         console: Console | None = None,
         open_sink: Callable[[int], Sink] = lambda step: NullSink(),
     ) -> DistributedTrainingHistory:
-        """Trains as `prepare` planned, once; see `fit`. The caller closes what `open_sink` opened."""
+        """Trains a plan of `prepare`, usable once; see `fit`. The caller closes the sink that is opened."""
         run, program, epochs = self._run, self.program, plan.settings.course.epochs
         console = console or build_console(self.is_master(), plan.settings.verbose)
         with saved_by_one_job(plan), run.fitting():
             start, resumed = resume.start(plan, program, run, console)
             hand_out = self._hand_out_values if self._model_sync.holds_values else None
             if start.position.epoch >= epochs:
-                console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to train on.")
-                if not resumed:  # loaded from elsewhere: the run that this folder holds stays as it is
+                console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to continue training.")
+                if not resumed:  # loaded from elsewhere: the run in this folder stays unchanged
                     return run.history
             sink = open_sink(start.position.step)
             unsaved = run_fit(plan, program, run, start, sink, console, resumed=resumed, hand_out=hand_out)
@@ -155,19 +156,18 @@ class DistributedTrainer:
         return run.history
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
-        """(loss, accuracy) over all samples, each counted once: the same numbers at every world size.
-        Accuracy is NaN where it means nothing (regression).
-        """
+        """Returns (loss, accuracy) over all samples, each counted once; the same at every world size.
+        Accuracy is NaN where it is not defined (regression)."""
         means = self.evaluate_metrics(X, y, batch_size=batch_size)
         return means["loss"], means["accuracy"]
 
     def evaluate_metrics(
         self, X: Any, y: Any = None, *, batch_size: int | None = None, max_batches: int | None = None
     ) -> dict[str, Any]:
-        """All metrics by name, numbers (a confusion matrix is an array), over `max_batches` or all; data
-        as in `evaluate`, or a loader.
+        """Returns all metrics by name: numbers, or an array for a confusion matrix. The data are as in
+        `evaluate`, or a loader. max_batches: stop after this many batches.
 
-        Every rank passes the same samples, or a loader of its share. Raises: DesyncError where they differ.
+        Every rank passes the same samples, or a loader of its share. Raises: DesyncError if samples differ.
         """
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         compare_samples(self._group, "evaluate", dataset)
@@ -176,9 +176,9 @@ class DistributedTrainer:
         return between_fits.evaluate(self._run, samples, batch_size, max_batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
-        """The model's outputs for X in evaluation mode, on every rank: numpy, a row for each of X's.
+        """Returns the model's outputs for X in evaluation mode, on every rank: NumPy, one row per sample.
 
-        X: inputs as arrays, a data set or a loader; targets among them are left alone.
+        X: inputs as arrays, a data set or a loader; targets in it are ignored.
         Raises: DesyncError unless every rank passes the same X.
         """
         source = source_of(X)
@@ -187,35 +187,35 @@ class DistributedTrainer:
         return between_fits.predict(self._run, source, batch_size)
 
     def _begin_untrained(self, call: str, inputs: PyTree) -> None:
-        """A plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
+        """Makes plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
         self._model_sync.refuse_changed_parameters()
         between_fits.begin(self._run, self._recipe, self._group, inputs, self._remat)
         self._run.warn_if_untrained(call)
 
     def save_checkpoint(self, path: str) -> None:
-        """Everything that makes the next step, as a checkpoint folder named `path`; rank 0 writes it.
-        Ranks call it together where the strategy keeps a part of the state on each (zero1, local_sgd, ...).
+        """Saves everything that the next step depends on to the checkpoint folder `path`; rank 0 writes it.
+        All ranks must call it if the strategy keeps a part of the state on each (zero1, local_sgd, ...).
         Raises: CheckpointError if it cannot be written.
         """
         resume.save_at(path, self.plan, self.program, self._run, self.run_state)
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:
-        """Goes back to what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
-        The next `fit` goes on from there, up to `epochs` in all.
-        Raises: CheckpointError if there is none, or it is of another model.
+        """Restores what `save_checkpoint` (or a run) saved in `path`: its newest good step, or `step`.
+        The next `fit` continues from that step, up to `epochs` in total.
+        Raises: CheckpointError if there is no checkpoint, or if it belongs to a different model.
         """
-        self._run.refuse_in_fit("load_checkpoint")  # one rank alone would wait below
+        self._run.refuse_in_fit("load_checkpoint")  # first: a single rank would wait below
         on_any_rank(self._group, "load_checkpoint")  # a peer may still be writing what is read here
         between_fits.load(self._run, path, step, self._recipe, self._group, self._remat)
         self._hand_out_values()
 
     validate = test = evaluate_metrics
-    """`evaluate_metrics` by Lightning's names."""
+    """`evaluate_metrics` under Lightning's names."""
     save = save_checkpoint
-    """`save_checkpoint` by Keras's name."""
+    """`save_checkpoint` under Keras's name."""
 
     def summary(self) -> str:
-        """A line for each parameter with its shape, then their number. Raises: GroupError before a fit."""
+        """One line per parameter with its shape, then the total count. Raises: GroupError before a fit."""
         return reporting.summary(self.params)
 
     def enable_gradient_checkpointing(self, policy: str = "full") -> None:
@@ -232,7 +232,7 @@ class DistributedTrainer:
         return self._group.topology.world_size
 
     def get_model(self) -> Any:
-        """The model as given; nnx models and SequentialModel hold the values trained, in callbacks too."""
+        """The given model; nnx models and SequentialModel hold the trained values, also in callbacks."""
         return self._model
 
     @property
@@ -242,13 +242,13 @@ class DistributedTrainer:
 
     @property
     def run_state(self) -> RunState:
-        """Where training stands. Raises: GroupError before the first fit or load."""
+        """The position and state of training. Raises: GroupError before the first fit or load."""
         self._run.begun()
         return self._run.state
 
     @property
     def history(self) -> DistributedTrainingHistory:
-        """Of the last fit, or of what was loaded."""
+        """The history of the last fit, or of the checkpoint that was loaded."""
         return self._run.history
 
     @property
@@ -258,7 +258,7 @@ class DistributedTrainer:
 
     @property
     def stream_facts(self) -> StreamFacts | None:
-        """The order of samples of the last fit or check; None where samples have no numbers."""
+        """The order of samples of the last fit or check; None if samples have no numbers."""
         return self._run.ledger.tape.facts
 
     @property
@@ -268,7 +268,7 @@ class DistributedTrainer:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes in the order of the outputs, where they were set; checkpoints hold them."""
+        """Names of the classes in the order of the outputs, if they were set; checkpoints store them."""
         return self._run.class_names
 
     @class_names.setter
@@ -282,7 +282,7 @@ class DistributedTrainer:
 
     @property
     def plan(self) -> Plan:
-        """What the last fit, load or evaluation was planned as. Raises: GroupError before the first."""
+        """The plan of the last fit, load or evaluation. Raises: GroupError before the first."""
         return self._run.begun()[0]
 
     @property
@@ -296,5 +296,5 @@ class DistributedTrainer:
         return between_fits.values(self._run)
 
     def _hand_out_values(self) -> None:
-        """A model that holds values (SequentialModel, nnx) takes over the trained ones, to be saved by it."""
+        """Copies trained values into a model that holds values (SequentialModel, nnx), to be saved by it."""
         self._model_sync.push(lambda: self.values)

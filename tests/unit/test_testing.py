@@ -86,7 +86,7 @@ def test_ranks_return_what_they_found(forked_spawn):
     assert one["rows"].shape == (5, 1)
     np.testing.assert_array_equal(one["rows"], two["rows"])
     np.testing.assert_allclose(one["rows"], one["whole"], rtol=1e-6)
-    assert "the loaders of the ranks give other samples" in one["said"][0]
+    assert "the loaders of the ranks give different samples" in one["said"][0]
 
 
 def forever():

@@ -1,5 +1,5 @@
-"""Checks by shapes that samples, model, loss and metrics fit together, and that a step has what a loss over
-the global batch and a batch norm need; nothing is compiled."""
+"""Checks from shapes that samples, model, loss and metrics match, and that a step has what a loss over the
+global batch and a batch norm need; nothing is compiled."""
 
 from functools import partial
 from typing import Any
@@ -29,15 +29,15 @@ from cyxjax.train.start.dispatch import has_whole_batch
 
 PyTree = Any
 Sample = tuple[PyTree, PyTree]
-_LONGEST = 160  # of what another library says
-_WAY = "HINT: put the batch first in what it takes, or drop_last=True."
+_LONGEST = 160  # characters of another library's message
+_WAY = "HINT: put the batch dimension first in its input, or set drop_last=True."
 
 
 def shapes_of(plan: Plan, program: Program, state: TrainState, inputs: PyTree, targets: PyTree) -> Sample:
-    """(outputs, targets) as shapes of a batch of the plan, of samples; nothing is computed.
+    """The shapes of (outputs, targets) for a batch of the plan; nothing is computed.
 
     Raises: DataError for samples that the loss does not take; ConfigError for a loss or a metric that cannot
-        be called on one sample where a step has a part of the batch; else what the model raises.
+        be called on one sample if a step has a part of the batch; otherwise what the model raises.
     """
     loss, metrics, step, mesh = plan.recipe.loss, plan.recipe.metrics, plan.settings.step, plan.group.mesh
     replicas, rows, is_whole = num_replicas(mesh), step.batch.batch_size, has_whole_batch(step, mesh)
@@ -70,9 +70,9 @@ def shapes_of(plan: Plan, program: Program, state: TrainState, inputs: PyTree, t
 
 
 def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState) -> None:
-    """The loss, and shapes and labels of the data, before anything is compiled or written.
+    """Checks the loss, and shapes and labels of the data, before anything is compiled or written.
 
-    Raises: DataError naming a label of no class; else as `shapes_of`.
+    Raises: DataError naming a label of no class; otherwise as `shapes_of`.
     """
     parts = {"training data": data, "validation data": None if data.val is None else unsplit(data.val)}
     form: PyTree = None
@@ -85,9 +85,9 @@ def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState
 
 
 def watched_samples(data: FitData, plan: Plan, program: Program, state: TrainState) -> Any:
-    """The samples of `data`, to be evaluated, whose labels all name a class where the loss takes labels.
+    """The samples of `data`, to be evaluated; all labels name a class if the loss takes labels.
 
-    Raises: DataError naming the sample; of a loader as its batches are read.
+    Raises: DataError naming the sample; for a loader, when its batches are read.
     """
     found = watched(data.train)
     _watch(found, shapes_of(plan, program, state, *_first(data)), plan.recipe, "data")
@@ -99,9 +99,9 @@ def _first(data: FitData) -> Sample:
 
 
 def _watch(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
-    """Integer targets are class labels for a classification loss of ours alone.
+    """Checks the labels of `data`. Integer targets are labels only for our own classification losses.
 
-    Raises: DataError naming a label of no class; of samples that are read one by one as they are read.
+    Raises: DataError naming a label of no class; for samples read one by one, when they are read.
     """
     if takes_labels(recipe.loss):
         check_labels(data, *recipe.metrics.labels(*looked), what, recipe.metrics.ignore_index)
@@ -111,9 +111,9 @@ def _watch(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
 
 
 def check_whole_batch(data: FitData, plan: Plan, sync: Sync) -> None:
-    """Returns where a step has the whole batch at once, which a loss over the global batch needs.
+    """Checks that a step has the whole batch in one piece, which a loss over the global batch needs.
 
-    Raises: ConfigError saying what cuts the batch, or which data end in a short one.
+    Raises: ConfigError naming what splits the batch, or which data end in a short one.
     """
     loss, step, epoch = plan.recipe.loss, plan.settings.step, plan.settings.reading.epoch
     cuts = {
@@ -124,7 +124,7 @@ def check_whole_batch(data: FitData, plan: Plan, sync: Sync) -> None:
     for what, is_cut in cuts.items():
         if is_cut:
             raise ConfigError(
-                f"{what} computes the parts of a batch apart, and the loss compares samples of all of them. "
+                f"{what} computes the parts of a batch apart, but the loss compares samples of all parts. "
                 "HINT: leave it out; remat='full' saves memory."
             )
     if not (epoch and epoch.drop_last):
@@ -134,7 +134,7 @@ def check_whole_batch(data: FitData, plan: Plan, sync: Sync) -> None:
 
 
 def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:
-    """Raises: ConfigError where `data` end in a short batch and the loss has no argument for its padding."""
+    """Raises: ConfigError if `data` end in a short batch and the loss has no argument for its padding."""
     if not sees_whole_batch(loss) or loss.takes_padding:
         return
     size = batch.batch_size * batch.num_shares
@@ -146,14 +146,14 @@ def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> No
         return
     raise ConfigError(
         f"the {what} {short}, and the loss takes no weight that separates padding from samples. "
-        "HINT: take it as third argument, fn(output, target, weight): 1 for a sample, 0 for padding."
+        "HINT: give it a third argument, fn(output, target, weight): 1 for a sample, 0 for padding."
     )
 
 
 def check_norms(plan: Plan) -> list[str]:
     """Warnings for batch norms that cannot exclude padding, where batches may be padded.
 
-    Raises: ConfigError with the shape of what a norm takes.
+    Raises: ConfigError with the shape of a norm's input.
     """
     fns, inputs = plan.recipe.fns, plan.inputs
     epoch, rows = plan.settings.reading.epoch, plan.settings.step.batch.batch_size

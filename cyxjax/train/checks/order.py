@@ -1,4 +1,4 @@
-"""All checks of a fit before its first step, in order, and of an evaluation. Nothing was written yet."""
+"""All checks of a fit before its first step, in order, and of an evaluation; nothing is written before."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,9 +39,9 @@ from cyxjax.train.start.dispatch import has_whole_batch
 def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]], *, loaded: bool) -> Plan:
     """All checks of a fit. Returns the plan with the facts that all ranks have compared.
 
-    begin: makes the program and the state that training begins with, once configuration and data have been
-    checked. loaded: whether that state is of a checkpoint.
-    Raises: ConfigError naming the key, DataError naming the sample, DesyncError where ranks differ.
+    begin: makes the program and the state that training begins with, after configuration and data have been
+    checked. loaded: whether that state comes from a checkpoint.
+    Raises: ConfigError naming the key, DataError naming the sample, DesyncError if ranks differ.
     """
     settings, recipe, group = plan.settings, plan.recipe, plan.group
     mesh, feed, data = group.mesh, plan.feed, plan.data
@@ -70,7 +70,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
             warn_on_stderr(line)
     check_batches(data, plan, program, state)
 
-    # What the run depends on, on all ranks
+    # What the run depends on, compared across ranks
     facts = plan.facts._replace(data=content or fingerprints.data_of(data))
     if is_exact:
         assert isinstance(program.train_step, PartsStep)
@@ -88,7 +88,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
 def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:
     """All checks of an evaluation in batches of `size`. Returns the samples, checked as they are read.
 
-    Raises: DataError naming the sample; ConfigError for a loss that `samples` cannot be given to.
+    Raises: DataError naming the sample; ConfigError for a loss that cannot take `samples`.
     """
     dataset = watched_samples(samples, plan, program, state)
     shape = plan.settings.step.batch._replace(batch_size=size)
@@ -97,28 +97,28 @@ def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: 
 
 
 def _num_steps(plan: Plan) -> int | None:
-    """Optimizer steps of the run; None where that is not known."""
+    """Optimizer steps of the run; None if not known."""
     course, feed = plan.settings.course, plan.feed
     ends = course.max_steps, feed and feed.steps_per_epoch and course.epochs * feed.steps_per_epoch
     return min((end for end in ends if end), default=None)
 
 
 def _check_exact(plan: Plan, data: FitData) -> dict[str, Any]:
-    """Summaries of the data of an exact run, whose samples are what their numbers say whenever they are read,
-    and whose process has the number of CPU threads that its bits depend on.
+    """Summaries of the data of an exact run. Checks that a sample is the same each time it is read, and that
+    the process has the number of CPU threads that the bits depend on.
 
-    Raises: ConfigError where it is not so.
+    Raises: ConfigError if one is not the case.
     """
     if not data.indexed or plan.facts.config.get("global_batch_size") is None or is_loader(data.val):
         raise ConfigError(
-            "reproducibility='exact' reads samples by number, and the data come from a loader, whose batches "
+            "reproducibility='exact' reads samples by number, but the data come from a loader, whose batches "
             "depend on the processes. HINT: pass arrays or the dataset itself, and set global_batch_size."
         )
     wanted, threads = plan.settings.step.threads, plan.group.threads
     if jax.default_backend() == "cpu" and wanted is not None and threads != wanted:
         raise ConfigError(
             f"this process computes with {threads} CPU threads, reproducibility='exact' with {wanted} "
-            f"(exact_threads, or virtual_replicas): another number of threads changes the bits. HINT: call "
+            f"(exact_threads, or virtual_replicas): the number of threads changes the bits. HINT: call "
             f"cx.distributed.init(threads={wanted}) first, or set exact_threads."
         )
     content = fingerprints.data_of(data)
@@ -126,7 +126,7 @@ def _check_exact(plan: Plan, data: FitData) -> dict[str, Any]:
         if again := drawn_anew(found):
             raise ConfigError(
                 f"sample {again[0]} of the {name} differs when it is read again, which "
-                "reproducibility='exact' does not allow. HINT: make each row in `take` from its index alone, "
+                "reproducibility='exact' does not allow. HINT: compute each row in `take` from its index, "
                 "and augment with augment=."
             )
     return content
@@ -136,13 +136,13 @@ def _check_schedule(own: Schedule, lr: Any, num_steps: int | None) -> None:
     """Raises: ConfigError for a user's schedule that is below 0 or NaN at a step of the run, or whose values
     look like learning rates, not factors.
 
-    A factor starts or peaks at about 1: all its values below 0.1, or at or below the learning rate itself,
-    would make a rate nobody means, 1e-6 of Adam(1e-3) and a schedule that starts at 1e-3.
-    lr: the optimizer's, a number or a schedule, None where it is not known. Some 30 steps are asked.
+    A factor starts or peaks at about 1. If all its values are below 0.1, or at most the learning rate, the
+    result is a rate that nobody wants: 1e-6 for Adam(1e-3) and a schedule that starts at 1e-3.
+    lr: the optimizer's, a number or a schedule; None if not known. About 30 steps are evaluated.
     """
     steps = np.unique(np.linspace(0, (num_steps or 2) - 1, 32).astype(np.int32))
     with on_host():
-        # All at once, and not jitted: each operation is compiled once in a process, for any number of fits.
+        # In one call, and not jitted: operations are compiled once per process, for any number of fits.
         values = np.asarray(jax.vmap(own)(jnp.asarray(steps)), np.float64)
     least, largest = float(values.min()), float(values.max())
     is_below_lr = isinstance(lr, int | float) and 0 < largest <= lr < 1
@@ -151,6 +151,6 @@ def _check_schedule(own: Schedule, lr: Any, num_steps: int | None) -> None:
         raise ConfigError(
             f"schedule is {least:.4g} to {largest:.4g} in this run and multiplies the optimizer's rate. "
             "HINT: fit(..., lr_schedule=...) takes learning rates; a factor starts or peaks at 1, and is "
-            "never below 0, where a step goes up the gradient.",
+            "never below 0, where a step would ascend the gradient.",
             key="schedule",
         )

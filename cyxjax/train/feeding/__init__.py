@@ -1,1 +1,1 @@
-"""From the data a user gives to batches on the devices."""
+"""From the user's data to batches on the devices."""

@@ -34,7 +34,7 @@ def build_feed(
 ) -> Feed:
     """The batches of a fit: from datasets with an index, or from loaders.
 
-    unpadded: a step that has the whole batch gets no padding; see `RowPlacer`.
+    unpadded: a step that has the whole batch is not padded; see `RowPlacer`.
     """
     whole_steps = unpadded and plan.batch.accumulation == 1
     if reading.epoch is None:
@@ -103,9 +103,9 @@ def dataset_feed(
     keying: Keying = unkeyed,
     val_placer: Placer | None = None,
 ) -> Feed:
-    """Batches of datasets with an index: each sample once an epoch, each step a function of its place.
+    """Batches of datasets with an index: each sample once per epoch, each step a function of its place.
 
-    What is delivered is noted on `tape`. val_placer: for evaluation; None: `placer`.
+    Delivered steps are noted on `tape`. val_placer: for evaluation; None: `placer`.
     """
     tape = tape or Tape()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
@@ -116,7 +116,7 @@ def dataset_feed(
         order = Order(len(train), seed, position.epoch, shuffle)
         rest = plan.rest(position.samples)
         end = rest.first + rest.num_used
-        # Few rows of arrays in memory are gathered sooner than handed from one thread to another.
+        # Gathering a few rows of arrays in memory is faster than passing them between threads.
         is_quick = isinstance(train, ArrayDataset) and train.row_bytes * per_step < LARGE_BYTES
         ahead = 0 if is_quick else depth
         if at_once > 1:
@@ -136,7 +136,7 @@ def dataset_feed(
 
     def fed_together(block: HostBlock, epoch: int, end: int, ask: Ask, at_once: int) -> Iterator[Fed]:
         assert isinstance(placer, RowPlacer)
-        if placer.has_own_size(block.steps[0]):  # the epoch's last step alone: what is asked goes with it
+        if placer.has_own_size(block.steps[0]):  # the epoch's last step alone: it carries the signal
             tape.note(epoch, block.steps[0])
             yield fed_alone(block.steps[0], epoch, end, ask)
             return
@@ -155,7 +155,7 @@ def dataset_feed(
 
 def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
-    total: int | None = None  # of a loader it is not known
+    total: int | None = None  # not known for a loader
     if is_loader(dataset):
         batches = agreed(steps(one_pass(dataset), len(placer.shares), 1))
     else:

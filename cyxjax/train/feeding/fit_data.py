@@ -22,7 +22,7 @@ from cyxjax.train.feeding.loader_feed import rows_of
 from cyxjax.train.feeding.placing import Keying, unkeyed
 
 PyTree = Any
-EVAL_ROWS = 256  # of a stream that is evaluated, at once in each process
+EVAL_ROWS = 256  # rows per process and batch when a stream is evaluated
 _ONE = (bool, int, float, str, np.generic)
 
 
@@ -32,19 +32,19 @@ def is_loader(data: Any) -> bool:
 
 
 def refuse_iterator(data: Any) -> None:
-    """Raises: DataError for a generator: it could be read once, and each epoch reads its loader again."""
+    """Raises: DataError for a generator: it can be read only once, and each epoch reads its loader again."""
     # torch's persistent workers make one iterator restart in each epoch.
     restarts = isinstance(data, DataLoader | Once) or hasattr(data, "persistent_workers")
     if isinstance(data, Iterator) or (not restarts and iter(data) is iter(data)):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that can be read again in "
             "each epoch. HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which "
-            "reads on."
+            "reads on without a restart."
         )
 
 
 def _batched(data: Any, config: DistributedTrainingConfig, local_replicas: int, num_replicas: int) -> Any:
-    """A stream of single samples as a loader of batches; loaders as they are."""
+    """A stream of single samples as a loader of batches; loaders unchanged."""
     rows = as_rows(data)
     if rows is None:
         return data
@@ -62,12 +62,12 @@ def is_shared(data: Any) -> bool:
 
 
 def order_of(loader: Any, local_replicas: int) -> tuple[int, bool] | None:
-    """(seed, shuffle) to read a training loader's dataset by; None for one that is asked for its batches."""
+    """(seed, shuffle) to read a training loader's dataset with; None if its own batches are read instead."""
     if type(loader) is not DataLoader or loader.batch_size % local_replicas:
         return None
     if loader.sampler is not None and not _is_our_share(loader.sampler):
         return None
-    # A sampler's own drop_last keeps ranks equally long. They are anyway: nothing need be dropped for it.
+    # A sampler's own drop_last makes ranks equally long. They already are, so nothing is dropped.
     ordering: Any = loader if loader.sampler is None else loader.sampler
     return ordering.seed, ordering.shuffle
 
@@ -82,7 +82,7 @@ def whole_dataset(loader: Any) -> Dataset | None:
 
 
 def stated_batch_size(loader: Any) -> int | None:
-    """Samples of a batch of this process, where the loader states it."""
+    """Samples per batch of this process; None if the loader does not state it."""
     found = getattr(loader, "batch_size", None)
     return found if isinstance(found, int) and found >= 1 else None
 
@@ -92,15 +92,15 @@ def with_batch_size(
 ) -> DistributedTrainingConfig:
     """`config` with the batch size of a loader that has one: it counts samples per process, ours per replica.
 
-    Raises: ConfigError when `global_batch_size` says something else, and where the learning rate is to follow
-        a batch whose size is not known.
+    Raises: ConfigError if `global_batch_size` differs, or if the learning rate is to be scaled by a batch
+        whose size is not known.
     """
     per_process = stated_batch_size(loader)
     if per_process is None:
         if config.lr_scaling != "none" and config.global_batch_size is None:
             raise ConfigError(
                 f"lr_scaling={config.lr_scaling!r} scales by the batch, and this {type(loader).__name__} has "
-                "no batch_size to go by. HINT: give it one, or say global_batch_size, all samples of a step."
+                "no batch_size. HINT: give it one, or set global_batch_size, the number of samples of a step."
             )
         return config
     batch_size = -(-per_process // local_replicas)
@@ -108,7 +108,7 @@ def with_batch_size(
     if config.global_batch_size not in (None, total):
         raise ConfigError(
             f"global_batch_size={config.global_batch_size}, but the loader's batch_size={per_process} makes "
-            f"{total} per step over all replicas. HINT: leave global_batch_size out, the loader decides."
+            f"{total} per step over all replicas. HINT: leave global_batch_size out: the loader decides."
         )
     return config.model_copy(update={"batch_size": batch_size, "global_batch_size": None})
 
@@ -131,8 +131,8 @@ class FitData(NamedTuple):
     val: Any
     indexed: bool  # whether `train` is a Dataset
     order: tuple[int, bool] | None = None  # (seed, shuffle) of a loader; None: the configuration's
-    first: tuple[tuple[PyTree, PyTree], ...] = ()  # of a loader that is asked for batches: its first step's
-    keying: Keying = unkeyed  # what names the draws of training samples
+    first: tuple[tuple[PyTree, PyTree], ...] = ()  # of the first step, if a loader's batches are read
+    keying: Keying = unkeyed  # assigns the random keys of training samples
 
 
 def parse(
@@ -157,13 +157,13 @@ def parse(
         return _split(as_dataset(pair), config), config
     if len(given) in (1, 2):
         train, val = given[0], given[1] if len(given) == 2 else None
-        # before its index is looked for: a torch stream has one, which raises
+        # before an index is looked up: a torch stream has one, which raises
         train = _batched(train, config, local_replicas, num_replicas)
         if is_loader(train):
             if config.steps_per_epoch and isinstance(train, Iterator):
                 train = Once(train)
             refuse_iterator(train)
-            tell_epoch(train, 0)  # what is read before training is no pass of the caller's
+            tell_epoch(train, 0)  # batches read before training are not a pass of the caller's
             config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)
         found = as_dataset(train, num_workers=config.num_workers)
@@ -177,20 +177,20 @@ def parse(
 
 
 def unsplit(data: Any) -> FitData:
-    """A Dataset or loader alone, to be evaluated; of a loader with its first batch. Raises: DataError."""
+    """A Dataset or loader alone, to be evaluated; a loader comes with its first batch. Raises: DataError."""
     return first_step(FitData(data, None, not is_loader(data)))
 
 
 def first_step(data: FitData, accumulation: int = 1) -> FitData:
-    """`data` with the batches of a loader's first step, read once for all who want to look at them.
+    """`data` with the batches of a loader's first step, read once for all checks that look at them.
 
     Raises: DataError for an empty loader.
     """
     if data.indexed:
         return data
-    held = getattr(data.train, "peek", None)  # of what is read once
+    held = getattr(data.train, "peek", None)  # for data that can be read only once
     given = data.train if held is None else held(accumulation)
-    batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # it may fill them again
+    batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # a loader may reuse its arrays
     first = tuple(islice(batches, accumulation))
     if not first:
         raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
@@ -207,7 +207,7 @@ def one_input(data: Any) -> PyTree:
 
 
 def rows_of_first_step(data: FitData) -> int | None:
-    """Samples of this process in the first step of a loader without a batch size; None of others."""
+    """Samples of this process in the first step of a loader without a batch size; None for other data."""
     if data.indexed or stated_batch_size(data.train) is not None:
         return None
     return sum(rows_of(batch) for batch in data.first)
@@ -216,7 +216,7 @@ def rows_of_first_step(data: FitData) -> int | None:
 def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:
-    """A loader of ours as its dataset; others are asked for their batches."""
+    """One of our own loaders as its dataset; for other loaders, their batches."""
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
     val = None if val is None else for_evaluation(val, config.num_workers)
     if order is None:
@@ -228,12 +228,12 @@ def _from_loader(
 
 
 def paired(X: Any, y: Any) -> Any:
-    """Inputs and targets as one; X alone, which holds both, where there is no y."""
+    """Inputs and targets as one object; X alone, which holds both, if there is no y."""
     return X if y is None else _as_pair(X, y) or (X, y)
 
 
 def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
-    """Inputs and targets as arrays, of lists and frames too; None for two data sets.
+    """Inputs and targets as arrays, also from lists and frames; None for two data sets.
 
     Two plain tuples, (X, y) and (X_val, y_val), are data sets; a named tuple (jraph's) is one input.
     """
@@ -255,7 +255,7 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
 
 
 def _is_arrays(data: Any) -> bool:
-    """An array, or a dict or tuple of arrays, None where an input is left out; not a dataset or loader."""
+    """Whether `data` is an array, or a dict or tuple of arrays with None for an input that is left out."""
     if isinstance(data, dict | tuple):
         parts = data.values() if isinstance(data, dict) else data
         return bool(parts) and all(v is None or _is_arrays(v) for v in parts)
@@ -283,7 +283,7 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
         raise DataError(
             f"validation_split={config.validation_split} of {len(dataset)} samples leaves "
             f"{len(dataset) - count} to train on and {count} to validate on. "
-            "HINT: give more data or another split."
+            "HINT: give more data or a different split."
         )
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
     train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))

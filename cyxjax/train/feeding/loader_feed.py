@@ -1,6 +1,6 @@
-"""A loader's batches as steps: split over this process's replicas, in step with the other ranks.
+"""A loader's batches as steps: split over this process's replicas, synchronized with the other ranks.
 
-One loader a process, as under torch: each yields this process's samples. Ranks may run out of data at
+One loader per process, as in torch: each yields this process's samples. Ranks may run out of data at
 different times: they agree on each step's number of samples, and a rank without any takes part with weight 0.
 """
 
@@ -25,14 +25,14 @@ from cyxjax.train.hooks.hook import Position
 
 Ask = Callable[[], tuple[float, bool]]
 Batches = Iterator[tuple[tuple[Any, Any], Any]]
-"""((inputs, targets), where a loader says that it stands after them)"""
+"""((inputs, targets), the loader's own position after them)"""
 
 
 class LoaderReader:
     """The steps of a loader, from any position on.
 
-    An epoch is a pass over the loader; or `steps_per_epoch` steps of pass after pass, and reading goes on
-    from epoch to epoch. size: samples a replica that batches are padded to; 0: those of the first one read.
+    An epoch is one pass over the loader, or `steps_per_epoch` steps of repeated passes, read on across
+    epochs. size: samples per replica that batches are padded to; 0: as in the first batch read.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class LoaderReader:
         self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
         self._ahead: Generator[HostBatch, None, None] | None = None
         self._batches: Iterator[HostBatch] = iter(())
-        self._at: tuple[int, int] | None = None  # (epoch, steps of it) that were given, of an endless stream
+        self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
 
     def epoch(self, position: Position) -> Iterator[tuple[HostBatch, bool]]:
         """(batch, whether it is known to be the last) of the rest of an epoch, each with its `stop`.
 
-        A loader of other batches than before cannot be read from the middle of one: it goes on with the first
-        batch that holds a sample after the position, and says so.
+        A loader whose batches have changed cannot be read from the middle of one: reading continues with the
+        first batch that holds a sample after the position, with a warning.
         """
         done, seen = position.step_in_epoch, position.samples
         if done == self._steps_per_epoch:  # the state that a rollback went back to ended the epoch
@@ -70,14 +70,14 @@ class LoaderReader:
             if before < position.samples and jax.process_index() == 0:
                 warn_on_stderr(
                     f"WARNING: {position.samples} samples of epoch {position.epoch + 1} were consumed, and "
-                    f"the loader's batches are of another size now. Going on after its first {before} "
-                    f"samples: {position.samples - before} of them may be used twice. HINT: resume with the "
+                    f"the loader's batches now have a different size. Continuing after its first {before} "
+                    f"samples: {position.samples - before} samples may be used twice. HINT: resume with the "
                     "same batch size and number of processes, or give fit a dataset."
                 )
             done += 1
             is_last = done == self._steps_per_epoch
             self._positions.note(position.epoch, done, seen, host.place)
-            if is_last:  # where the next epoch begins
+            if is_last:  # the next epoch begins here
                 self._positions.note(position.epoch + 1, 0, 0, host.place)
             if self._steps_per_epoch:
                 self._at = (position.epoch + 1, 0) if is_last else (position.epoch, done)
@@ -88,7 +88,7 @@ class LoaderReader:
         if not done:
             raise DataError(
                 f"the loader gave no batch in epoch {position.epoch + 1}. HINT: let each pass over it start "
-                "anew."
+                "over."
             )
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class LoaderReader:
         self._ahead, self._at = None, None
 
     def _open(self, position: Position) -> int:
-        """Begins to read at the latest place known before `position`; the samples of its epoch up to it."""
+        """Begins to read at the latest known place before `position`; returns its samples in the epoch."""
         self.close()
         known = self._positions.before(position)
         place = None if known is None else known.place
@@ -124,9 +124,9 @@ def one_pass(loader: Iterable[Any], place: Any = None) -> Batches:
 
 
 def passes(loader: Iterable[Any], place: Any = None) -> Batches:
-    """Pass after pass; `set_epoch` gets the number of each. A place is (number of the pass, the loader's).
+    """Repeated passes; `set_epoch` gets the number of each. A place is (number of the pass, the loader's).
 
-    Raises: DataError where a pass gives nothing.
+    Raises: DataError if a pass gives nothing.
     """
     start, within = place or (0, None)
     for number in itertools.count(start):
@@ -137,8 +137,8 @@ def passes(loader: Iterable[Any], place: Any = None) -> Batches:
             yield pair, None if at is None else [number, at]
         if is_empty:
             raise DataError(
-                f"the loader gave nothing in pass {number}; steps_per_epoch reads on and on. HINT: let its "
-                "__iter__ start from the beginning, or set max_steps to what it has."
+                f"the loader gave nothing in pass {number}; steps_per_epoch needs repeated passes. HINT: let "
+                "its __iter__ start from the beginning, or set max_steps to the steps it has."
             )
         within = None
 
@@ -155,14 +155,14 @@ def steps(batches: Batches, local: int, accumulation: int, size: int = 0) -> Ite
 def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
     """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0.
 
-    One larger than `size` has its own size, which does not depend on where reading began.
+    A batch larger than `size` has its own size, which does not depend on where reading began.
     """
-    refuse_wrapping(group)  # here its row is still the loader's
+    refuse_wrapping(group)  # here a row is still the loader's
     counts = [rows_of(part) for part in group]
     if max(counts) > size * local and jax.process_count() > 1:
         raise DataError(
-            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; of "
-            "several processes each pads its batches to the first one. HINT: let the first be the largest."
+            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; with "
+            "several processes, each pads its batches to the first. HINT: let the first be the largest."
         )
     size = max(size, -(-max(counts) // local))
     counts += [0] * (accumulation - len(counts))

@@ -1,5 +1,5 @@
-"""Puts host batches on the devices, as rows of one mesh or as the parts of an exact step; samples that are
-augmented take their random keys along."""
+"""Puts host batches on the devices, as rows of one mesh or as the parts of an exact step; samples to be
+augmented carry their random keys."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -18,14 +18,14 @@ from cyxjax.data.batches import HostBatch, HostBlock
 from cyxjax.launch.backend import jax_private
 
 Signal = tuple[float, bool]
-"""What this process asks of all with a step: to stop, and how strongly; to save."""
+"""What this process asks all processes for with a step: (stop, as a strength; whether to save)."""
 NO_SIGNAL: Signal = (0.0, False)
 
 
 class Placer(Protocol):
     """Says which shares of each step this process feeds, and puts their rows on its devices."""
 
-    num_shares: int  # what a batch plan deals a step's samples out to
+    num_shares: int  # among which a batch plan divides a step's samples
     shares: Sequence[int]  # those of this process
 
     def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Any:
@@ -37,9 +37,9 @@ def _rows_of(host: HostBatch) -> dict[str, Any]:
 
 
 class RowPlacer:
-    """A share for each replica; what is the same in every full batch is put on the mesh once.
+    """One share per replica; arrays that are the same in every full batch are put on the mesh once.
 
-    unpadded: on one replica a short batch has its own size; a program is compiled for it.
+    unpadded: on one replica, a short batch keeps its own size; a separate program is compiled for it.
     """
 
     shares: Sequence[int]
@@ -79,16 +79,16 @@ class RowPlacer:
         return Batch(inputs, targets, weight, put_replicated(self._mesh, totals), asked)
 
     def has_own_size(self, host: HostBatch) -> bool:
-        """Whether a step's batch is put without its padding, and so with fewer rows than others."""
+        """Whether a step's batch is put without padding, and therefore with fewer rows than others."""
         return self._unpadded and host.total < len(host.weight)
 
     def _is_full(self, host: HostBatch) -> bool:
-        """Whether this process's rows of a step are without padding, which only an epoch's last step has."""
+        """Whether this process's rows of a step have no padding; only an epoch's last step has padding."""
         rows = len(host.weight)
         return bool(rows * self.num_shares == host.total * len(self.shares) or host.weight.all())
 
     def _asked(self, steps: tuple[int, ...], signal: Signal) -> np.ndarray:
-        """`signal` of each share of this process, float32 (*steps, shares, 2), with the first step alone."""
+        """`signal` of each share of this process, float32 (*steps, shares, 2), in the first step only."""
         asked = np.zeros((*steps, len(self.shares), 2), np.float32)
         asked.reshape(-1, len(self.shares), 2)[0] = signal
         return asked
@@ -103,7 +103,7 @@ class RowPlacer:
 
 
 class PartPlacer:
-    """A share for each part of an exact step; the rows stay numpy until their program is called."""
+    """One share per part of an exact step; the rows stay NumPy arrays until their program is called."""
 
     shares: Sequence[int]
 
@@ -133,21 +133,21 @@ Keying = Callable[[HostBatch, int, np.ndarray], HostBatch]
 
 
 def unkeyed(host: HostBatch, epoch: int, places: np.ndarray) -> HostBatch:
-    """Nothing is drawn for a sample alone."""
+    """Returns `host`: no random values are drawn per sample."""
     del epoch, places
     return host
 
 
 def keying_for(augment: Augment | None, seed: int) -> Keying:
-    """Keys for `augment`, of a run's `seed`."""
+    """The keying for `augment`, from a run's `seed`."""
     if augment is None:
         return unkeyed
     return lambda host, epoch, places: host._replace(inputs=keyed(host.inputs, seed, epoch, places))
 
 
 def places_of_loader(host: HostBatch, rank: int, world_size: int) -> np.ndarray:
-    """Places in the epoch of the rows of a loader's step, whose samples the ranks take in turn.
+    """The places in the epoch of the rows of a loader's step, whose samples the ranks take in turn.
 
-    Of a stream that all ranks share these are the numbers of its samples, at any number of ranks.
+    For a stream that all ranks share, they are the numbers of its samples, at any number of ranks.
     """
     return host.stop - host.total + host.places * world_size + rank

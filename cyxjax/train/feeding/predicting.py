@@ -17,21 +17,21 @@ from cyxjax.errors import DataError, DesyncError
 from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
 
 PyTree = Any
-_ROWS_AT_ONCE = 1024  # read at a time of a data set
+_ROWS_AT_ONCE = 1024  # read at a time from a data set
 
 
 class Source(NamedTuple):
     """Rows to predict."""
 
-    compared: Any  # a Dataset, which ranks compare; a loader, whose batches they compare
+    compared: Any  # a Dataset, which ranks compare, or a loader, whose batches they compare
     first: PyTree  # one sample's inputs, shape (1, ...)
-    blocks: Callable[[int], Iterator[PyTree]]  # inputs, at most so many rows at a time
+    blocks: Callable[[int], Iterator[PyTree]]  # (most rows per block) -> inputs, block by block
 
 
 def source_of(X: Any) -> Source:
     """Rows of arrays (any tree of them), of a data set by number, or of a loader batch by batch.
 
-    A loader of cyxjax that gives all samples is read in the order of its data set, also where it shuffles.
+    A loader of cyxjax that gives all samples is read in the order of its data set, even if it shuffles.
     """
     if _is_tree(X):
         rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
@@ -58,7 +58,7 @@ def _blocks(data: Any, rows: int) -> Iterator[PyTree]:
 
 
 def _alike(batches: Iterable[PyTree]) -> Iterator[PyTree]:
-    """`batches`, read alike by all ranks. Raises: DesyncError where two ranks' loaders differ."""
+    """`batches`, which are the same on all ranks. Raises: DesyncError if the loaders of two ranks differ."""
     if jax.process_count() == 1:
         yield from batches
         return
@@ -69,8 +69,8 @@ def _alike(batches: Iterable[PyTree]) -> Iterator[PyTree]:
         ranks = multihost_utils.process_allgather(np.int64(mine))
         if (ranks != mine).any():
             raise DesyncError(
-                "predict: the loaders of the ranks give other samples. HINT: give all ranks the same loader, "
-                "without a DistributedSampler: the rows are shared out among the devices."
+                "predict: the loaders of the ranks give different samples. HINT: give all ranks the same "
+                "loader, without a DistributedSampler: the rows are divided among the devices."
             )
         if inputs is None:
             return
@@ -85,9 +85,9 @@ def _crc32(tree: PyTree) -> int:
 
 
 def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: Source, each: int) -> PyTree:
-    """numpy, a row for each of `source`; `each`: samples a replica takes at once. Of no rows: once.
+    """The outputs as NumPy arrays, one row per row of `source`. An output without rows is returned once.
 
-    state: as `build_consensus` gives it. Every rank passes the same rows.
+    each: samples per replica and call. state: from `build_consensus`. Every rank passes the same rows.
     """
     per_step = each * num_replicas(mesh)
     blocks = source.blocks(per_step * max(1, _ROWS_AT_ONCE // per_step))
@@ -102,7 +102,7 @@ def _predicted(
 ) -> Iterator[PyTree]:
     rows, mine, per_step = len(jax.tree.leaves(inputs)[0]), local_replicas(mesh), each * num_replicas(mesh)
     for start in range(0, rows, per_step):
-        # The last batch is filled up from the beginning; what is too much is cut off below.
+        # The last batch is filled up with the first rows; the surplus is cut off below.
         places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
         batch = put_rows(mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], inputs))
         made = _whole(predict_step(state, batch))

@@ -1,7 +1,7 @@
 """Outputs of a trained model for some test samples: counts by class, pictures, reconstructions, text.
 
-Kept as events, for the report. Called on all ranks alike; never raises for a model that trains but cannot
-predict.
+They are stored as events, for the report. All ranks call this module in the same way; it never raises for a
+model that trains but cannot predict.
 """
 
 import base64
@@ -30,7 +30,7 @@ def log_samples(
     events: Events,
     say: Callable[[str], None],
 ) -> None:
-    """Shows outputs for the first `most` test samples, as their kind allows."""
+    """Logs outputs for the first `most` test samples, if their type is supported."""
     count = min(len(splits.test), most)
     if not count:
         return
@@ -38,7 +38,7 @@ def log_samples(
     try:
         for event, values in _shown(splits.info, inputs, targets, predict):
             events.log(event, **values)
-    except Exception as err:  # a model that trains but cannot predict: alike on all ranks
+    except Exception as err:  # a model that trains but cannot predict: the same on all ranks
         say(f"WARNING: the report shows no predictions: {describe(err)}")
 
 
@@ -92,17 +92,17 @@ def _reconstructed(inputs: np.ndarray, again: np.ndarray) -> Event:
     gap = np.full((*inputs.shape[:2], 1, inputs.shape[3]), inputs.max(), np.float32)
     drawn = pictures(np.concatenate([inputs, gap, np.clip(again, inputs.min(), inputs.max())], 2))
     items = [{"png": _text(pixels), "caption": ""} for pixels in drawn]
-    return "samples", {"images": items, "note": "Left the sample, right what the model made of it."}
+    return "samples", {"images": items, "note": "Left: the sample. Right: the model's reconstruction."}
 
 
 def _continued(info: DatasetInfo, tokens: Any, predict: Predict) -> Iterator[Event]:
-    """Text generated after the first half of some windows, always the most likely next token."""
+    """Text generated after the first half of some windows, always with the most likely next token."""
     if not info.vocabulary or np.ndim(tokens) != 2 or tokens.shape[1] < 2:
         return
     window = np.array(tokens[:: max(1, len(tokens) // _TEXTS)][:_TEXTS])
     actual, begin = window.copy(), window.shape[1] // 2
     end = min(window.shape[1], begin + _NEW_TOKENS)
-    window[:, begin:] = 0  # a model that sees only what stood before does not look there
+    window[:, begin:] = 0  # a causal model does not look at these tokens
     for place in range(begin, end):
         scores = np.asarray(predict(window))
         if scores.shape != (*window.shape, info.num_classes):

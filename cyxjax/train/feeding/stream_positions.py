@@ -9,11 +9,11 @@ from cyxjax.errors import CheckpointError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook
 
 _META = "stream_places"
-_KEPT = 1024  # steps under way and read ahead are fewer
+_KEPT = 1024  # more than the steps that are running or read ahead
 
 
 class StreamPosition(NamedTuple):
-    """A loader's own place after a step, and the position in the epoch then."""
+    """A loader's own place after a step, and the position in the epoch at that step."""
 
     epoch: int
     step: int
@@ -22,33 +22,33 @@ class StreamPosition(NamedTuple):
 
 
 class StreamPositions:
-    """Positions of this rank's loader: of the steps since the start, or of the checkpoint it goes on from."""
+    """Positions of this rank's loader: after each step since the start, or from the checkpoint it resumes."""
 
     def __init__(self) -> None:
-        self.shared = False  # all ranks read one stream: one place serves any number of them
+        self.shared = False  # all ranks read one stream: one place is valid for any number of ranks
         self._noted: dict[tuple[int, int], StreamPosition] = {}
         self._stored: dict[str, Any] = {}  # what the newest save gathered
 
     def begin(self, shared: bool, goes_on: bool) -> None:
-        """A new fit; its streams start again, unless it continues from restored positions."""
+        """Begins a new fit; its streams start over, unless it continues from restored positions."""
         self.shared = shared
         if not goes_on:
             self._noted = {}
 
     def note(self, epoch: int, step: int, samples: int, place: Any) -> None:
-        """The loader's place after `step` steps of `epoch`."""
+        """Notes the loader's place after `step` steps of `epoch`."""
         if place is not None:
             self._noted[epoch, step] = StreamPosition(epoch, step, samples, place)
             if len(self._noted) > _KEPT:
                 del self._noted[next(iter(self._noted))]
 
     def before(self, position: Position) -> StreamPosition | None:
-        """The last one of the epoch under way that is not after `position`."""
+        """The last position in the current epoch that is not after `position`."""
         own = [one for one in self._noted.values() if one.epoch == position.epoch]
         return max((s for s in own if s.step <= position.step_in_epoch), key=lambda s: s.step, default=None)
 
     def gather(self, position: Position, group: ProcessGroup) -> None:
-        """All ranks' places at `position`, to be stored."""
+        """Collects all ranks' places at `position`, to be stored."""
         noted = self._noted.get((position.epoch, position.step_in_epoch))
         places = agree(group, "the places of streams", note=None if noted is None else noted.place)
         at = [position.epoch, position.step_in_epoch, position.samples]
@@ -56,12 +56,12 @@ class StreamPositions:
         self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
 
     def meta(self, position: Position) -> dict[str, Any]:
-        """For a checkpoint of `position`; {} where no place is known."""
+        """The metadata for a checkpoint of `position`; {} if no place is known."""
         at = [position.epoch, position.step_in_epoch, position.samples]
         return {_META: self._stored} if self._stored.get("at") == at else {}
 
     def restore(self, meta: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Goes on from a checkpoint. Raises: CheckpointError where its places are of another world size."""
+        """Continues from a checkpoint. Raises: CheckpointError if its places are for another world size."""
         found = meta.get(_META)
         if not found:
             return
@@ -70,14 +70,14 @@ class StreamPositions:
             raise CheckpointError(
                 f"the checkpoint holds the places of {len(ranks)} ranks in streams of their own; this run "
                 f"has {world_size}, and they cannot be divided again. HINT: resume with {len(ranks)} "
-                "processes; a stream that all ranks share (cx.data.Rows) can be."
+                "processes; a stream that all ranks share (cx.data.Rows) can be divided."
             )
         epoch, step, samples = found["at"]
         self._noted = {(epoch, step): StreamPosition(epoch, step, samples, ranks[0 if shared else rank])}
 
 
 class PositionHook(SavingHook):
-    """Gathers the places whenever the run is saved. Stands before the hook that saves."""
+    """Gathers the places whenever the run is saved. Comes before the hook that saves."""
 
     def __init__(self, positions: StreamPositions, group: ProcessGroup):
         self._positions, self._group = positions, group
@@ -89,6 +89,6 @@ class PositionHook(SavingHook):
 def hooks_for(positions: StreamPositions, group: ProcessGroup, content: Mapping[str, Any]) -> list[Hook]:
     """The hook of a run over loaders, on all ranks, which exchange their places; none for indexed data.
 
-    content: what the data hold that are read by number, by their name.
+    content: summaries of the data that are read by number, by name.
     """
     return [] if "training data" in content else [PositionHook(positions, group)]

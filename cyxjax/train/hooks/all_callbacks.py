@@ -1,4 +1,4 @@
-"""What all callbacks of a trainer add together: to the optimizer, to evaluation, to the learning rate."""
+"""The combined effect of a trainer's callbacks: on the optimizer, on evaluation, on the learning rate."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ from cyxjax.train.monitor import Watchable
 
 
 def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
-    """`optimizer` with the parts of all callbacks; averages outermost: they are of final updates."""
+    """`optimizer` with the parts of all callbacks; averages come outermost, to see final updates."""
     found, rated = _callbacks(hooks), _that_change_the_rate(hooks)
     for callback in sorted(found, key=lambda one: isinstance(one, EMA)):
         if callback in rated[:1]:
@@ -33,15 +33,15 @@ def in_the_step(hooks: Iterable[Hook]) -> list[Callback]:
 
 
 def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
-    """What evaluation sees of a state all replicas agree on."""
+    """The state that evaluation sees, given a state that all replicas agree on."""
     for callback in _callbacks(hooks):
         state = callback.evaluated(state)
     return state
 
 
 def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
-    """`rate` (of optimizer steps done) times the factor of callbacks; None where it is not known."""
-    found = _that_change_the_rate(hooks)  # the last sees what the others left
+    """`rate` (of optimizer steps done) times the factor of callbacks; None if it is not known."""
+    found = _that_change_the_rate(hooks)  # the last one sees what the others set
 
     def rate_then(step: int) -> float | None:
         base = rate(step)
@@ -57,27 +57,27 @@ def begin(hooks: Iterable[Hook], run: RunParts) -> None:
 
 
 def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:
-    """Raises: ConfigError for a callback that waits for what the run does not measure."""
+    """Raises: ConfigError for a callback that monitors what the run does not measure."""
     for callback in _callbacks(hooks):
         callback.check(watchable)
 
 
 def checked(hooks: Iterable[Any]) -> list[Hook]:
-    """`hooks` as a list. Raises: ConfigError for what is no hook."""
+    """`hooks` as a list. Raises: ConfigError for an object that is not a hook."""
     found = list(hooks)
     for one in found:
         if not isinstance(one, Hook):
             given = one.__name__ if isinstance(one, type) else type(one).__name__
             raise ConfigError(
                 f"callbacks hold {given}, expected objects of cyxjax.train.hooks.hook.Hook. "
-                "HINT: callbacks=[EarlyStopping(patience=3)], with the object and not its class."
+                "HINT: pass the object and not its class: callbacks=[EarlyStopping(patience=3)]."
             )
         _warn_of_other_methods(one, Callback if isinstance(one, Callback) else Hook)
     return found
 
 
 def _warn_of_other_methods(hook: Hook, known: type) -> None:
-    """Prints a line for each on_... method of `hook` that cyxjax does not call. known: the class of hooks."""
+    """Prints a line for each on_... method of `hook` that cyxjax does not call. known: Hook or Callback."""
     called = [name for name in dir(known) if name.startswith("on_")]
     for name in sorted(set(dir(hook)) - set(dir(known))):
         if name.startswith("on_") and callable(getattr(type(hook), name, None)):

@@ -1,4 +1,4 @@
-"""Hooks that end a run at a bad step: a loss that is not finite, or far above what it was."""
+"""Hooks that end a run at a bad step: a loss that is not finite, or far above earlier losses."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
 from cyxjax.train.settings import GuardPolicy
 
-LOSS_SPIKE = "loss_spike"  # of a checkpoint: what the hook has seen
+LOSS_SPIKE = "loss_spike"  # a checkpoint's metadata: what the hook has seen
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -27,8 +27,8 @@ def _are_finite(params: PyTree) -> jax.Array:
 
 
 class TerminateOnNaN(SavingHook):
-    """Ends the run with an error when a step's loss is NaN or infinite, when parameters that are to be saved
-    are, or when so many steps in a row were left out that no loss scale is to blame; equal on all ranks."""
+    """Ends the run with an error when a step's loss is NaN or infinite, when parameters to be saved are, or
+    when more steps in a row were left out than a loss scale explains; the same on all ranks."""
 
     def __init__(self, patience: int = 50) -> None:
         self._patience = patience  # steps left out in a row
@@ -53,12 +53,12 @@ class TerminateOnNaN(SavingHook):
             raise NonFiniteError(
                 f"the loss of step {info.position.step} (epoch {info.position.epoch + 1}) is {loss}. "
                 "HINT: lower the learning rate, set max_grad_norm, or look for NaN in the data and for "
-                "labels that are no class.",
+                "labels that name no class.",
                 info.position,
             )
 
     def on_state(self, moment: RunState) -> None:
-        # A gradient that is not finite, of a loss that is: the next step's loss would say so, after the save.
+        # The loss was finite but a gradient was not: the next step's loss would show it, after the save.
         if not bool(local_value(_are_finite(moment.state.params))):
             raise NonFiniteError(
                 f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
@@ -70,15 +70,15 @@ class TerminateOnNaN(SavingHook):
 
 class LossSpikeHook(Hook):
     """Ends the run with an error after `steps` steps in a row whose loss is not below `factor` x the median
-    of the last `window` that were; equal on all ranks.
+    of the last `window` losses that were; the same on all ranks.
 
-    Nothing is judged before the window is full, nor where the median is not positive: a multiple of it says
-    nothing there. Steps that were left out have no loss. After a rollback the window stays: it is of the
-    state that training goes on from. A checkpoint keeps it: a resumed run judges as one that was not cut.
-    Going back is of Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1; finding spikes is ours: the
-    median of earlier losses separates noise from a jump that stays.
+    It does not judge before the window is full, nor if the median is not positive, where a multiple of it is
+    meaningless. Steps that were left out have no loss. The window survives a rollback: it belongs to the
+    state that training continues from. Checkpoints store it, so a resumed run judges like an uninterrupted
+    one. The rollback follows Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1; the detection is
+    our own: the median of earlier losses separates noise from a lasting jump.
 
-    memory: the `memory` of the hook before; {}: of a new run.
+    memory: the `memory` of the previous hook; {} for a new run.
     """
 
     def __init__(self, factor: float, window: int, steps: int, memory: Mapping[str, Any] = _NOTHING) -> None:
@@ -88,7 +88,7 @@ class LossSpikeHook(Hook):
         self._resumed = [(int(step), float(loss)) for step, loss in memory.get("high", ())]
 
     def memory(self) -> dict[str, Any]:
-        """What it has seen, as JSON values."""
+        """The losses seen so far, as JSON values."""
         return {"usual": list(self._usual), "high": [list(one) for one in self._high]}
 
     def on_start(self, moment: RunState) -> None:
@@ -130,9 +130,9 @@ class LossSpikeHook(Hook):
 
 
 def loss_spike_hooks(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[LossSpikeHook]:
-    """The hook that `guard` asks for, if it does; made once a fit, so that it outlives rollbacks.
+    """The hook that `guard` asks for, if any; created once per fit, so that it outlives rollbacks.
 
-    memory: of the checkpoint that the fit goes on from.
+    memory: from the checkpoint that the fit continues from.
     """
     if guard.on_loss_spike == "ignore":
         return []
@@ -140,5 +140,5 @@ def loss_spike_hooks(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[Loss
 
 
 def loss_spike_meta(hooks: Sequence[LossSpikeHook]) -> dict[str, Any]:
-    """What a checkpoint keeps of the hooks."""
+    """What a checkpoint stores of the hooks."""
     return {LOSS_SPIKE: hooks[0].memory()} if hooks else {}

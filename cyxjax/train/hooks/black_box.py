@@ -1,7 +1,7 @@
 """Writes what is needed to repeat a step that was not finite: `black_box_step12/` in the run folder.
 
 box.json names the step, its samples, the key, and the checkpoint to start from; config.yaml is the run's.
-`cyxjax replay` reads it.
+`cyxjax replay` reads the folder.
 """
 
 import json
@@ -24,11 +24,11 @@ from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.ledger import Tape
 
 FILE, CONFIG = "box.json", "config.yaml"
-_MOST = 3  # boxes of one process: later ones repeat the first
+_MOST = 3  # boxes per process: later ones repeat the first
 
 
 class BlackBox(NamedTuple):
-    """One step that was not finite. Numbers count from 0 but for `step`: optimizer steps done with it."""
+    """One step that was not finite. Numbers count from 0, except `step`: optimizer steps done with it."""
 
     step: int
     epoch: int
@@ -40,16 +40,16 @@ class BlackBox(NamedTuple):
     num_replicas: int
     world_size: int
     platform: str
-    first_sample: int  # place of the epoch's order at which the step began
-    began: Sequence[int] = ()  # the `Position` at which its start, or the last rollback before it, went on
+    first_sample: int  # place in the epoch's order at which the step began
+    began: Sequence[int] = ()  # the `Position` of the last start or rollback before the step
     format: int = 1
 
 
 class BlackBoxHook(Hook):
-    """Writes a box for the first steps that are not finite. Stands before the hook that ends the run.
+    """Writes a box for the first steps that are not finite. Comes before the hook that ends the run.
 
-    experiment: the configuration file that runs it again. left_out_too: a step that was left out is one.
-    note: prints a line.
+    experiment: the text of the configuration file that runs it again. left_out_too: also writes a box for a
+    step that was left out. note: prints a line.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BlackBoxHook(Hook):
             write_atomic(path / CONFIG, self._experiment)
             write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
             what = "was left out: a gradient was not finite" if loss == "left out" else f"has the loss {loss}"
-            self._note(f"Step {position.step} {what}. `cyxjax replay {path}` finds out where it comes from.")
+            self._note(f"Step {position.step} {what}. `cyxjax replay {path}` finds the cause.")
 
 
 def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:
@@ -113,7 +113,7 @@ def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:
 
 
 def read_box(folder: Path) -> BlackBox:
-    """Raises: DataError for a folder that is no black box of this version."""
+    """Reads the black box in `folder`. Raises: DataError if it is none, or of a different version."""
     try:
         box = BlackBox(**json.loads(read_plain(folder / FILE)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -121,5 +121,5 @@ def read_box(folder: Path) -> BlackBox:
             f"{folder} is not a black box: {error}. HINT: name a folder black_box_step... of a run."
         ) from error
     if box.format != 1:
-        raise DataError(f"{folder}: {FILE} is of another version. HINT: use the cyxjax that wrote it.")
+        raise DataError(f"{folder}: {FILE} has a different version. HINT: use the cyxjax that wrote it.")
     return box

@@ -39,12 +39,12 @@ class Fit(NamedTuple):
     run: Run
     watchable: Watchable
     signals: StopSignals
-    spikes: list[LossSpikeHook]  # made once: what it has seen outlives a rollback
+    spikes: list[LossSpikeHook]  # created once: what they have seen outlives a rollback
     checkpointer: Checkpoints
     sink: Sink
     console: Console
-    events: Events  # one log: the hooks after a rollback go on in it
-    hand_out: Callable[[], None] | None  # gives the present values to a model that holds values
+    events: Events  # one log: hooks built after a rollback continue it
+    hand_out: Callable[[], None] | None  # copies the current values into a model that holds values
 
     @property
     def folder(self) -> RunFolder | None:
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The hooks that measure time: made once, for it goes on over a rollback."""
+    """The hooks that measure time: created once, because time continues across a rollback."""
 
     history: HistoryHook
     stop: StopHook
@@ -73,7 +73,7 @@ def timed_hooks(fit: Fit) -> Timed:
 
 
 def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
-    """New hooks, which begin with the state of the run at `step`; callbacks of the user start again."""
+    """New hooks, which begin with the state of the run at `step`; the user's callbacks start over."""
     settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
     early = _early_stopping(settings.watch)
     theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)
@@ -88,19 +88,19 @@ def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
         *fit.spikes,
         timed.stop,
-        # After ours, whose numbers they see.
+        # After our own hooks, whose numbers they see.
         *_hand_out(fit),
         *theirs,
         *early,
         *_sentinel(fit),  # before saving: what is saved has been compared
         *_digests(fit),  # before saving: a step on disk has its digests
-        fit.run.ledger.begin(  # is part of a save
+        fit.run.ledger.begin(  # part of a save
             fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note
         ),
         *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
-        saving_hook(fit),  # after all whose word is part of what is saved
+        saving_hook(fit),  # after all hooks that add to what is saved
         *timed.profile,
-        *timed.goodput,  # after saves, which are part of where the time went
+        *timed.goodput,  # after saves, whose time it counts
         *_events(fit),  # last: the end is logged when all is done
     ]
     save = lambda path, moment: resume.save_at(path, fit.plan, fit.program, fit.run, moment)  # noqa: E731
@@ -109,7 +109,7 @@ def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
 
 
 def _black_box(fit: Fit) -> list[Hook]:
-    """Only an experiment can be run again."""
+    """None unless the run is an experiment: nothing else can be run again."""
     experiment, replicas = fit.plan.settings.experiment, num_replicas(fit.plan.group.mesh)
     if fit.folder is None or experiment is None:
         return []
@@ -119,7 +119,7 @@ def _black_box(fit: Fit) -> list[Hook]:
 
 
 def _hand_out(fit: Fit) -> list[Hook]:
-    """On all ranks, for the callbacks of one: ours read no values of a model that holds them."""
+    """On all ranks if one has callbacks of the user: our own do not read values from the model."""
     own = any(not type(one).__module__.startswith("cyxjax.") for one in fit.plan.recipe.callbacks)
     if fit.hand_out is None or not on_any_rank(fit.plan.group, "callbacks of your own", own):
         return []
@@ -131,7 +131,7 @@ def _early_stopping(watch: Watch) -> list[Hook]:
 
 
 def _sentinel(fit: Fit) -> list[Hook]:
-    """None on one replica, which agrees with itself."""
+    """None for a single replica, which has no other to compare with."""
     guard = fit.plan.settings.guard
     if num_replicas(fit.plan.group.mesh) == 1 or not guard.sentinel_every:
         return []
@@ -172,7 +172,7 @@ def saving_hook(fit: Fit) -> CheckpointHook:
 def _refuse_save(fit: Fit) -> bool:
     if fit.signals.take_save():
         fit.console.note(
-            "SIGUSR1 asks for a checkpoint, but they are off. HINT: checkpoint_every_n_epochs=1."
+            "SIGUSR1 asks for a checkpoint, but checkpoints are off. HINT: set checkpoint_every_n_epochs=1."
         )
     return False
 
@@ -193,7 +193,7 @@ def _goodput(fit: Fit) -> list[Hook]:
 
 
 def _events(fit: Fit) -> list[Hook]:
-    """On all ranks of an experiment: which states there are is the same on each."""
+    """On all ranks of an experiment: all must ask for the same states."""
     if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
         return []
     plan = fit.plan

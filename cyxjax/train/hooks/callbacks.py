@@ -1,8 +1,8 @@
-"""Hooks a user hands to a trainer: `DistributedTrainer(..., callbacks=[EarlyStopping(3), EMA(0.999)])`.
+"""Hooks that a user passes to a trainer: `DistributedTrainer(..., callbacks=[EarlyStopping(3), EMA(0.999)])`.
 
-A callback is a hook with two more seams. `around` puts a part into the optimizer, for what must act inside
+A callback is a hook with two more methods. `around` adds a part to the optimizer, for what must act inside
 the compiled step; `evaluated` chooses what evaluation sees. Callbacks that wait for a metric to improve read
-the history again at each start, so a resumed run waits as long as an unbroken one.
+the history again at each start, so a resumed run waits as long as an uninterrupted one.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ class RunParts(NamedTuple):
     """What a run gives its callbacks."""
 
     history: Any  # DistributedTrainingHistory, filled epoch by epoch
-    step: int  # where it begins
+    step: int  # at which it begins
     watchable: Watchable  # the metrics a callback may wait for
-    save: Callable[[str, RunState], None]  # (path, moment) -> a checkpoint there; called on all ranks
+    save: Callable[[str, RunState], None]  # (path, moment): saves a checkpoint; called on all ranks
 
 
 class Callback(Hook):
@@ -52,25 +52,25 @@ class Callback(Hook):
         return optimizer
 
     def evaluated(self, state: TrainState) -> TrainState:
-        """The state that evaluation, `predict` and `params` see, for the state that trains."""
+        """The state that evaluation, `predict` and `params` see, given the state that trains."""
         return state
 
     def learning_rate_factor(self) -> float:
-        """What `next_state` left as the factor; asked only where `changes_learning_rate`."""
+        """The factor that `next_state` set; called only if `changes_learning_rate`."""
         return 1.0
 
     def check(self, watchable: Watchable) -> None:
-        """Before anything of a fit is written. Raises: ConfigError for what the run cannot give it."""
+        """Called before a fit writes anything. Raises: ConfigError if the run lacks what it needs."""
 
     def begin(self, run: RunParts) -> None:
-        """Before each fit."""
+        """Called before each start: of a fit, and after a rollback."""
 
 
 class EarlyStopping(Callback):
-    """Stops after `patience` evaluations without a `monitor` (such as val_loss) better by `min_delta`.
+    """Stops after `patience` evaluations in which `monitor` did not improve by `min_delta`.
 
     given: (patience, monitor, min_delta, mode), or the monitor first: EarlyStopping("val_loss", patience=3).
-    mode: "min" or "max", which of its values is better; None: as the metric says.
+    mode: "min" or "max", whichever values of the monitor are better; None: as the metric says.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class EarlyStopping(Callback):
             self._plateau.improves(value)
 
     def on_start(self, moment: RunState) -> bool:
-        return self._stops()  # a run that had ended so, started again
+        return self._stops()  # a run that was stopped this way and is started again
 
     def on_epoch(self, info: EpochInfo) -> bool:
         value = self._plateau.monitor.of(info)
@@ -116,12 +116,12 @@ class EarlyStopping(Callback):
 
 
 class ReduceLROnPlateau(Callback):
-    """Multiplies the learning rate by `factor` after `patience` evaluations without a better `monitor`.
+    """Multiplies the learning rate by `factor` if `monitor` did not improve in `patience` evaluations.
 
-    The factor is a number in the optimizer's state, so the step is not compiled again; it multiplies what
-    scaling, warm-up and schedule give, not below `min_factor`. All of a trainer's callbacks that change it
-    share it, as torch's schedulers share a rate. `min_delta` is absolute. `mode` as EarlyStopping takes it.
-    (torch's scheduler of this name waits for one epoch more.)
+    The factor is a number in the optimizer's state, so the step is not recompiled. It multiplies the rate
+    from scaling, warm-up and schedule, and does not fall below `min_factor`. All callbacks of a trainer that
+    change it share it, as torch's schedulers share a rate. `min_delta` is absolute; mode: see EarlyStopping.
+    (torch's scheduler of this name waits one epoch longer.)
     given: (factor, patience, monitor, ...), or the monitor first: ReduceLROnPlateau("val_loss", 0.5).
     """
 
@@ -161,7 +161,7 @@ class ReduceLROnPlateau(Callback):
             self._is_spent_with(value)
 
     def on_start(self, moment: RunState) -> None:
-        self._current = learning_rate_factor(moment.state)  # of a checkpoint, where it goes on from one
+        self._current = learning_rate_factor(moment.state)  # from the checkpoint, if it resumes from one
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
         value = self._plateau.monitor.of(info)
@@ -173,7 +173,7 @@ class ReduceLROnPlateau(Callback):
         return state
 
     def _is_spent_with(self, value: float) -> bool:
-        """Whether the patience ends with `value`; it then begins again."""
+        """Whether the patience runs out with `value`; it then starts over."""
         spent = not self._plateau.improves(value) and self._plateau.spent()
         if spent:
             self._plateau.waited = 0
@@ -181,19 +181,19 @@ class ReduceLROnPlateau(Callback):
 
 
 def _by_name(given: tuple[Any, ...], names: list[str]) -> dict[str, Any]:
-    """Positional arguments by name; a text given first is the monitor, as Keras and Lightning have it."""
+    """Positional arguments by name; a string given first is the monitor, as in Keras and Lightning."""
     if given and isinstance(given[0], str):
         names = ["monitor", *(name for name in names if name != "monitor")]
     return dict(zip(names, given, strict=False))
 
 
 class EMA(Callback):
-    """Evaluates, predicts with and hands out the exponential moving average of the parameters.
+    """Uses the exponential moving average of the parameters in evaluation, `predict` and `params`.
 
-    After step t the average moves to d * average + (1 - d) * parameters, d = min(decay, (1 + t) / (10 + t)):
-    the first steps are soon forgotten. It is part of the optimizer's state, and of checkpoints; the
-    parameters themselves train on, a second fit included. Needs a strategy that keeps the optimizer's state
-    whole (not zero1, local_sgd or diloco).
+    After step t the average becomes d * average + (1 - d) * parameters, d = min(decay, (1 + t) / (10 + t)):
+    the first steps are soon forgotten. It is part of the optimizer's state and of checkpoints; training
+    continues with the parameters themselves, also in a second fit. Needs a strategy that keeps the
+    optimizer's state whole (not zero1, local_sgd or diloco).
     """
 
     def __init__(self, decay: float = 0.999):
@@ -209,8 +209,8 @@ class EMA(Callback):
 class BestCheckpoint(Callback):
     """Keeps at `path` a checkpoint of the evaluation with the best `monitor`, for `load_checkpoint(path)`.
 
-    mode: as EarlyStopping takes it. if_measured: a run without validation data, which has no val_loss, is
-    then not refused, and keeps none.
+    mode: see EarlyStopping. if_measured: accepts a run without validation data, which has no val_loss and
+    keeps no checkpoint.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Where a run's time went, over all its restarts, and how much of the devices it used.
 
-The phases that a rank reports to its supervisor (`heartbeat.report_progress`) are the clock.
-`goodput.json` in the run folder carries the sums, and how far the run was, from one process to the next,
-so that what a crash cost is known.
+Time is measured by the phases that a rank reports to its supervisor (`heartbeat.report_progress`).
+`goodput.json` in the run folder carries the sums and the step reached from one process to the next, so
+that the cost of a crash is known.
 """
 
 import json
@@ -19,25 +19,25 @@ from cyxjax.observe.records import Sink, once, warn_if_unwritten, write_atomic
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
-"""What takes time besides steps that count. detect: until the launcher noticed that the run was cut short;
-restart: from then (without a launcher: from the last sign of life) to the first step after; redone: steps
-that had been done already when the run was interrupted."""
+"""Causes of time not spent on steps that count. detect: until the launcher noticed the interruption;
+restart: from that moment (without a launcher: from the last sign of life) to the first step afterwards;
+redone: steps that had already been done when the run was interrupted."""
 _OF_PHASE = {
     "compile": "compile",
     "data": "input",
     "eval": "evaluation",
-    "collective": "evaluation",  # what the ranks ask each other between steps: most of it is about that
+    "collective": "evaluation",  # exchanges between ranks outside of steps: most belong to evaluations
     "checkpoint": "checkpoint",
     "step": "step",
 }
 _MOST = 1e15  # larger numbers were not written by a run
-_EVERY_S = 5.0  # between signs of life: what a crash can hide of its cost
+_EVERY_S = 5.0  # between signs of life: so much of a crash's cost can go unrecorded
 
 
 class GoodputHook(Hook):
     """Adds up seconds by cause, writes them to the run folder, and prints a line at the end.
 
-    Stands after the hook that saves, so that the last save is part of the sums.
+    Comes after the hook that saves, so that the last save is part of the sums.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GoodputHook(Hook):
         say: Callable[[str], None],
         use: Callable[[float], dict[str, Any]] = lambda steps_per_s: {},
     ):
-        """use: steps per second -> fields of the history about the devices' use."""
+        """use: steps per second -> fields of the history about device use."""
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
         self._use = use
@@ -67,11 +67,11 @@ class GoodputHook(Hook):
         if previous and previous["ended"] and moment.position == Position():
             previous = {}  # another run in the same folder
         self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
-        # Of a process that has trained before, most of its time was of other runs, or idle.
+        # A process that has trained before spent most of its time on other runs, or idle.
         spent = {} if "step" in self._base else self._base
         restore_s = spent.get("checkpoint", 0.0) if previous else 0.0
         self._add("restore", restore_s)
-        if not previous or previous["ended"]:  # a pause that was asked for is no loss
+        if not previous or previous["ended"]:  # a requested pause is not a loss
             self._add("start", spent.get("init", 0.0) + spent.get("idle", 0.0))
         else:
             away_s = max(0.0, time.time() - previous["at_unix_s"] - restore_s)
@@ -98,7 +98,7 @@ class GoodputHook(Hook):
         self._say(line(seconds))
 
     def _redo(self, done: int, step: int) -> None:
-        """Counts the time of steps up to `done` as lost, of a run that goes on from `step`."""
+        """Counts the time of the steps after `step`, up to `done`, as lost: the run repeats them."""
         again = max(0, done - step)
         each_s = self._before.get("step", 0.0) / max(1, self._steps)
         lost_s = min(again * each_s, self._before.get("step", 0.0))
@@ -133,7 +133,7 @@ class GoodputHook(Hook):
 
 
 def share(seconds: Mapping[str, float]) -> float:
-    """The part of the time, 0 to 1, that was steps that count."""
+    """The fraction of the time, 0 to 1, that was spent on steps that count."""
     return seconds["step"] / max(sum(seconds.values()), 1e-9)
 
 
@@ -146,7 +146,7 @@ def line(seconds: Mapping[str, float]) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What an earlier process of the run wrote; {} if it is not there or not whole: then nothing is known."""
+    """Returns what an earlier process of the run wrote; {} if the file is missing or incomplete."""
     try:
         raw = json.loads(read_plain(path))
         numbers = [*raw["seconds"].values(), raw["steps"], raw["step"], raw["at_unix_s"]]

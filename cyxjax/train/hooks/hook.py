@@ -8,14 +8,14 @@ import numpy as np
 from cyxjax.core.step import Batch, TrainState
 
 Sums = np.ndarray
-"""float64 (Metrics.num_training_rows, 2): of a mean its weighted sum and weight, of a statistic numbers."""
+"""float64 (Metrics.num_training_rows, 2): a mean's weighted sum and weight, or the numbers of a statistic."""
 
 
 class Position(NamedTuple):
-    """How far a run is: optimizer steps done in all, and samples consumed of the epoch under way.
+    """How far a run is: optimizer steps done in total, and samples consumed in the current epoch.
 
     The samples are its place in the data, at any batch size and world size; the steps of the epoch are
-    counted for people.
+    counted for display.
     """
 
     step: int = 0
@@ -29,70 +29,71 @@ class StepInfo(NamedTuple):
 
     position: Position  # after the step
     sums: Sums
-    signals: tuple[float, float]  # how many replicas ask to stop, to save
+    signals: tuple[float, float]  # requests to stop and to save, summed over replicas; 0: none
 
 
 class EpochInfo(NamedTuple):
     """What hooks receive for one epoch, or for an evaluation within one; equal on all ranks."""
 
     position: Position
-    train: dict[str, Any]  # a number each, or an array (a confusion matrix)
+    train: dict[str, Any]  # numbers, or arrays (a confusion matrix)
     val: dict[str, Any]
 
 
 class RunState(NamedTuple):
-    """The run between two steps, whole: what a checkpoint holds."""
+    """The complete run between two steps: what a checkpoint holds."""
 
     position: Position
     state: TrainState
-    sums: Sums  # of the epoch under way
+    sums: Sums  # of the current epoch
 
 
 class Hook:
-    """Does nothing at each moment of a run; a hook overrides what it needs. `True` from one asks to stop.
+    """Base class of hooks. Its methods do nothing; a hook overrides those it needs. `True` asks to stop.
 
     If one hook on one rank asks to stop, all ranks stop at the same step.
     """
 
     def on_start(self, moment: RunState) -> bool | None:
-        """Before the first step: a run that was over when it was saved asks to stop."""
+        """Called before the first step; asks to stop if the run was already over when it was saved."""
 
     def ask(self) -> tuple[float, bool]:
-        """(stop, save): what this rank asks of all, sent along with the next step. A number: how strongly."""
+        """(stop, save): what this rank asks for, sent with the next step. stop: a number, how strongly."""
         return False, False
 
     def on_step(self, info: StepInfo) -> bool | None:
-        """The numbers of a step have arrived; later steps are already under way."""
+        """Called when the numbers of a step have arrived; later steps are already running."""
 
     def saves_at(self, position: Position) -> bool:
-        """Whether the run is saved after this step, whatever a rank asks. All ranks must say the same."""
+        """Whether the run is saved after this step, whatever a rank asks. All ranks must return the same."""
         return False
 
     def wants_state(self, position: Position, saving: bool) -> bool:
         """Whether `on_state` should see the state after this step, where the run is saved if `saving`. All
-        ranks must say the same.
+        ranks must return the same.
         """
         return False
 
     def on_state(self, moment: RunState) -> TrainState | None:
-        """The state after a step, all numbers up to it known. It is donated to the next step: copy it.
+        """Called with the state after a step, when all its numbers are known. Copy what you keep: the next
+        step deletes it.
 
-        A state given back takes its place, also for the hooks after this one; the same on all ranks.
+        A returned state replaces it, also for the hooks after this one; it must be the same on all ranks.
         """
         return None
 
     def on_epoch(self, info: EpochInfo) -> bool | None:
-        """An epoch and its evaluation are over."""
+        """Called after an epoch and its evaluation."""
 
     def on_evaluation(self, info: EpochInfo) -> bool | None:
-        """An evaluation within an epoch is over, of which `info.train` says nothing yet."""
+        """Called after an evaluation within an epoch; `info.train` is still empty."""
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        """The state to go on from after `on_epoch` and `on_evaluation`. The same on all ranks."""
+        """Returns the state to continue from, after `on_epoch` and `on_evaluation`; the same on all ranks."""
         return state
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        """The run is over: `finished`, or stopped before its time."""
+        """Called at the end of the run: `finished`, or stopped early."""
 
 
 class SavingHook(Hook):
@@ -109,23 +110,23 @@ class Fed(NamedTuple):
     """One step's batch, and where in the data the run is after it."""
 
     batch: Batch
-    samples: int  # of the epoch, consumed with it over all replicas
-    is_last: bool = False  # of the epoch; False also where that is not known
-    place: int | None = None  # of the step in `batch`, where that holds the batches of several steps
+    samples: int  # of the epoch, consumed up to and including it, over all replicas
+    is_last: bool = False  # of the epoch; False also if that is not known
+    place: int | None = None  # of the step in `batch`, if that holds the batches of several steps
 
 
 class Feed(NamedTuple):
-    """Where batches come from: functions of the position, so that a resumed run asks for the same ones."""
+    """Where batches come from: functions of the position, so that a resumed run asks for the same batches."""
 
-    # (where to go on, ask, steps of a dispatch at most): with more than one, batches of as many steps
+    # (position to continue from, ask, most steps per dispatch): if above 1, a batch holds that many steps
     train: Callable[[Position, Callable[[], tuple[float, bool]], int], Iterable[Fed]]
-    steps_per_epoch: int | None  # of a whole one; None: known when the epoch ends
+    steps_per_epoch: int | None  # of a whole epoch; None: not known before it ends
     val: Callable[[], Iterable[Batch]] | None
-    close: Callable[[], None] = lambda: None  # what is held open from one epoch to the next
+    close: Callable[[], None] = lambda: None  # closes what stays open between epochs
 
 
 def overriding(hooks: list[Hook], *names: str) -> list[Hook]:
-    """Those hooks that have something to do at a moment of `names`: a step is too short to ask the others."""
+    """The hooks that override a method of `names`: a step is too short to call the others."""
     own = lambda hook, name: getattr(type(hook), name) is not getattr(Hook, name)  # noqa: E731
     return [hook for hook in hooks if any(own(hook, name) for name in names)]
 

@@ -1,8 +1,8 @@
 """Records the delivered samples: a sum in every checkpoint, one line per span in `ledger.jsonl`.
 
-The feed notes the ids that were really read and the places they stand for (a list append a step); sums are
-made many steps at a time. At a save, where all ranks meet anyway, the steps since the last one become a span
-(one for each epoch), and the ranks' shares of it are added up.
+The feed notes the ids that were actually read and their places in the order (one list append per step); sums
+are computed for many steps at a time. At a save, where all ranks synchronize anyway, the steps since the last
+save become a span (one per epoch), and the ranks' shares of it are summed.
 """
 
 from collections.abc import Callable
@@ -23,30 +23,30 @@ from cyxjax.observe.records import warn_if_unwritten
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
-_AT_ONCE = 64  # steps summed together: 2 us a step, where one alone costs 15
+_AT_ONCE = 64  # steps summed together: 2 us per step, where one alone costs 15
 _SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory
 
 
 class Tape:
-    """The steps delivered to this process that no span holds yet."""
+    """The steps delivered to this process that are not part of a span yet."""
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
         self.stream_positions: Any = None  # of a stream: see feeding.stream_positions
-        self.facts = facts  # None: a source without ids, of which nothing can be recorded
+        self.facts = facts  # None: a source without ids, for which nothing can be recorded
         self._fresh: list[tuple[int, int, int, Any, Any]] = []
-        self._summed: list[Span] = []  # a step each, with this rank's share of the samples
+        self._summed: list[Span] = []  # one per step, with this rank's share of the samples
 
     def note(self, epoch: int, host: HostBatch) -> None:
-        """One more step was delivered."""
+        """Notes one more delivered step."""
         if self.facts is None:
             return
-        # Inputs and targets are let go: only the numbers of the samples are kept.
+        # Inputs and targets are released: only the numbers of the samples are kept.
         self._fresh.append((epoch, host.stop - host.total, host.stop, host.ids, host.weight))
         if len(self._fresh) >= _AT_ONCE:
             self._sum()
 
     def take(self, place: tuple[int, int]) -> list[Span]:
-        """Takes the steps up to `place`, (epoch, samples), oldest first; those read ahead of it stay."""
+        """Removes and returns the steps up to `place`, (epoch, samples), oldest first; later steps stay."""
         self._sum()
         due = [step for step in self._summed if (step.epoch, step.stop) <= place]
         self._summed = self._summed[len(due) :]
@@ -65,18 +65,18 @@ class Tape:
 
 
 class LedgerHook(Hook):
-    """Keeps the ledger of a run. Stands before the hook that saves, and sees every moment that is saved.
+    """Keeps the ledger of a run. Comes before the hook that saves, and sees every state that is saved.
 
-    Where it cannot continue what a checkpoint says, it begins a new record.
+    If it cannot continue the ledger of a checkpoint, it starts a new one.
     """
 
     def __init__(self) -> None:
         self.tape = Tape()
         self._tally = Tally()
         self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_tally`; None: not known
-        self._was: StreamFacts | None = None  # of the checkpoint the run goes on from
+        self._was: StreamFacts | None = None  # of the checkpoint that the run resumes from
         self._resumed = False
-        self._unwritten = ""  # what a full disk did not take; it is tried again with the next lines
+        self._unwritten = ""  # lines that could not be written to a full disk; retried with the next lines
 
     def open(self) -> Tape:
         """An empty tape for the next run."""
@@ -84,7 +84,7 @@ class LedgerHook(Hook):
         return self.tape
 
     def restore(self, meta: dict[str, Any], position: Position) -> None:
-        """Goes on from a checkpoint of `position`."""
+        """Continues the ledger of a checkpoint at `position`."""
         found, facts = meta.get("ledger"), meta.get("stream")
         self._tally = Tally.from_json(found) if found is not None else Tally()
         self._at = (position.epoch, position.samples) if found is not None else None
@@ -92,7 +92,7 @@ class LedgerHook(Hook):
         self._resumed = True
 
     def meta(self, moment: RunState) -> dict[str, Any]:
-        """What a checkpoint of `moment` holds of the ledger; no ledger if it is not up to date."""
+        """The metadata to store in a checkpoint of `moment`, without the ledger if it is not up to date."""
         if self.tape.facts is None:
             return {}
         current = self._at == (moment.position.epoch, moment.position.samples)
@@ -100,7 +100,7 @@ class LedgerHook(Hook):
         return found | {"stream": self.tape.facts._asdict()}
 
     def begin(self, group: ProcessGroup, path: Path | None, say: Callable[[str], None]) -> "LedgerHook":
-        """Records into `path` (None: nowhere but the checkpoints)."""
+        """Records into `path` (None: only into the checkpoints)."""
         self._group, self._path, self._say = group, path, say
         return self
 
@@ -112,7 +112,7 @@ class LedgerHook(Hook):
             self._resume(facts, place)
         elif place == (0, 0):
             self._new(facts)
-        else:  # after a rollback: the bad step counts as consumed, those already sent off after it do not
+        else:  # after a rollback: the bad step counts as consumed, later steps already dispatched do not
             self._settle(moment.position)
         self.tape.clear()
         self._resumed = False
@@ -139,7 +139,8 @@ class LedgerHook(Hook):
         if samples and self._was and not self._was.same_order(facts):
             self._say(
                 f"WARNING: the order of samples changed after {samples} samples of epoch {epoch + 1}: some "
-                "of that epoch are used twice, some never. HINT: resume with the same data, seed and shuffle."
+                "of that epoch are used twice and some never. HINT: resume with the same data, seed and "
+                "shuffle."
             )
         taken_back = 0
         if self._at is None:
@@ -148,7 +149,7 @@ class LedgerHook(Hook):
             with warn_if_unwritten(self._path, self._say):
                 cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts)
                 taken_back = cut.taken_back
-                if self._tally.total is None:  # of a checkpoint of 0.2.0
+                if self._tally.total is None:  # a checkpoint of version 0.2.0
                     self._tally = self._tally._replace(total=cut.total)
                 if cut.made_again:
                     self._say(
@@ -158,7 +159,7 @@ class LedgerHook(Hook):
                 if cut.missing:
                     self._say(
                         f"WARNING: {self._path} has lost {cut.missing} steps before the checkpoint, which "
-                        "cannot be proved. HINT: `cyxjax audit` names them."
+                        "cannot be verified. HINT: run `cyxjax audit` to list them."
                     )
         self._write([facts._asdict() | ({"taken_back": taken_back} if taken_back else {})])
 
@@ -182,7 +183,7 @@ class LedgerHook(Hook):
 
 
 def _spans(steps: list[Span]) -> list[Span]:
-    """Steps whose places follow each other within an epoch, as one span each."""
+    """Merges steps that follow each other within an epoch into one span each."""
     spans: list[Span] = []
     for step in steps:
         if spans and spans[-1][:3:2] == step[:2]:  # (epoch, stop), (epoch, first)
@@ -193,7 +194,7 @@ def _spans(steps: list[Span]) -> list[Span]:
 
 
 def _of_all_ranks(group: ProcessGroup, mine: list[Span]) -> list[Span]:
-    """The shares of all ranks added up, span by span; every rank calls it after the same steps."""
+    """Sums the shares of all ranks, span by span; every rank calls it after the same steps."""
     if not mine:
         return mine
     ranks = agree(group, "the ledger", note=[span.found for span in mine], timeout_s=PATIENCE_S)

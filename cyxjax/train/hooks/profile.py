@@ -1,4 +1,4 @@
-"""`profile: "10:15"`: traces steps 10 to 14 of a run on every rank, and writes a summary for each."""
+"""`profile: "10:15"`: traces steps 10 to 14 of a run on every rank, and writes one summary per rank."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +14,8 @@ from cyxjax.train.hooks.hook import Hook, Position, RunState
 class ProfileHook(Hook):
     """Traces the steps from `first` to `stop` (not included) into `folder`, once.
 
-    Begins and ends between two steps, when no other is under way. `say` prints where it is, on one rank; what
-    goes wrong is printed on each.
+    Begins and ends between two steps, when no step is running. `say` prints the path of the profile on one
+    rank; errors are printed on every rank.
     """
 
     def __init__(self, first: int, stop: int, folder: Path, say: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class ProfileHook(Hook):
     def wants_state(self, position: Position, saving: bool) -> bool:
         if self._began is None:
             return self._first <= position.step < self._stop
-        return not self._done and position.step >= self._stop  # also where no trace began: as other ranks
+        return not self._done and position.step >= self._stop  # also if no trace began: as on other ranks
 
     def on_state(self, moment: RunState) -> None:
         if self._began is None:
@@ -46,14 +46,14 @@ class ProfileHook(Hook):
             self._end(self._began, moment.position.step)
         elif self._first >= moment.position.step:
             self._say(
-                f"WARNING: profile: the run ended at step {moment.position.step}, before {self._first}."
+                f"WARNING: profile: the run ended at step {moment.position.step}, before step {self._first}."
             )
 
     def _start(self, step: int) -> None:
         self._began = step
         try:
             self._tracing = Tracing(self._folder, heartbeat.spent())
-        except Exception as err:  # a full disk, another trace of this process: training goes on
+        except Exception as err:  # a full disk, another trace of this process: training continues
             self._fail(err)
 
     def _end(self, began: int, step: int) -> None:
@@ -69,11 +69,11 @@ class ProfileHook(Hook):
             self._fail(err)
             return
         self._say(
-            f"Profile of steps {began} to {step - 1}: {lines[0]}. {path}; "
-            "ui.perfetto.dev opens perfetto_trace.json.gz"
+            f"Profile of steps {began} to {step - 1}: {lines[0]}. See {path}, or "
+            "open perfetto_trace.json.gz in ui.perfetto.dev"
         )
 
     def _fail(self, err: Exception) -> None:
         warn_on_stderr(
-            f"WARNING: no profile: {describe(err)}. HINT: free space in {self._folder}, or profile: null."
+            f"WARNING: no profile: {describe(err)}. HINT: free space in {self._folder}, or set profile: null."
         )

@@ -15,18 +15,18 @@ from cyxjax.observe.records import Sink
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
 
 Rate = Callable[[int], float | None]
-"""optimizer steps done -> learning rate of the last of them; None where it is not known"""
+"""optimizer steps done -> learning rate of the last of them; None if it is not known"""
 
 
 def _rate_entry(rate: float | None) -> dict[str, float]:
-    """The entry of a record; none for a rate that is not known."""
+    """The entry of a record; empty if the rate is not known."""
     return {} if rate is None else {"learning_rate": rate}
 
 
 class HistoryHook(SavingHook):
-    """Fills the history: one entry an epoch and an evaluation; the totals there, at saves and at the end.
+    """Fills the history: one entry per epoch and evaluation; totals at each, at saves and at the end.
 
-    Time begins as it is made.
+    Time is counted from the creation of this hook.
     """
 
     def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
@@ -47,7 +47,7 @@ class HistoryHook(SavingHook):
         self._totals(info.position)
 
     def add_row(self, info: EpochInfo) -> None:
-        """The entry of an epoch; also of one that `max_steps` cut short."""
+        """Adds the entry of an epoch, also of one that `max_steps` cut short."""
         h = self._history
         h.epochs.append(info.position.epoch - 1)
         h.steps.append(info.position.step)
@@ -61,7 +61,7 @@ class HistoryHook(SavingHook):
         self._own("train", info.train)
 
     def _drop_row(self, epoch: int) -> None:
-        """Removes the entry of an epoch that was cut short and goes on: it will have a whole one."""
+        """Removes the entry of an epoch that was cut short and now continues: it gets a complete one."""
         h = self._history
         if h.epochs[-1:] != [epoch]:
             return
@@ -97,7 +97,7 @@ class HistoryHook(SavingHook):
         self._totals(moment.position)
 
     def seconds(self) -> float:
-        """Of training so far, those of earlier processes of this run included."""
+        """Seconds of training so far, including earlier processes of this run."""
         return self._before_s + time.monotonic() - self._started
 
     def _totals(self, position: Position) -> None:
@@ -108,7 +108,7 @@ class HistoryHook(SavingHook):
 
 
 class RecordHook(Hook):
-    """Turns numbers into records for the console and the sinks: every so many steps, and each epoch."""
+    """Turns numbers into records for the console and the sinks, every `every` steps and after each epoch."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RecordHook(Hook):
         every: int,
         learning_rate: Rate,
         total_seconds: Callable[[], float],
-        is_best: Callable[[], bool] = lambda: False,  # whether the newest value of what is monitored is
+        is_best: Callable[[], bool] = lambda: False,  # whether the newest monitored value is the best
     ):
         self._is_best, self._total_seconds = is_best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
@@ -177,14 +177,14 @@ class RecordHook(Hook):
         self._sums, self._since = np.zeros((self._metrics.num_training_rows, 2)), time.monotonic()
 
     def _known(self, means: dict[str, float]) -> dict[str, float]:
-        """Numbers, but for metrics that mean nothing here (accuracy of a regression); a NaN loss is shown."""
+        """The numbers among `means`, without NaN metrics (accuracy of a regression); a NaN loss is kept."""
         return {n: v for n, v in numbers(means).items() if n == "loss" or not math.isnan(v)}
 
 
 class EventsHook(SavingHook):
-    """On every rank, which all make the same states; the log of one rank keeps the events.
+    """Logs events. It runs on every rank, so that all ask for the same states; one rank keeps the log.
 
-    facts: what a start says besides its place. Stands after the hook that saves.
+    facts: what a start event holds besides its position. Comes after the hook that saves.
     """
 
     def __init__(self, events: Events, facts: Callable[[], dict[str, Any]]):

@@ -11,12 +11,12 @@ from cyxjax.observe.stop_reasons import CALLBACK, MAX_STEPS, MAX_TIME, StopReaso
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0
-"""For how long the last save is tried again: after the end of a run, and after a stop, which a signal with a
-deadline may have asked for."""
+"""How long the last save is retried: after a run that finished, and after a stop, which may come from a
+signal with a deadline."""
 
 
 class CheckpointHook(SavingHook):
-    """Saves the run: by epochs, steps, minutes, on request, and at its end."""
+    """Saves the run at intervals of epochs, steps or minutes, on request, and at its end."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class CheckpointHook(SavingHook):
 
 
 class HandOutHook(Hook):
-    """Gives a model that holds values the trained ones before callbacks see an epoch."""
+    """Copies the trained values into a model that holds values, before callbacks see an epoch."""
 
     def __init__(self, hand_out: Callable[[], None]):
         self._hand_out = hand_out
@@ -85,10 +85,10 @@ class HandOutHook(Hook):
 
 
 class StopHook(Hook):
-    """Asks to stop after a signal or when the time is up, which begins as it is made. All ranks stop at the
-    same step. A stop that a rollback came before is asked for again.
+    """Asks to stop after a signal, or when `max_time_s` have passed since this hook was created. All ranks
+    stop at the same step. If a rollback comes before the stop, it asks again.
 
-    Keeps in the history why a run ended early, also where the loop ended it: at `max_steps`, and where a
+    Records in the history why a run ended early, also if the loop ended it: at `max_steps`, or because a
     callback asked for it outside of a step.
     """
 
@@ -109,7 +109,7 @@ class StopHook(Hook):
         return max(MAX_TIME.sent * late, self._told), False
 
     def on_step(self, info: StepInfo) -> None:
-        # Clocks differ between ranks, so none judges by its own: the sum over all says the same to each.
+        # Clocks differ between ranks, so no rank decides by its own: the sum over all is the same on each.
         if info.signals[0] and not self._history.stopped_by:
             reason = strongest(info.signals[0])
             self._history.stopped_by, self._told = reason.name, reason.sent

@@ -17,9 +17,9 @@ from cyxjax.train.hooks.hook import Hook, Position, RunState
 class SentinelHook(Hook):
     """Compares the replicas every N steps and before each save, so that no diverged replica is saved.
 
-    Raises DesyncError where they differ; or warns; or gives all of them what most of them hold.
+    If they differ, it raises DesyncError, warns, or sets all replicas to the value of the majority.
 
-    ranks: of each replica.
+    ranks: the rank of each replica.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class SentinelHook(Hook):
             return self._healed(moment.state, found, names)
         if self._policy == "warn":
             if not self._warned:
-                self._warn(f"WARNING: {text} Training goes on; this is printed once.")
+                self._warn(f"WARNING: {text} Training continues; this is printed once.")
             self._warned = True
             return None
         late = "It is too late to heal, or there is no majority. " if self._policy == "heal" else ""
         raise DesyncError(
             f"{text} {late}HINT: look for model code that depends on the rank, the clock or unseeded random "
-            "numbers; if there is none, suspect that device's memory. The last checkpoint is from before."
+            "numbers; if there is none, suspect that device's memory. The last checkpoint predates this."
         )
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         if moment.position.step != self._seen:
-            self.on_state(moment, ended=True)  # what is found now is too late to heal
+            self.on_state(moment, ended=True)  # a difference found now is too late to heal
 
     def _healed(self, state: TrainState, found: list[Difference], names: list[str]) -> TrainState:
         sources = np.zeros(len(names), np.int32)
@@ -83,10 +83,10 @@ def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
 
 
 class DigestHook(Hook):
-    """Records digests of an exact run's state every so many steps and at each save.
+    """Records digests of an exact run's state every `every` steps and at each save.
 
-    On every rank, for the sums over the bits are a collective of all. path: of the file that rank 0 adds them
-    to, None on other ranks; where it cannot be written, `warn` gets a line and training continues.
+    It runs on every rank, because the sums over the bits are a collective operation. path: the file that
+    rank 0 appends to, None on other ranks; on a write error, `warn` gets a line and training continues.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ from cyxjax.train.trainer import DistributedTrainer
 PyTree = Any
 _MOST = 5  # samples or leaves named in one line
 _HERE = Path(__file__).parent
-# Whose lines are never to blame; models of our own count as the user's.
+# Code whose lines are never the cause; our own models count as the user's.
 _NOT_THEIRS = (
     *(str(Path(str(m.__file__)).parent) for m in (jax, flax)),
     str(_HERE),
@@ -45,10 +45,10 @@ def inspect_step(
     batch: Batch | PartsBatch,
     ids: np.ndarray,
 ) -> Iterator[str]:
-    """Lines that name what was not finite, the first cause first.
+    """Yields lines that name what was not finite, the first cause first.
 
-    before: the state before the step, with whole parameters, as a replica had it; batch: its global batch;
-    ids: its samples, in the order of places.
+    before: replica -> its state before the step, with whole parameters; batch: the global batch of the step;
+    ids: the samples of the step, in the order of places.
     """
     fns = with_lora(with_policy(adapt(trainer.get_model()), parse_policy(plan.precision)), plan.lora)
     fns = with_augment(fns, trainer.recipe.augment)
@@ -143,10 +143,10 @@ def first_few(names: list[Any]) -> str:
 
 
 def first_nonfinite(model: Any, run: Callable[[], Any]) -> list[str]:
-    """The first operations of `run` (eager) that give a NaN and that give an infinity: where in the model,
-    what, and where in the code; [] if all is finite.
+    """The first operation of `run` (eager) that gives a NaN, and the first that gives an infinity: the layer,
+    the operation, and the line of code; [] if all is finite.
 
-    Both: an infinity is often what the NaN was made of, but masks of attention are infinite on purpose.
+    Both are named: an infinity is often the cause of the NaN, but attention masks are infinite on purpose.
     """
     found = (_first(model, run, checked) for checked in (jax.debug_nans, jax.debug_infs))
     return [one for one in found if one is not None]
@@ -163,7 +163,7 @@ def _first(model: Any, run: Callable[[], Any], checked: Callable[[bool], Any]) -
 
 
 def _layer_of(model: Any, error: BaseException) -> str:
-    """The innermost layer whose method was under way."""
+    """The innermost layer whose method was running."""
     owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     layers: list[Any] = [one for one in owners if isinstance(one, linen.Module | nnx.Module)]
     if not layers:

@@ -1,8 +1,8 @@
 """`cyxjax replay BOX`: repeats a run up to the step of a black box in one process and inspects it.
 
-Starts from the box's checkpoint (where it is gone, from one before it or from the run's beginning), with as
-many replicas as the run had, so the numbers are the run's own. The first step that is not finite may be an
-earlier one: it is found on the way.
+Starts from the box's checkpoint (if it no longer exists, from an earlier one or from the run's beginning),
+with as many replicas as the run had, so that the numbers are the same. If an earlier step is already not
+finite, that step is inspected.
 """
 
 import math
@@ -30,7 +30,7 @@ from cyxjax.train.replay.inspect import first_few, inspect_step
 from cyxjax.train.trainer import DistributedTrainer
 
 Before = Callable[[int], TrainState]
-"""replica -> the state that it had before a step, host arrays: the state on the device is gone"""
+"""replica -> its state before a step, as host arrays: the state on the device is deleted"""
 
 
 class Step(NamedTuple):
@@ -44,9 +44,9 @@ class Step(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was found; the exit code: 0 if the step is not finite again, 1 if it is finite now.
+    """Prints what was found. Returns the exit code: 0 if the step is not finite again, 1 if it is finite now.
 
-    Raises: DataError for a folder that is no black box.
+    Raises: DataError for a folder that is not a black box.
     """
     parser = Parser(
         prog="cyxjax replay", description=__doc__, example="cyxjax replay runs/digits/black_box_step40"
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = _first_bad(trainer, plan, box)
     if found is None:
         print(
-            f"Step {box.step} is finite now; it was {box.loss}. HINT: other hardware, versions or data, "
-            "or memory that fails: compare `cyxjax env` of both machines."
+            f"Step {box.step} is finite now; it was {box.loss}. HINT: hardware, versions or data differ, "
+            "or memory fails: compare `cyxjax env` of both machines."
         )
         return EXIT_USER_ERROR
     bad, before = found
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, StreamFacts]:
-    """The run as its configuration describes it, at the moment the box starts from."""
+    """The run as its configuration describes it, at the step that the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
     _, _, trainer, plan = prepare(config)
@@ -82,14 +82,14 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     facts = trainer.stream_facts
     if facts is None or samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
         raise DataError(
-            f"{folder} names other samples than the data gives now ({first_few(box.sample_ids)}). "
+            f"{folder} names samples that differ from the current data ({first_few(box.sample_ids)}). "
             "HINT: replay with the data and global batch of the run."
         )
     return trainer, plan, facts
 
 
 def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> None:
-    """To the box's checkpoint, or the newest before it; without one the run begins anew."""
+    """Loads the box's checkpoint, or the newest before it; without one, the run starts over."""
     earlier = [step for step in list_steps(checkpoints) if step <= (box.checkpoint_step or 0)]
     if earlier:
         trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
@@ -97,7 +97,7 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
 
 
 def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> tuple[Step, Before] | None:
-    """The first step up to the box's that is not finite, and the state before it; None if all are."""
+    """The first step up to the box's that is not finite, and the state before it; None if all are finite."""
     assert plan.feed is not None
     start = trainer.run_state
     before = _by_replica(trainer.program, start.state)
@@ -125,8 +125,8 @@ def _is_good(step: Step) -> bool:
 
 
 def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackBox) -> Iterator[Step]:
-    """Each step from `start` up to the box's, over ends of epochs, without the samples that the last rollback
-    before it left behind. A state is gone with the next one."""
+    """Yields each step from `start` up to the box's, across epochs, without the samples that the last
+    rollback before it skipped. A state is deleted by the next step."""
     began, state = Position(*box.began), start.state
     position = began if start.position.step == began.step else start.position
     while position.step < box.step:

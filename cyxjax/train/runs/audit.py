@@ -20,15 +20,15 @@ class Verdict(NamedTuple):
     """What an audit found: nothing wrong if there are no findings."""
 
     findings: list[Finding]
-    notes: list[str]  # what is as it should be, but not plain
+    notes: list[str]  # correct, but worth an explanation
     summary: str
 
 
 def records_of(run: RunFolder) -> tuple[dict[int, dict], Kept]:
-    """(the metadata of each checkpoint by its step, what the run recorded).
+    """Returns (the metadata of each checkpoint by its step, what the run recorded).
 
-    The checkpoints are read first: while a run is under way its record is ahead of them, never behind.
-    Raises: DataError for a folder without a record, or with one that is not ours.
+    The checkpoints are read first: during a run, its record is ahead of them, never behind.
+    Raises: DataError for a folder without a record, or with one that cyxjax did not write.
     """
     saved = _readable(run.checkpoints)
     kept = read_ledger(run.ledger) if run.ledger.is_file() else None
@@ -51,7 +51,7 @@ def examine(saved: dict[int, dict], kept: Kept, max_findings: int = 10) -> Verdi
     findings += _of_checkpoints(saved, spans)
     left_out = _rolled_back(saved, spans)
     notes = [
-        f"steps {first} to {last}: left out on purpose: a rollback took back what they had changed"
+        f"steps {first} to {last}: left out on purpose: a rollback undid their changes"
         for first, last in left_out
     ]
     return Verdict(findings, notes, _summary(spans, kept.taken_back, len(findings), left_out))
@@ -69,14 +69,14 @@ def _readable(folder: Path) -> dict[int, dict]:
 
 
 def _of_checkpoints(saved: dict[int, dict], spans: list[Stretch]) -> list[Finding]:
-    """Checkpoints of other samples than those recorded up to their step, or of steps nobody recorded."""
+    """Checkpoints trained on different samples than recorded up to their step, or on unrecorded steps."""
     recorded = {one.after.steps: one for one in spans}
     end, findings = spans[-1], []
     for step, meta in saved.items():
         found = Tally.from_json(meta["ledger"]) if "ledger" in meta else None
         at = recorded.get(found.steps) if found is not None else None
         if found is not None and at is not None and not at.after.same(found):
-            text = f"the checkpoint of step {step} was trained on other samples than are recorded up to it"
+            text = f"the checkpoint of step {step} was trained on other samples than those recorded up to it"
             findings.append(Finding(at.before.steps + 1, "altered", text))
         if step == max(saved):
             findings += _behind(step, meta, found, end)
@@ -84,32 +84,32 @@ def _of_checkpoints(saved: dict[int, dict], spans: list[Stretch]) -> list[Findin
 
 
 def _behind(step: int, meta: dict, found: Tally | None, end: Stretch) -> list[Finding]:
-    """What the newest checkpoint was trained on beyond the end of the record."""
+    """Findings about what the newest checkpoint was trained on beyond the end of the record."""
     last, (facts, span) = end.after, end.record
     if found is None:
-        text = f"the checkpoint of step {step} has no ledger: what it was trained on was not recorded"
+        text = f"the checkpoint of step {step} has no ledger: the samples it was trained on were not recorded"
         return [Finding(last.steps, "behind", text)]
     if found.steps > last.steps:
         text = f"the record ends {found.steps - last.steps} steps before the checkpoint of step {step}"
         return [Finding(last.steps, "behind", text)]
     place = place_of(meta)
     if not found.same(last) or place.epoch < span.epoch:
-        return []  # the record goes on after the checkpoint: the run was cut short
+        return []  # the record continues after the checkpoint: the run was interrupted
     at = (span.epoch, span.stop)
     if (place.epoch, place.samples) == at or (place.epoch > span.epoch and facts.ended(span.stop)):
         return []
     text = (
-        f"the checkpoint of step {step} stands after {place.samples} samples of epoch {place.epoch + 1}, "
+        f"the checkpoint of step {step} is after {place.samples} samples of epoch {place.epoch + 1}, "
         f"the record after {at[1]} of epoch {at[0] + 1}"
     )
     return [Finding(last.steps, "behind", text)]
 
 
 def _rolled_back(saved: dict[int, dict], spans: list[Stretch]) -> list[tuple[int, int]]:
-    """(first, last) step of each rollback that the newest checkpoint knows of; spans end there. Steps are
-    numbered as on the console: a step that was taken back has given its number to a later one.
+    """(first, last) step undone by each rollback that the newest checkpoint records; spans end at rollbacks.
+    Steps are numbered as on the console, where a later step reuses the number of a step that was undone.
 
-    A rollback that no checkpoint followed is undone by a resume, which trains on those samples again.
+    A rollback without a later checkpoint is undone by a resume, which trains on those samples again.
     """
     if not saved:
         return []
@@ -118,7 +118,7 @@ def _rolled_back(saved: dict[int, dict], spans: list[Stretch]) -> list[tuple[int
     stops = [
         at.get(place, 0) for place in zip(history.rollback_epochs, history.rollback_samples, strict=True)
     ]
-    lost = accumulate(history.rollback_steps, initial=0)  # before each
+    lost = accumulate(history.rollback_steps, initial=0)  # steps undone before each rollback
     return [
         (stop - earlier - n + 1, stop - earlier)
         for stop, n, earlier in zip(stops, history.rollback_steps, lost, strict=False)
@@ -134,7 +134,7 @@ def _summary(spans: list[Stretch], again: int, num_findings: int, left_out: list
         if whole
         else f"{counted(span.epoch, 'epoch')} and {span.stop:,} of {facts.num_samples:,} samples"
     )
-    redone = f", {again} of them made again after a restart" if again else ""
+    redone = f", {again} of them repeated after a restart" if again else ""
     verdict = "every sample came once per epoch" if not num_findings else counted(num_findings, "finding")
     if left_out:
         verdict += (

@@ -18,7 +18,7 @@ from cyxjax.plugins import extra
 
 PyTree = Any
 Forward = Callable[[PyTree], PyTree]
-_ROUNDING = 1e-6  # what is 0 but for the rounding of float32: a mean of normalised numbers
+_ROUNDING = 1e-6  # values that are 0 except for float32 rounding, such as a mean of normalised numbers
 _FREE_DIM = "rows"  # the name of a batch dimension of any size
 
 
@@ -26,8 +26,8 @@ class Made(NamedTuple):
     """An exported program."""
 
     data: bytes
-    run: Callable[[PyTree], Sequence[Any]]  # it itself, read back: inputs -> leaves of its outputs
-    takes: str  # for people
+    run: Callable[[PyTree], Sequence[Any]]  # the program, read back: inputs -> leaves of its outputs
+    takes: str  # a description to print
 
 
 def write_program(
@@ -44,12 +44,12 @@ def write_program(
     forward: inputs (B, ...) -> outputs, in evaluation mode. inputs: some samples' (N, ...). batch_size: B;
     None: any. platforms: of StableHLO, besides this process's own.
     To run it: `jax.export.deserialize(bytearray(open(path, "rb").read())).call(inputs)`; an input of ONNX is
-    named as in the tree of inputs, `x` where there is one alone.
-    Raises: ConfigError for a model that cannot be written so, or where the extra is not installed; DataError
-        if what was written computes something else, and nothing is left then.
+    named as in the tree of inputs, `x` if there is only one.
+    Raises: ConfigError for a model that cannot be exported in this form, or if the extra is not installed;
+        DataError if the program computes different values than the model; no file is left then.
     """
-    # StableHLO is the same program on the same machine, but compiled apart; onnxruntime has other kernels in
-    # another order (measured: 4e-6 for mlp, cnn and gpt).
+    # StableHLO is the same program on the same machine, but compiled separately; onnxruntime has different
+    # kernels in a different order (measured: 4e-6 for mlp, cnn and gpt).
     make, tolerance, needed = {
         "stablehlo": (_stablehlo, 1e-5, ("flatbuffers", "cyxjax[export]")),
         "onnx": (_onnx, 1e-4, ("jax2onnx", "cyxjax[onnx]")),
@@ -65,15 +65,15 @@ def write_program(
             text = " ".join(str(err).split())[:240]
             raise ConfigError(
                 f"the model cannot be written as {form}: {type(err).__name__}: {text} HINT: try "
-                "--batch-size 1, its code may want a number of rows; --to safetensors keeps the parameters."
+                "--batch-size 1: its code may need a fixed number of rows; --to safetensors keeps parameters."
             ) from err
     for (name, other), one in zip(named_leaves(forward(few)), found, strict=True):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
         noise = tolerance * np.max(np.abs(b), initial=0.0) + _ROUNDING
         if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=noise):
             raise DataError(
-                f"what was exported computes something else (output {name or 'of the model'}). "
-                "HINT: --to safetensors; open an issue, with the model."
+                f"the exported program computes different values (output {name or 'of the model'}). "
+                "HINT: use --to safetensors, and open an issue with the model."
             )
     write_whole(path, made.data)
     rows = "any number of rows" if batch_size is None else f"{batch_size} rows"
@@ -104,7 +104,7 @@ def _onnx(forward: Forward, inputs: PyTree, batch_size: int | None, platforms: S
     )
     data = made.SerializeToString()
     silent = runtime.SessionOptions()
-    silent.log_severity_level = 4  # what is wrong is raised
+    silent.log_severity_level = 4  # errors are raised
     session = runtime.InferenceSession(data, silent, providers=["CPUExecutionProvider"])
     run = lambda given: session.run(None, dict(zip(takes, jax.tree.leaves(given), strict=True)))  # noqa: E731
     return Made(data, run, f"inputs {', '.join(takes)}")

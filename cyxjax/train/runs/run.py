@@ -36,12 +36,12 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a run left behind, ready to predict, evaluate and train on."""
+    """A stored run, ready to predict, evaluate and continue training."""
 
     config: TrainConfig
     info: DatasetInfo  # facts of the data that the model was made with
     trainer: DistributedTrainer
-    """As it stood at the step; `trainer.fit` goes on from there."""
+    """In the state of the loaded step; `trainer.fit` continues from that step."""
 
     @property
     def step(self) -> int:
@@ -67,9 +67,9 @@ class StoredRun:
 
     @cached_property
     def data(self) -> Splits:
-        """The run's own samples, read again; a warning says which differ from those it was trained on.
+        """The run's own samples, read again; a warning names those that differ from the training run's.
 
-        Raises: ConfigError, DataError where they are no more.
+        Raises: ConfigError, DataError if they no longer exist.
         """
         found = data_of(self.config)
         if self.trainer.is_master():
@@ -80,13 +80,13 @@ class StoredRun:
         return found
 
     def predict(self, X: Any, *, batch_size: int | None = None) -> PyTree:
-        """The model's outputs in evaluation mode; X as `DistributedTrainer.predict` takes it."""
+        """The model's outputs in evaluation mode; for X, see `DistributedTrainer.predict`."""
         return self.trainer.predict(X, batch_size=batch_size)
 
     def evaluate(
         self, X: Any = None, y: Any = None, *, part: str = "test", batch_size: int | None = None
     ) -> dict[str, Any]:
-        """All metrics by name, of (X, y), a data set or a loader; of the run's own `part` where X is None."""
+        """All metrics by name over (X, y), a data set or a loader; over the run's own `part` if X is None."""
         X = getattr(self.data, part) if X is None else X
         return self.trainer.evaluate_metrics(X, y, batch_size=batch_size)
 
@@ -94,9 +94,9 @@ class StoredRun:
 def load_run(path: str | Path, step: int | None = None) -> StoredRun:
     """The run in the folder `path` at its newest good checkpoint, or at `step`.
 
-    The folder is enough, wherever it lies now: the data are asked for only where they are used. Joins the
-    group of the environment, as every trainer; all ranks call it.
-    Raises: ConfigError for a folder that is no run's; CheckpointError where no checkpoint is good.
+    Only the folder is needed, wherever it is now: the data are read only when they are used. Joins the
+    process group of the environment, as every trainer does; all ranks must call it.
+    Raises: ConfigError for a folder that is not a run folder; CheckpointError if no checkpoint is good.
     """
     config = stored_config(Path(path))
     process_group.ensure()
@@ -107,13 +107,13 @@ def load_run(path: str | Path, step: int | None = None) -> StoredRun:
 
 
 def stored_config(root: Path) -> TrainConfig:
-    """The configuration kept in a run folder, as of the folder where it lies now. Raises: ConfigError."""
+    """The configuration stored in a run folder, with the folder's current path. Raises: ConfigError."""
     file = root / TrainConfig().run_folder.config.name
     if not file.is_file():
         what = "no config.yaml in it" if root.is_dir() else "no such folder"
         raise ConfigError(
-            f"{root}: {what}. HINT: name the run folder of `cyxjax train`; what fit saved by itself is "
-            "taken by trainer.load_checkpoint(path)."
+            f"{root}: {what}. HINT: name the run folder of `cyxjax train`; load what fit saved without "
+            "one by trainer.load_checkpoint(path)."
         )
     return TrainConfig.from_values(read_yaml(str(file)) | {"run_dir": str(root)}, str(file))
 
@@ -121,7 +121,7 @@ def stored_config(root: Path) -> TrainConfig:
 def to_safetensors(run: StoredRun, path: Path) -> str:
     """Writes parameters and model state, as evaluation sees them, with configuration and data in the header.
 
-    Says in a few words what it wrote; on rank 0. Raises: CheckpointError if it cannot be written.
+    Rank 0 writes. Returns a short description. Raises: CheckpointError if it cannot be written.
     """
     arrays = _arrays(run)
     about = {"cyxjax_step": str(run.step), "cyxjax_config": run.config.to_yaml()}
@@ -132,10 +132,10 @@ def to_safetensors(run: StoredRun, path: Path) -> str:
 
 
 def to_hf(run: StoredRun, folder: Path) -> str:
-    """Writes model.safetensors and config.json into the new `folder`, as Hugging Face lays them out.
+    """Writes model.safetensors and config.json into the new `folder`, in Hugging Face's layout.
 
     Names and layouts are those that `init_from` with the run's own map reads: its rules reversed, or torch's.
-    Says in a few words what it wrote; on rank 0. Raises: ConfigError, CheckpointError.
+    Rank 0 writes. Returns a short description. Raises: ConfigError, CheckpointError.
     """
     arrays = exported(_arrays(run), run.config.init_from.map)
     if run.trainer.is_master():
@@ -179,7 +179,7 @@ def to_program(
 
 
 def _two_of(like: np.ndarray) -> np.ndarray:
-    """Two made-up rows: numbers, for zeros would hide half of a program; of tokens 0, which all know."""
+    """Two made-up rows: random numbers, because zeros would hide half of a program; or token 0."""
     shape = (2, *like.shape[1:])
     drawn = np.random.default_rng(0).normal(size=shape) if like.dtype.kind == "f" else np.zeros(shape)
     return drawn.astype(like.dtype)

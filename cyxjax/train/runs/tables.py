@@ -22,9 +22,9 @@ PyTree = Any
 def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
     """The rows of `path` as the model takes them; like: one sample's inputs, shape (1, ...).
 
-    names: of the columns the run was trained on, where known: a CSV's are taken by these.
+    names: the columns that the run was trained on, if known: columns of a CSV are selected by these names.
 
-    Raises: DataError for a file that cannot be read; ConfigError for rows of another kind.
+    Raises: DataError for a file that cannot be read; ConfigError for rows of a different shape or type.
     """
     found: dict[str, Any]
     if path.suffix == ".npy":
@@ -41,21 +41,21 @@ def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
 
 
 def _fitting(path: Path, name: str, found: Any, like: Any) -> np.ndarray:
-    """The array `found` in the dtype of training. Raises: ConfigError where it is of another kind."""
+    """The array `found` in the dtype of training. Raises: ConfigError for a different shape or type."""
     array, shape = np.asarray(found), like.shape[1:]
     kinds = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}.get(like.dtype.kind, like.dtype.kind)
     if array.shape[1:] not in (shape, (math.prod(shape),)) or array.dtype.kind not in kinds:
         raise ConfigError(
             f"{path}: {name or 'x'} is {array.dtype}{list(array.shape)}; the run was trained on {like.dtype}"
-            f"[N{''.join(f', {n}' for n in shape)}]. HINT: prepare it as its data were, np.savez(file, "
+            f"[N{''.join(f', {n}' for n in shape)}]. HINT: prepare it like the run's data; np.savez(file, "
             "name=array, ...) for several inputs."
         )
     return array.reshape(len(array), *shape).astype(like.dtype)
 
 
 def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:
-    """Checks that columns have the order of training. Raises: ConfigError where they have not."""
-    if list(found) != [str(n) for n in range(len(trained_on))]:  # pandas numbers what it knows no names of
+    """Checks that columns have the order of training. Raises: ConfigError if they do not."""
+    if list(found) != [str(n) for n in range(len(trained_on))]:  # pandas numbers unnamed columns
         check_names(path, "columns", found, trained_on)
 
 
@@ -64,12 +64,12 @@ def check_names(path: object, what: str, found: Sequence[str], trained_on: Seque
     if found and trained_on and tuple(found) != tuple(trained_on):
         raise ConfigError(
             f"{path}: its {what} are {', '.join(found)}; the run was trained on {', '.join(trained_on)}, and "
-            "would take them for these. HINT: give these, in this order."
+            "would mistake them for these. HINT: give these, in this order."
         )
 
 
 def write_outputs(path: Path, outputs: PyTree, info: DatasetInfo) -> str:
-    """Writes `outputs` and says in a few words what. A .csv holds a column a number, and of classes the best.
+    """Writes `outputs`; returns a short description. A .csv has a column per number, and the best class.
 
     Raises: ConfigError for several outputs in a file other than .npz.
     """

@@ -15,15 +15,15 @@ from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.start.dispatch import has_whole_batch
 
-_FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # of a dispatch: some 10 ms on two cores
+_FLOP_AT_ONCE, _MOST_STEPS = 1e9, 16  # per dispatch: some 10 ms on two cores
 
 
 def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
-    """Steps of one dispatch at most, as even over an epoch as it goes: several of arrays. Other data may give
-    batches of other shapes, or take long to read.
+    """The most steps per dispatch, as even over an epoch as possible. More than one only for arrays: other
+    data may give batches of different shapes, or take long to read.
 
-    auto: several where steps are short, by their operations, which all ranks have alike; one on other devices
-    than CPUs, where several were not measured.
+    auto: several if steps are short, judged by their operations, which are the same on all ranks; one on
+    devices other than CPUs, where several were not measured.
     """
     assert plan.data is not None
     assert plan.feed is not None
@@ -41,8 +41,8 @@ def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
 
 
 def _most_at_once(plan: Plan, program: Program, state: TrainState) -> int:
-    """By the model, traced on one sample a replica: 1 with loops, whose operations XLA counts once, and with
-    operations that are slow in the loop over steps.
+    """The limit from the model, traced on one sample per replica: 1 for a model with loops, whose operations
+    XLA counts once, or with operations that are slow in the loop over steps.
     """
     step, mesh = plan.settings.step, plan.group.mesh
     inputs = batch_shapes(plan.inputs, num_replicas(mesh))
@@ -54,6 +54,6 @@ def _most_at_once(plan: Plan, program: Program, state: TrainState) -> int:
     cost = forward.lower().cost_analysis() or {}
     rows = step.batch.batch_size * step.batch.accumulation
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    # Backward has two products for each one; the update, and the exchange, take some 20 for each parameter.
+    # The backward pass has two products for each forward one; update and exchange take some 20 per parameter.
     flop = cost.get("flops", _FLOP_AT_ONCE) * 3 * rows + 20 * num_parameters
     return max(1, min(_MOST_STEPS, int(_FLOP_AT_ONCE / flop)))

@@ -1,4 +1,4 @@
-"""The two ways to compute a step, and what a run must know of each: fused over all devices, or in parts."""
+"""The two ways to compute a step, fused over all devices or in parts, and what a run needs for each."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ from cyxjax.train.settings import StepPlan
 
 
 def placer_for(plan: StepPlan, mesh: Mesh, *, unpadded: bool = False) -> Placer:
-    """What puts batches where the steps of `plan` expect them. unpadded: see `RowPlacer`.
+    """The placer that puts batches where the steps of `plan` expect them. unpadded: see `RowPlacer`.
 
     Raises: ConfigError for more devices than virtual replicas.
     """
@@ -54,11 +54,11 @@ def _layout(plan: StepPlan, mesh: Mesh) -> Layout:
     if num_replicas(mesh) > num_parts:
         raise ConfigError(
             f"{num_replicas(mesh)} devices for virtual_replicas={num_parts}: each needs a part. "
-            f"HINT: use at most {num_parts} devices; another virtual_replicas gives other bits."
+            f"HINT: use at most {num_parts} devices; a different virtual_replicas gives different bits."
         )
     return Layout(mesh, num_parts)
 
 
 def has_whole_batch(plan: StepPlan, mesh: Mesh) -> bool:
-    """Whether a step has the global batch at once: on one replica, without micro-batches, not in parts."""
+    """Whether a step gets the global batch in one piece: one replica, no micro-batches, not in parts."""
     return not plan.is_exact and num_replicas(mesh) * plan.batch.accumulation == 1

@@ -1,4 +1,4 @@
-"""What a replica holds by strategy, at any number of replicas, and the cheapest that fits a device."""
+"""Memory of one replica by strategy, at any number of replicas, and the cheapest strategy that fits."""
 
 import math
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
 class Held(NamedTuple):
     """Bytes on one replica under a strategy, as a function of the number of replicas.
 
-    The state is counted leaf by leaf. Temporaries are those of two compiled programs; elsewhere they
-    are taken to be a constant and a share of a whole: constant + whole / replicas.
+    The state is counted leaf by leaf. Temporaries are measured for two compiled programs; at other numbers
+    they are assumed to be constant + whole / replicas.
     """
 
     comm: str
-    leaves: tuple[tuple[int, int, bool], ...]  # (numbers, bytes of each, whether they are cut by replicas)
+    leaves: tuple[tuple[int, int, bool], ...]  # (elements, bytes of each, whether replicas share them out)
     compiled: tuple[tuple[int, int], tuple[int, int]]  # (replicas, bytes of temporaries), few and more
 
     def state_bytes(self, replicas: int) -> int:
@@ -47,9 +47,9 @@ class Held(NamedTuple):
 
 
 def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
-    """Memory of a replica by strategy; compiled on half of `devices` (at least four) and on all.
+    """Memory of a replica by strategy; compiled on half of `devices` (at least four) and on all of them.
 
-    batch: of all devices. Nothing is put on them.
+    batch: the batch of all devices. Nothing is put on the devices.
     """
     for comm in STRATEGIES:
         step_plan = plan.settings.step._replace(comm=comm, comm_options={})
@@ -69,8 +69,8 @@ def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
 
 
 def table(held: list[Held], device_bytes: float | None) -> list[str]:
-    """Lines of at most 80 columns: bytes by number of replicas and strategy; the cheapest that fits, where a
-    size is given."""
+    """Lines of at most 80 columns: bytes by number of replicas and strategy, and the cheapest that fits if
+    `device_bytes` is given."""
     compiled = f"{held[0].compiled[0][0]} and {held[0].compiled[1][0]} devices"
     lines = [
         "held on one replica: state, which is counted, + temporaries, which are",

@@ -1,4 +1,4 @@
-"""Builds what an experiment names: data, model, loss, metrics, callbacks. Errors name the key."""
+"""Builds the parts that an experiment names: data, model, loss, metrics, callbacks. Errors name the key."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -61,14 +61,14 @@ METRICS: dict[str, Callable] = {
     "r2": R2,
     "top_k": top_k,
 }
-PIX = {  # of dm-pix, that keep an image's shape
+PIX = {  # functions of dm-pix that keep an image's shape
     *("random_brightness", "random_contrast", "random_flip_left_right", "random_flip_up_down"),
     *("random_gamma", "random_hue", "random_saturation"),
 }
 _BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
 _OWN_LOSS = ("vae",)
 _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
-"""model option -> what the data set says it should be, unless the configuration does"""
+"""model option -> the fact of the data set that sets it, unless the configuration does"""
 
 
 def data_of(config: TrainConfig) -> Splits:
@@ -80,7 +80,7 @@ def data_of(config: TrainConfig) -> Splits:
 def augment_of(config: TrainConfig) -> Augment | None:
     """The augmentation of training samples; None for none.
 
-    The functions are looked for as they are first called: who only predicts need not have them.
+    The functions are looked up when they are first called, so they need not be installed to predict.
     """
     return as_augment([_augment(one, f"data.augment.{n}") for n, one in enumerate(config.data.augment)])
 
@@ -98,12 +98,12 @@ def _augment(one: Mapping[str, Any], key: str) -> Augment:
 
 
 def model_of(config: TrainConfig, info: DatasetInfo) -> Any:
-    """The untrained model, as wide as the data need. Raises: ConfigError."""
+    """The untrained model, with the widths that the data need. Raises: ConfigError."""
     with blamed(config, "model"):
         builder = get_model(config.model.name)
         known = builder.options()
         implied = {option: getattr(info, fact) for option, fact in _WIDTH.items() if option in known}
-        if "rngs" in known:  # a flax.nnx module draws its parameters as it is made
+        if "rngs" in known:  # a flax.nnx module draws its parameters when it is created
             from flax import nnx
 
             implied["rngs"] = nnx.Rngs(config.seed)
@@ -116,13 +116,13 @@ def loss_named(name: str) -> Any:
 
 
 def optimizer_named(name: str) -> optax.GradientTransformation:
-    """The optimizer of this name in a configuration file, with its usual rate. Raises: ConfigError."""
+    """The optimizer of this name in a configuration file, with its default rate. Raises: ConfigError."""
     asked: dict[str, Any] = {"optimizer": {"name": name}}
     return build_optimizer(TrainConfig(**asked).optimizer)
 
 
 def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
-    """The loss; None for that of the model. Raises: ConfigError."""
+    """The loss; None if the model computes it. Raises: ConfigError."""
     given = config.loss
     name, options = (given, {}) if isinstance(given, str) else (given["name"], given["options"])
     if name == "auto":
@@ -136,7 +136,7 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
 
 
 def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation | None:
-    """The optimizer; None where each term of the loss has its own, and the section says nothing. Raises:
+    """The optimizer; None if each term of the loss has its own and the section sets nothing. Raises:
     ConfigError."""
     if not wants_optimizer(as_per_example(loss)) and config.optimizer == OptimizerConfig():
         return None
@@ -146,10 +146,10 @@ def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation
 
 
 def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
-    """The metrics of every task and those named: ours, functions (output, target) -> one value a sample
-    and statistics.
+    """The metrics of every task and those that `config` names: ours, functions (output, target) -> one value
+    per sample, and statistics.
 
-    An attribute `better`, "min" or "max", says which values are. Raises: ConfigError.
+    A function's attribute `better`, "min" or "max", says which values are better. Raises: ConfigError.
     """
     made: dict[str, Callable] = {}
     better: dict[str, str] = {}
@@ -179,7 +179,7 @@ def callbacks_of(config: TrainConfig) -> list[Hook]:
 
 
 def _callback(one: Mapping[str, Any], key: str) -> Hook:
-    """A class or function called with its options; a hook that is made already as it is."""
+    """The result of a class or function called with its options; a hook object unchanged."""
     found = named("callback", one["name"], CALLBACKS, key=key)
     if isinstance(found, Hook) and not one["options"]:
         return found
@@ -187,7 +187,7 @@ def _callback(one: Mapping[str, Any], key: str) -> Hook:
 
 
 def _with_options(what: str, found: Any, options: Mapping[str, Any], key: str) -> Any:
-    """`found`, which `options` are passed to as further keywords. Raises: ConfigError for one it has not."""
+    """`found` with `options` bound as keywords. Raises: ConfigError for an option it does not take."""
     is_function = options and not isinstance(found, type)
     given = checked_options(what, found, options, key) if is_function else options
     return partial(found, **given) if given else found

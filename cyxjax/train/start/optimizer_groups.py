@@ -37,7 +37,7 @@ class OptimizerGroup(NamedTuple):
 def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
     """A group for each optimizer and turn among the loss's terms. optimizer: for terms without their own.
 
-    Raises: ConfigError for what is no optimizer.
+    Raises: ConfigError for an object that is not an optimizer.
     """
     found: dict[tuple, OptimizerGroup] = {}
     for term in terms_of(loss):
@@ -54,13 +54,13 @@ def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
 
 
 def wants_optimizer(loss: PerExample) -> bool:
-    """Whether one of its terms has none."""
+    """Whether one of its terms has no optimizer."""
     return any(term.optimizer is None for term in terms_of(loss))
 
 
 def with_loss_value(groups: Sequence[OptimizerGroup]) -> list[OptimizerGroup]:
-    """`groups` whose optimizer is passed the loss of a step; of several each has losses of its own, and is
-    passed none."""
+    """`groups` whose optimizer receives the loss of a step; several groups have losses of their own, and
+    receive none."""
     if len(groups) > 1:
         return list(groups)
     return [group._replace(optimizer=with_value(group.optimizer)) for group in groups]
@@ -93,7 +93,7 @@ def build_grouped(
 
 
 def owners(groups: Sequence[OptimizerGroup], names: Sequence[str]) -> list[str]:
-    """By parameter, the group that trains it. Raises: ConfigError naming a parameter or a pattern."""
+    """The group that trains each parameter. Raises: ConfigError naming a parameter or a pattern."""
     for term in (term for group in groups for term in group.terms):
         for pattern in term.route or ():
             if not any(matches(name, (pattern,)) for name in names):
@@ -109,7 +109,7 @@ def _owner(groups: Sequence[OptimizerGroup], name: str) -> str:
     if len(found) != 1:
         raise ConfigError(
             f"{name!r} is trained by {' and '.join(map(repr, found)) or 'no term of the Task'}, expected one "
-            "optimizer and turn. HINT: `trains` with patterns that cover each parameter once; the "
-            "configuration's `trainable` leaves one out."
+            "optimizer and turn. HINT: give `trains` patterns that cover each parameter once; the "
+            "configuration's `trainable` excludes one."
         )
     return found[0]

@@ -27,24 +27,24 @@ _Make = TypeVar("_Make", bound=Callable[..., "Optimizer"])
 
 
 class Optimizer(optax.GradientTransformation):
-    """An optax transformation with `lr`, its peak learning rate. Any optax transformation does as well."""
+    """An optax transformation with `lr`, its peak learning rate. Any other optax transformation works too."""
 
-    made_with: Mapping[str, Any] = MappingProxyType({})  # the name of what made it, and what that was given
-    remade: Any = None  # (lr=, weight_decay=) -> the same with other numbers; None of one with groups
+    made_with: Mapping[str, Any] = MappingProxyType({})  # the name and arguments of the function that made it
+    remade: Any = None  # (lr=, weight_decay=) -> a copy with these numbers; None if it has groups
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
-    ddp: Any = None  # the wrapped model whose parameters it was given, as torch's are
-    made_lr: Any = None  # what it was made with: a number, a schedule, or None where it is not known
+    ddp: Any = None  # the wrapped model whose parameters it was given, as in torch
+    made_lr: Any = None  # the rate it was made with: a number, a schedule, or None if not known
     rate_factor: float = 1.0  # what an update is multiplied by, since `lr` was set
-    is_compiled: bool = False  # a trainer has it, whose step holds its rate
-    at_rate: Any = None  # the same made again, for a trainer, with the rate that was set before
+    is_compiled: bool = False  # a trainer uses it, whose compiled step contains its rate
+    at_rate: Any = None  # a copy for a trainer, made with the rate that was set before
     _lr: Any = None
 
     @property
     def lr(self) -> Any:
-        """The learning rate: a number, a schedule, or None where it is not known.
+        """The learning rate: a number, a schedule, or None if it is not known.
 
-        Set to another number it holds from the next `step()` on, in a loop written by hand; all ranks set it
-        alike. Raises: ConfigError for the optimizer of a trainer; TypeError for one made with a schedule.
+        In a hand-written loop, a new value takes effect at the next `step()`; all ranks must set the same.
+        Raises: ConfigError for the optimizer of a trainer; TypeError for one made with a schedule.
         """
         return self._lr
 
@@ -52,37 +52,37 @@ class Optimizer(optax.GradientTransformation):
     def lr(self, lr: Any) -> None:
         if self.is_compiled:
             raise ConfigError(
-                f"lr={lr!r} is set of an optimizer that a trainer has, whose step is compiled with "
-                f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), factors of it by "
+                f"lr={lr!r} cannot be set: a trainer uses this optimizer, and its step is compiled with "
+                f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), a factor for each "
                 "step, or callbacks=[cx.ReduceLROnPlateau()]."
             )
         self.rate_factor, self._lr = float(lr) / self.made_lr, float(lr)
 
     def step(self) -> None:
-        """`ddp.update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
+        """Calls `update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
         self._bound("update_parameters(optimizer)").update_parameters(self)
 
     def zero_grad(self) -> None:
-        """`ddp.zero_grad()`, likewise."""
+        """Calls `zero_grad()` of the ddp it was made with. Raises: ConfigError without one."""
         self._bound("zero_grad()").zero_grad()
 
     def _bound(self, call: str) -> Any:
         if self.ddp is None:
             raise ConfigError(
-                f"this optimizer has no model. HINT: ddp.{call}, or cx.AdamOptimizer(ddp, lr=0.001)."
+                f"this optimizer has no model. HINT: call ddp.{call}, or use cx.AdamOptimizer(ddp, lr=0.001)."
             )
         return self.ddp
 
 
 def named_rate(transformation: optax.GradientTransformation, lr: Any) -> Optimizer:
-    """`transformation`, made with the rate `lr`."""
+    """`transformation` as an `Optimizer` with the rate `lr`."""
     optimizer = Optimizer(transformation.init, transformation.update)
     optimizer.made_lr = optimizer._lr = lr
     return optimizer
 
 
 def for_trainer(optimizer: Any) -> Any:
-    """`optimizer` at the rate that was set, the same at each call, and its `lr` fixed; others as they are."""
+    """`optimizer` at the rate that was set, the same at each call, with `lr` now fixed; others unchanged."""
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if not optimizer.is_compiled and optimizer.rate_factor != 1.0:
@@ -95,7 +95,7 @@ def for_trainer(optimizer: Any) -> Any:
 
 
 def _remembering(make: _Make) -> _Make:
-    """`make`, whose optimizers can be made again with other numbers."""
+    """`make`, whose optimizers can be made again with different numbers."""
     takes = signature(make)
 
     @wraps(make)
@@ -123,7 +123,7 @@ def _owner(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any
         return ddp, args[1:]
     if first is not None and "lr" in given:
         raise ConfigError(
-            f"{name} was given a {type(first).__name__} before its learning rate. HINT: {name}(0.001), and "
+            f"{name} was given a {type(first).__name__} before its learning rate. HINT: {name}(0.001), as "
             f"the trainer or ddp.update_parameters(optimizer) knows the parameters; or {name}(ddp, lr=0.001)."
         )
     return None, args
@@ -190,7 +190,7 @@ def AdaGradOptimizer(lr: Rate = 0.01, eps: float = 1e-10) -> Optimizer:
 
 
 def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
-    """The optimizer an experiment's `optimizer` section describes, but for its groups; with `lr` where known.
+    """The optimizer that an experiment's `optimizer` section describes, without groups; with `lr` if known.
 
     Raises: ConfigError whose key is below `optimizer`, for an argument that the rule does not take.
     """
@@ -210,15 +210,15 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
             _with_l2(decay, _called(section, rule, **given, learning_rate=section.lr)), section.lr
         )
     known = {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
-    if section.name in OPTAX_CONTRIB:  # loaded where it is asked for alone
+    if section.name in OPTAX_CONTRIB:  # imported only if it is used
         known[section.name] = getattr(import_module("optax.contrib"), section.name)
     found = named("optimizer", section.name, known)
     given = {key: getattr(section, key) for key in section.model_fields_set - {"name", "options", "groups"}}
     if isinstance(found, optax.GradientTransformation):
         if given or section.options:
             raise ConfigError(
-                f"optimizer {section.name!r} is made already and takes no options. HINT: name a "
-                "function that makes it.",
+                f"optimizer {section.name!r} is an optimizer already and takes no options. HINT: "
+                "name a function that creates one.",
                 key="optimizer.name",
             )
         return found
@@ -261,12 +261,12 @@ def _moments(section: OptimizerConfig) -> dict[str, Any]:
 
 
 def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
-    """`optimizer` with other settings for the parameters whose name matches a group's pattern.
+    """`optimizer` with different settings for parameters whose name matches a group's pattern.
 
-    Groups are such as {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
-    {"match": "embed/*", "frozen": True}. The first match counts; names are those of checkpoints
-    (`Dense_0/kernel`). A schedule or a factor moves all rates alike. Other rates need a rule of cyxjax.
-    Raises: ValueError for a key that is none; ConfigError, before training, for a group without parameters.
+    Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
+    {"match": "embed/*", "frozen": True}. The first match applies; names are those of checkpoints
+    (`Dense_0/kernel`). A schedule or factor scales all rates equally. Own rates need an optimizer of cyxjax.
+    Raises: ValueError for an unknown key; ConfigError, before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
     own = {str(n): _rule_of(optimizer, group) for n, group in enumerate(made)}
@@ -281,8 +281,8 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
         for n, group in enumerate(made):
             if str(n) not in found:
                 raise ConfigError(
-                    f"group {group.match!r} has no parameter: none has such a name, or all belong to a group "
-                    f"before it. HINT: {nearest(group.match, names)}",
+                    f"group {group.match!r} has no parameter: no name matches, or all that match are in an "
+                    f"earlier group. HINT: {nearest(group.match, names)}",
                     key=f"optimizer.groups.{n}",
                 )
         return jax.tree.unflatten(jax.tree.structure(params), found)

@@ -34,7 +34,7 @@ def test_ctrl_c_is_one_line_also_while_modules_load(monkeypatch, capsys):
     assert capsys.readouterr().err == "cyxjax: interrupted. HINT: run the same command again.\n"
     monkeypatch.setattr("cyxjax.config.load.load_config", pressed)
     assert importlib.import_module("cyxjax.train.__main__").main([]) == 130
-    assert "to go on" in capsys.readouterr().err
+    assert "to continue" in capsys.readouterr().err
     monkeypatch.setattr("cyxjax.launch.options.parse", pressed)
     assert importlib.import_module("cyxjax.launch.__main__").main(["x.py"]) == 130
 

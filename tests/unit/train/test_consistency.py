@@ -99,7 +99,7 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
     own["blocks"] = "4" * 12, "/home/me/blocks.py"
     trainer(linen.Dense(3)).load_checkpoint(str(tmp_path))
     said = capsys.readouterr().err
-    assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: what is loaded" in said
+    assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: the loaded" in said
     assert "nets.py" not in said
     parts = comparison.code_facts() | {"the code of cyxjax/core": "0" * 12}
     monkeypatch.setattr(comparison, "code_facts", lambda: parts)

@@ -84,7 +84,7 @@ def test_steps_made_again_count_once_and_damage_is_mended_at_the_resume(tmp_path
     newest.rename(tmp_path / "gone")
     fit(tmp_path, max_steps=11)
     assert audit.main([str(tmp_path)]) == 0
-    assert "13 steps, 2 of them made again after a restart" in capsys.readouterr().out
+    assert "13 steps, 2 of them repeated after a restart" in capsys.readouterr().out
     path = tmp_path / "ledger.jsonl"
     lines = path.read_text().splitlines()
     lines[2] = lines[2].replace('"samples": 16', '"samples": 17')

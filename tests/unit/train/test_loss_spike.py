@@ -105,7 +105,7 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     one = fit(tmp_path / "a")
     shown = capsys.readouterr().out
     assert "in steps 13 to 15, usually" in shown
-    assert f"checkpoint of step 10, on with the samples after sample {15 * BATCH} of epoch 1." in shown
+    assert f"step 10, continuing with the samples after sample {15 * BATCH} of epoch 1." in shown
     history = one.history
     assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
     assert history.rollback_samples == [15 * BATCH]

@@ -61,7 +61,7 @@ def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch)
 def test_a_fit_that_saves_nothing_makes_no_folder_and_leaves_an_earlier_run_s_as_it_is(cwd, capsys):
     fitted(At(1, lambda info: os.kill(os.getpid(), signal.SIGUSR1)), verbose=True)
     assert os.listdir(cwd) == []
-    assert "SIGUSR1 asks for a checkpoint, but they are off" in capsys.readouterr().out
+    assert "SIGUSR1 asks for a checkpoint, but checkpoints are off" in capsys.readouterr().out
     fitted(checkpoint_every_n_steps=2)  # into ./checkpoints, the default
     (cwd / "checkpoints" / "step_00000099.tmp-ab-1").mkdir()
     before = everything(cwd)

@@ -61,7 +61,7 @@ def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cyxjax.observe.report.page.write", Mock(side_effect=MemoryError("no room\nat all")))
     run_experiment(tmp_path / "run")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert "report.html was not drawn: MemoryError: no room" in line
+    assert "report.html was not written: MemoryError: no room" in line
 
 
 def test_what_is_set_while_a_fit_runs_counts_from_the_next(tmp_path, two_devices):
