@@ -1,4 +1,4 @@
-"""Data-parallel training on JAX: torch DDP's words, JAX's speed. `import cyxjax as cx`.
+"""Data-parallel training on JAX with the names of torch DDP. `import cyxjax as cx`.
 
 Names are loaded on first use (PEP 562), so that importing the package, its launcher or its command
 line touches neither jax nor a device.

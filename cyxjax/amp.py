@@ -1,4 +1,4 @@
-"""`cx.amp`: mixed precision for hand-written loops. The trainer's `precision` is the short way."""
+"""`cx.amp`: mixed precision for hand-written loops. With the trainer, set `precision` instead."""
 
 from cyxjax.core.precision import autocast
 from cyxjax.distributed.grad_scaler import GradScaler

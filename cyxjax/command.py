@@ -1,4 +1,4 @@
-"""The habits of all our command lines: one line for a wrong word, and help that a pipe may cut short."""
+"""What all our command lines share: one-line errors for wrong arguments, and help that a pipe may cut off."""
 
 import argparse
 import difflib
@@ -14,9 +14,9 @@ from cyxjax.errors import ConfigError
 
 
 def open_closed_streams() -> None:
-    """Puts the null device where this process was started without standard input, output or error.
+    """Opens the null device as standard input, output or error if this process was started without it.
 
-    Otherwise the next file that is opened takes the number, and what is printed goes into that file.
+    Otherwise the next opened file would get that descriptor, and printed text would go into that file.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -32,7 +32,7 @@ def open_closed_streams() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are ConfigErrors of one line. example: a line of help that works as it stands."""
+    """argparse whose errors are one-line ConfigErrors. example: a command that works, shown in the help."""
 
     def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
         if example:
@@ -64,7 +64,7 @@ def number(low: float, high: float, kind: type = int) -> Callable[[str], Any]:
         try:
             value = kind(text)
         except ValueError:
-            value = math.nan  # is between no bounds
+            value = math.nan  # outside any bounds
         if not low <= value <= high:
             what = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"{text[:40]!r}; expected {what} from {low} to {high}")
@@ -74,7 +74,7 @@ def number(low: float, high: float, kind: type = int) -> Callable[[str], Any]:
 
 
 def existing_folder(word: str) -> Path:
-    """The folder that a word of the command line names, which must be there: a type for argparse."""
+    """The folder named on the command line, which must exist: a type for argparse."""
     if not Path(word).is_dir():
         raise argparse.ArgumentTypeError(f"{word}: no such folder")
     return Path(word)
@@ -84,7 +84,7 @@ def existing_folder(word: str) -> Path:
 def quiet_output() -> Iterator[None]:
     """A block in which nothing reaches standard output: what is written there, by C++ too, goes to stderr.
 
-    So that a script reads one document afterwards, and nothing else.
+    A script that reads standard output then gets only the document that is printed after the block.
     """
     sys.stdout.flush()
     kept = os.dup(1)
@@ -98,7 +98,7 @@ def quiet_output() -> Iterator[None]:
 
 
 def show(text: str) -> None:
-    """Writes `text` to standard output; a reader that has left (`| head`) is no error."""
+    """Writes `text` to standard output; a closed pipe (`| head`) is not an error."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -107,5 +107,5 @@ def show(text: str) -> None:
 
 
 def drop_output() -> None:
-    """Sends what is still buffered nowhere: Python's flush at exit must not meet the closed pipe."""
+    """Discards what is still buffered: Python's flush at exit must not write to the closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

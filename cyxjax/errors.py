@@ -1,9 +1,9 @@
 """One small family of errors. Every message says what was found, what was expected, where it came
 from, and ends with `HINT:` and one thing to do.
 
-The exit codes below are what `cyxjax.train` and `cyxjax.launch` end with. `TABLE` has the errors of other
-libraries and of the system that have one known cause, and the line that says it: rows are tried in order.
-`translated` is the block around a call that raises them; our commands look there for what nobody translated.
+The exit codes below are what `cyxjax.train` and `cyxjax.launch` end with. `TABLE` lists errors of other
+libraries and of the system that have one known cause, with a message that names it; rows are tried in order.
+`translated` is a block around calls that raise them; our commands look up errors that were not translated.
 """
 
 import difflib
@@ -19,7 +19,7 @@ EXIT_INFRASTRUCTURE = 3  # the restart budget is spent
 EXIT_SECONDARY = 75  # this rank failed only because a peer failed first
 EXIT_HANG = 124  # the watchdog ended a run that made no progress
 EXIT_INTERRUPT = 130  # Ctrl-C
-EXIT_PREEMPTED = 143  # SIGTERM, after a good save: rerun the same command to go on
+EXIT_PREEMPTED = 143  # SIGTERM, after a good save: rerun the same command to continue
 
 
 class CyxjaxError(Exception):
@@ -29,7 +29,7 @@ class CyxjaxError(Exception):
 class ConfigError(CyxjaxError, ValueError):
     """A bad configuration value, environment variable or argument. Ends a command with exit code 2.
 
-    key: the key of the configuration that it is about, as far as who raises it knows; "" for none.
+    key: the configuration key that the error is about; "" if there is none, or it is not known.
     """
 
     def __init__(self, *text: object, key: str = "") -> None:
@@ -42,22 +42,22 @@ class DataError(CyxjaxError, ValueError):
 
 
 class WrappingError(DataError):
-    """A whole number too large for the devices, and the row it stands in, of the batches placed together."""
+    """An integer too large for the devices, and its row among the batches placed together."""
 
     def __init__(self, value: int, row: int, dtype: str):
         self.value, self.row, self.dtype = value, row, dtype
         super().__init__(
-            f"row {row}: {value} does not fit {dtype}, as which jax keeps whole numbers, and "
-            "would become another class or token. HINT: number classes and tokens from 0 on."
+            f"row {row}: {value} does not fit {dtype}, in which jax keeps whole numbers, and "
+            "would become a different class or token. HINT: number classes and tokens from 0."
         )
 
 
 class GroupError(CyxjaxError, RuntimeError):
-    """The group of processes: not initialized, a peer missing, a backend that is not there."""
+    """The group of processes: not initialized, a peer missing, a backend not available."""
 
 
 class DesyncError(GroupError):
-    """Ranks that should agree do not: other program, other shapes, other parameters."""
+    """Ranks that should agree do not: they have different programs, shapes or parameters."""
 
 
 class SpawnError(GroupError):
@@ -77,7 +77,7 @@ class DamagedStep(CheckpointError):
 
 
 class OtherStateError(CheckpointError):
-    """A checkpoint that holds other arrays than are wanted. unlike: what is the matter with each, by name."""
+    """A checkpoint whose arrays are not those expected. unlike: the problem with each, by its name."""
 
     def __init__(self, text: str, unlike: Mapping[str, str]) -> None:
         super().__init__(text)
@@ -85,7 +85,7 @@ class OtherStateError(CheckpointError):
 
 
 class NotSavedError(CheckpointError):
-    """Training is over, its parameters are in memory, and the final state is on no disk."""
+    """Training is over and its parameters are in memory, but the final state could not be saved."""
 
 
 class OutOfMemoryError(CyxjaxError, RuntimeError):
@@ -93,7 +93,7 @@ class OutOfMemoryError(CyxjaxError, RuntimeError):
 
 
 class BadStepError(CyxjaxError, RuntimeError):
-    """Training should not go on from the step that led to `position` (cyxjax.train.hooks.hook.Position).
+    """Training should not continue from the step that led to `position` (cyxjax.train.hooks.hook.Position).
 
     good_step: the newest step whose state is sound, as far as is known. brief: what happened, in a clause.
     """
@@ -218,7 +218,7 @@ TABLE = (
         "argument `train` of the model's __call__, which the trainer sets.",
     ),
 )
-# What else the system says, of files above all: for commands, which have no traceback to show.
+# Other errors of the system, mostly about files: for commands, which show no traceback.
 _OF_THE_SYSTEM = (
     Known("OSError", r"\[Errno (?:28|122)\] (.*)", "{0}. HINT: free space there, then run it again."),
     Known("OSError", r"(?:\[Errno -?\d+\] )?(.*)", "{0}. HINT: check path and permissions."),
@@ -227,7 +227,7 @@ _OF_THE_SYSTEM = (
 
 
 def known(error: BaseException, *, system: bool = False) -> CyxjaxError | None:
-    """Our error for `error`; None for one that is not in the table. system: for any error of the system."""
+    """Our error for `error`; None for one that is not in the table. system: also for its other errors."""
     kinds, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     for row in TABLE + _OF_THE_SYSTEM * system:
         found = row.kind in kinds and re.fullmatch(row.pattern, text, re.DOTALL)

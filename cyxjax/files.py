@@ -1,8 +1,8 @@
 """Shared functions for files, and for secrets in text. Standard library only.
 
-A file is written whole (a reader or a crash sees the old one or the new one), or appended to (all of a piece
-or nothing of it). Every file that is read or appended to is opened by `open_plain`: a plain file, for a FIFO
-would block and a device would never end.
+A file is written whole (after a crash, and for a reader, it is the old one or the new one), or appended to
+(all of the data or none of it). Files to read are opened by `open_plain`, which accepts only plain files: a
+FIFO would block and a device would never end.
 """
 
 import errno
@@ -27,9 +27,9 @@ def write_whole(
 ) -> None:
     """Replaces the file at `path` by `data` (text as UTF-8) in one step; what it wrote survives a power cut.
 
-    mode: of the file, less the umask. A symbolic link is replaced, not followed. synced: false where a file
-    that a power cut damages is noticed by who reads it; then nothing waits for the disk.
-    Raises: OSError; the file is then as it was before. Also where `path` is a FIFO, a device or a folder.
+    mode: of the file, less the umask. A symbolic link is replaced, not followed. synced: False where the
+    reader would notice a file damaged by a power cut; then nothing waits for the disk.
+    Raises: OSError, also where `path` is a FIFO, a device or a folder; the file is then unchanged.
     """
     with replacing(path, synced=synced) as draft:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
@@ -39,9 +39,9 @@ def write_whole(
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[Path]:
-    """A path to write a new file at, which takes the place of `path` when the block ends well.
+    """A path to write a new file at, which replaces `path` when the block succeeds.
 
-    Raises: OSError; the file is then as it was before. Also where `path` is a FIFO, a device or a folder.
+    Raises: OSError, also where `path` is a FIFO, a device or a folder; the file is then unchanged.
     """
     path = Path(path)
     _refuse_special(path)
@@ -69,9 +69,9 @@ def sync_file(path: str | os.PathLike[str]) -> None:
 
 
 def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r", "ab", "a"], **options: Any) -> IO[Any]:
-    """Opens a plain file, or what a link to one points to; to append, the file is made if it is missing.
+    """Opens a plain file, or what a link to one points to; to append, a missing file is created.
 
-    options: as of `open`. Raises: OSError, without waiting, for what is missing, unreadable or no plain file.
+    options: of `open`. Raises: OSError, without waiting, if it is missing, unreadable or not a plain file.
     """
     flags = os.O_RDONLY if "r" in mode else os.O_WRONLY | os.O_APPEND | os.O_CREAT
     # O_NONBLOCK: opening a FIFO would wait for its other end.
@@ -85,7 +85,7 @@ def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r", "ab", "a"]
 
 
 def append(path: str | os.PathLike[str], data: bytes, *, durable: bool = True) -> None:
-    """Puts all of `data` at the end of the file and on the disk, or nothing of it.
+    """Appends all of `data` to the file and waits until it is on the disk, or appends none of it.
 
     durable: waits for the disk; without it a power cut, not a crash of the process, may lose the data.
     Raises: OSError; also where `path` is a symbolic link, which is not followed.
@@ -108,7 +108,7 @@ def append(path: str | os.PathLike[str], data: bytes, *, durable: bool = True) -
 def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> bytes:
     """The bytes of a plain file, or of what a link to one points to.
 
-    Raises: OSError, within no time, for what is missing, unreadable, no plain file, or above `max_bytes`.
+    Raises: OSError, immediately, if it is missing, unreadable, not a plain file, or above `max_bytes`.
     """
     with open_plain(path, "rb") as file:
         if max_bytes is not None and os.fstat(file.fileno()).st_size > max_bytes:
@@ -117,7 +117,7 @@ def read_plain(path: str | os.PathLike[str], max_bytes: int | None = None) -> by
 
 
 def text_in(path: str | os.PathLike[str]) -> str:
-    """The text of a file of the system or of a process of ours; "" where there is none, or no longer."""
+    """The text of a file of the system or of a process of ours; "" if it does not exist, or no longer."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -130,7 +130,7 @@ def readable(
     kind: type[CyxjaxError] = DataError,
     hint: str = "check the file, or take another copy",
 ) -> Iterator[None]:
-    """A block that reads `path`: what the library of a format raises there becomes a `kind` with its name.
+    """A block that reads `path`: an exception of a format's library becomes a `kind` that names the path.
 
     Raises: `kind`; our own errors as they are.
     """
@@ -144,9 +144,9 @@ def readable(
 
 
 def read_json_lines(path: str | os.PathLike[str], max_bytes: int | None = None) -> list[dict[str, Any]]:
-    """The JSON objects that the lines of a file hold; [] without a file. A line torn by a crash is left out.
+    """The JSON objects that the lines of a file hold; [] without a file. A line cut by a crash is skipped.
 
-    Raises: OSError, as `read_plain` does, for a file that is there.
+    Raises: OSError, as `read_plain` does, for a file that exists.
     """
     found = []
     raw = read_plain(path, max_bytes) if os.path.exists(path) else b""
@@ -163,7 +163,7 @@ def refuse_special(path: str | os.PathLike[str]) -> None:
 
 
 def _refuse_special(path: str | os.PathLike[str]) -> None:
-    """As `refuse_special`, but nothing there is as good: /dev/null or /dev/stdout must not be replaced."""
+    """As `refuse_special`, but `path` may be missing: /dev/null or /dev/stdout must not be replaced."""
     with suppress(FileNotFoundError):
         refuse_special(path)
 
@@ -186,9 +186,9 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def flock_now(fd: int, *, shared: bool = False) -> bool:
-    """Takes the kernel's lock on `fd`, until it is closed; False if another has it.
+    """Takes the kernel's lock on `fd`, until it is closed; False if another process holds it.
 
-    shared: beside others that share it. Raises: OSError where there are no locks.
+    shared: together with others that share it. Raises: OSError where the file system has no locks.
     """
     import fcntl
 
@@ -207,7 +207,7 @@ def try_flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def unflock(fd: int) -> None:
-    """Gives the kernel's lock on `fd` back, also for forked children that have it open."""
+    """Releases the kernel's lock on `fd`, also for forked children that have it open."""
     import fcntl
 
     fcntl.flock(fd, fcntl.LOCK_UN)
@@ -217,7 +217,7 @@ _SECRET_NAME = re.compile(
     r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|passphrase|credentials?|signature)$", re.IGNORECASE
 )
 _HIDDEN = "[redacted]"
-# Lengths are bounded, so that no text makes these slow. What stands in front of a secret is group 1.
+# Lengths are bounded, so that no text makes these slow. Group 1 is what precedes the secret.
 _SECRETS = tuple(
     re.compile(pattern)
     for pattern in (

@@ -1,6 +1,6 @@
-"""A thing by its name: one of ours, one that an installed package offers, or `module:attribute` of one's own.
+"""Objects by name: cyxjax's own, those that installed packages offer, and your own as `module:attribute`.
 
-A package offers a thing as an entry point of the group of its kind, for example in its pyproject.toml
+A package offers an object as an entry point of the group of its kind, for example in its pyproject.toml
     [project.entry-points."cyxjax.models"]
     tiny = "tiny_package.nets:Tiny"
 """
@@ -35,10 +35,10 @@ _KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real}  # of a defa
 
 
 def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", key: str = "name") -> Any:
-    """What `name` stands for among things of `kind`; ours come first. Imports what is not ours.
+    """The object of `kind` that `name` stands for; cyxjax's own come first, others are imported.
 
-    unknown: what to say of a name that nobody knows. key: of the configuration, as in ConfigError.
-    Raises: ConfigError for a name that nobody knows, and for a module or attribute that cannot be had.
+    unknown: the message for an unknown name. key: of the configuration, as in ConfigError.
+    Raises: ConfigError for an unknown name, and for a module or attribute that cannot be imported.
     """
     if name in ours:
         return ours[name]
@@ -54,7 +54,7 @@ def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", k
         return EntryPoint(name, path, GROUPS.get(kind, kind)).load()
     except (ImportError, AttributeError, ValueError) as err:  # what else a module raises is its own error
         raise ConfigError(
-            f"{kind} {path!r}: {' '.join(str(err).split())}. HINT: write module:attribute, of a module in "
+            f"{kind} {path!r}: {' '.join(str(err).split())}. HINT: write module:attribute, for a module in "
             f"{here} or an installed package; see python -c 'import {path.partition(':')[0]}'.",
             key=key,
         ) from err
@@ -65,7 +65,7 @@ def _offered_once(kind: str, name: str) -> str | None:
     found = {one.value: one for one in entry_points(group=GROUPS[kind], name=name)}
     if len(found) > 1:
         both = " and ".join(sorted(str(one.dist and one.dist.name) for one in found.values()))
-        raise ConfigError(f"{both} offer a {kind} named {name!r} each. HINT: uninstall one.")
+        raise ConfigError(f"{both} each offer a {kind} named {name!r}. HINT: uninstall one.")
     return next(iter(found), None)
 
 
@@ -75,7 +75,7 @@ def is_known(kind: str, name: str, ours: Mapping[str, Any]) -> bool:
 
 
 def known_or(kind: str, name: str, ours: Mapping[str, Any]) -> str:
-    """The name nearest to `name`, or all there are, and the form of one's own."""
+    """The known name nearest to `name`, or all of them and how to name your own."""
     near = nearest(name, [*ours, *offered(kind)])
     return near if near.startswith("Did you mean") else f"{near} Your own is named module:attribute."
 
@@ -94,10 +94,10 @@ def checked_options(
     hands_on: Callable | None = None,
     own: Collection[str] = (),
 ) -> dict[str, Any]:
-    """`options`, each of its default's kind, or its annotation's where it has none; 1e3 is a whole number.
+    """`options`, each checked for the type of its default, else of its annotation; 1e3 is a whole number.
 
-    Else half a rank, or "no" for false, would be taken, or end in the library's own words.
-    hands_on: its keywords are what `function` takes as **keywords. own: parameters that are no options.
+    Without the check rank=0.5, or "no" for False, would be accepted, or fail with the library's message.
+    hands_on: the function to which `function` passes its **keywords. own: parameters that are no options.
     Raises: ConfigError whose key is below `key`.
     """
     known, checked = dict(signature(function).parameters), dict(options)
@@ -135,9 +135,9 @@ def called(
     own: Collection[str] = (),
     **given: Any,
 ) -> Any:
-    """`function` called with `given` and `options`, which come first; see `checked_options`.
+    """Calls `function` with `given` and `options`, which take precedence; see `checked_options`.
 
-    Raises: ConfigError whose key is `key`, or below it, for options that it does not take.
+    Raises: ConfigError whose key is `key`, or below it, for options that `function` does not accept.
     """
     given |= checked_options(what, function, options, key, own=own)
     try:
@@ -161,9 +161,9 @@ def _kind_of(parameter: Parameter) -> type | None:
 
 
 def extra(module: str, install: str) -> Any:
-    """A module of a library that cyxjax does not depend on. install: what pip is to install.
+    """A module of a library that cyxjax does not depend on. install: the package for pip.
 
-    Raises: ConfigError with the command.
+    Raises: ConfigError with the pip command.
     """
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Every name in a run folder, in one place. Nothing here opens, makes or writes anything."""
+"""All names in a run folder. Nothing here opens, creates or writes a file."""
 
 import os
 import re
@@ -31,7 +31,7 @@ class RunFolder:
 
     @property
     def data(self) -> Path:
-        """What a model must know of the data: the run's can be made again without them."""
+        """What a model must know about the data, so that the run's model can be rebuilt without them."""
         return self.root / "data.json"
 
     @property
@@ -40,12 +40,12 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        """Which samples each step saw, a line a step."""
+        """Which samples each step used, one line per step."""
         return self.root / "ledger.jsonl"
 
     @property
     def bits(self) -> Path:
-        """Digests of an exact run's state every so many steps."""
+        """Digests of an exact run's state, at regular intervals."""
         return self.root / "bits.jsonl"
 
     @property
@@ -81,25 +81,25 @@ class RunFolder:
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """What a run writes of itself besides checkpoints and a tracker's files, each in one file."""
+        """The files a run writes about itself, besides checkpoints and a tracker's files."""
         tables = (self.history, self.metrics, self.metrics_table, self.events, self.report)
         return self.config, self.data, self.ledger, self.bits, self.goodput, *tables
 
     def profile(self, rank: int) -> Path:
-        """Traces of a rank, and the page of what they say."""
+        """Traces of a rank, and the page that summarizes them."""
         return self.root / "profile" / f"rank_{rank}"
 
     def black_box(self, step: int) -> Path:
-        """What is needed to run a step again that was not finite."""
+        """What is needed to rerun a step that was not finite."""
         return self.root / f"black_box_step{step}"
 
     def refuse_unusable(self) -> None:
-        """Raises: ConfigError for a folder that cannot be made, or that holds other things and no run."""
+        """Raises: ConfigError for a folder that cannot be created, or that holds other files and no run."""
         for key, path in (("run_dir", self.root), ("checkpoint_dir", self.checkpoints)):
             path = Path(os.path.abspath(path))
             there = next(one for one in (path, *path.parents) if os.path.lexists(one))
             if not there.is_dir():
-                raise ConfigError(f"{key}={path}: {there} is no folder. HINT: name another one.", key=key)
+                raise ConfigError(f"{key}={path}: {there} is not a folder. HINT: name another.", key=key)
         found = sorted(os.listdir(self.root)) if self.root.is_dir() else []
         inside = self.checkpoints.is_relative_to(self.root) and self.checkpoints != self.root
         first = [self.checkpoints.relative_to(self.root).parts[0]] if inside else []

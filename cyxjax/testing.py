@@ -1,5 +1,5 @@
 """`cx.testing`, for tests of your own training code: ranks on this machine, several devices in one process,
-and whether several train as one does.
+and a check that several devices train a model as one does.
 """
 
 import io
@@ -18,16 +18,16 @@ from cyxjax.errors import SpawnError
 from cyxjax.launch.backend.jax_private import backend_runs
 
 PyTree = Any
-_MOST = 8  # CPU devices that jax is started with, so that a later test may have more than an earlier one
+_MOST = 8  # CPU devices that jax is started with, so that a later test may use more than an earlier one
 _SHOWN = 3
 
 
 @contextmanager
 def devices(count: int) -> Iterator[None]:
-    """This process alone, with a group of `count` devices, for the block; virtual ones on a CPU.
+    """A block in which this process is a group of one with `count` devices, virtual ones on a CPU.
 
-    jax gets 8 at its first use, and keeps what it has started with.
-    Raises: GroupError where it has started with fewer.
+    jax starts with at least 8 CPU devices at its first use, and keeps that number.
+    Raises: GroupError if jax has started with fewer than `count`.
     """
     process_group.finalize()
     process_group.init(cpu_devices=None if backend_runs() else max(_MOST, count))
@@ -41,10 +41,10 @@ def devices(count: int) -> Iterator[None]:
 def run_ranks(
     num_ranks: int, fn: Callable[..., Any], *args: Any, devices: int = 1, timeout_s: float = 300.0
 ) -> list[Any]:
-    """What `fn(*args)` returns in each of `num_ranks` fresh processes of one group, by rank.
+    """What `fn(*args)` returns in each of `num_ranks` new processes of one group, by rank.
 
-    fn: a function of a module, not of a notebook; it returns JSON values and arrays (tuples come back as
-    lists). devices: virtual CPU devices of each rank.
+    fn: a function of a module, not of a notebook; it returns JSON values and arrays (tuples become lists).
+    devices: virtual CPU devices of each rank.
     Raises: SpawnError with the first failed rank's traceback, also after `timeout_s`; no process is left.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def run_ranks(
         assert isinstance(running, Spawned)
         try:
             if not running.join(timeout_s):
-                raise SpawnError(-1, f"{fn.__name__}: ranks still ran after {timeout_s:g} s. HINT: timeout_s")
+                raise SpawnError(-1, f"{fn.__name__}: no end within {timeout_s:g} s. HINT: raise timeout_s.")
         finally:
             running.stop()
         texts = [Path(folder, str(rank)).read_text() for rank in range(num_ranks)]
@@ -90,8 +90,8 @@ def check_replicas(
 ) -> None:
     """Returns if `replicas` devices train `model` as one device does, on the same global batches.
 
-    data: as `fit` takes it. batch_size: samples of a step, over all devices. optimizer: SGD without one; a
-    rule that divides by a gradient's size (Adam) makes much of rounding. config: further keys, such as
+    data: as for `fit`. batch_size: samples per step, over all devices. optimizer: SGD by default; a rule that
+    divides by a gradient's magnitude (Adam) amplifies rounding. config: further keys, such as
     `sync_batchnorm=True`. tolerance: of a parameter's difference, relative to how far training moved it.
     Raises: AssertionError naming the parameter that differs most, and where to look.
     """
@@ -102,9 +102,9 @@ def check_replicas(
     if odd:
         shown = "; ".join(f"{name} by {by:.2g} of how far it moved" for by, name in odd[:_SHOWN])
         raise AssertionError(
-            f"{replicas} devices train another model than one: {shown} ({len(odd)} of {len(one[0])} differ). "
-            "HINT: BatchNorm of a share of the batch (sync_batchnorm=True), dropout (its masks depend on the "
-            "number of devices), or a model whose output for a sample depends on the others."
+            f"{replicas} devices train a model unlike one's: {shown} ({len(odd)} of {len(one[0])} differ). "
+            "HINT: check BatchNorm over parts of a batch (sync_batchnorm=True), dropout (its masks depend on "
+            "the number of devices), and whether the output for a sample depends on the other samples."
         )
 
 
@@ -136,7 +136,7 @@ def _differences(one: Any, many: Any, tolerance: float) -> Iterator[tuple[float,
     for name, wanted in after.items():
         moved = np.abs(wanted - before[name]).max(initial=0.0)
         gap = np.abs(many[1][name] - wanted).max(initial=0.0)
-        # What has no gradient (a bias before a BatchNorm) moves by rounding alone, each time elsewhere.
+        # What has no gradient (a bias before a BatchNorm) moves by rounding alone, differently each time.
         rounding = 1e-6 * max(np.abs(wanted).max(initial=0.0), most)
         if not gap <= tolerance * moved + rounding:  # also where one is not a number
             yield float(gap / max(moved, 1e-30)), name

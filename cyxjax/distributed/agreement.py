@@ -1,7 +1,7 @@
 """Compares the calls of all ranks before a collective moves data.
 
 Collectives that do not match would hang, or worse, mix up bytes without an error. So every call first
-exchanges its number, name, and the shapes and dtypes of its arrays, and a difference is named on all ranks.
+exchanges its number, name, and the shapes and dtypes of its arrays, and all ranks report a difference.
 Measured between two processes on two busy cores: 1.4 ms for the agreement, 3.3 ms for a scalar all_reduce.
 """
 
@@ -29,9 +29,9 @@ _LATE = re.compile(r"timed out task names:\s*((?:\d+[\s,]*)+)")
 
 
 class Peers:
-    """This rank's talk with all others: `exchange` is a collective of small texts.
+    """This rank's connection to all others: `exchange` is a collective of small texts.
 
-    Talks over different channels know nothing of each other: a thread has one of its own.
+    Channels are independent of each other: each thread uses its own.
     Two slots are used in turn, so nothing needs deleting: a rank that writes slot n % 2 again has passed
     barrier n + 1, at which every rank had read exchange n.
     """
@@ -39,14 +39,14 @@ class Peers:
     def __init__(self, rank: int, world_size: int, channel: str = "talk") -> None:
         self.rank, self.world_size, self._prefix = rank, world_size, f"cyxjax/{channel}"
         self.count = 0  # exchanges begun
-        # Names the barrier: the service counts a barrier's uses, and a rank that comes late to a failed one
-        # must meet that failure, not the next use. Every rank sees every failure, so the names agree.
+        # Part of the barrier's name: the service counts a barrier's uses, and a rank that arrives late at a
+        # failed one must get that failure, not the next use. All ranks see each failure, so the names agree.
         self.failures = 0
 
     def exchange(self, text: str, timeout_s: float, what: str) -> list[str]:
         """Every rank's `text`, by rank.
 
-        Raises: GroupError on every rank, naming those that did not come within `timeout_s`.
+        Raises: GroupError on every rank, naming those that did not arrive within `timeout_s`.
         """
         self.count += 1
         folder = f"{self._prefix}/{self.count % 2}/"
@@ -81,9 +81,9 @@ class Peers:
             )
         ranks = ", ".join(map(str, late))
         return GroupError(
-            f"Timeout waiting for peers in {what}: rank {ranks} of {self.world_size} did not come "
+            f"Timeout waiting for peers in {what}: rank {ranks} of {self.world_size} did not arrive "
             f"(rank {self.rank} waited {waited_s:.1f} s). Every rank must make the same calls in the same "
-            f"order. HINT: see what rank {late[0]} is doing; NCCL_TIMEOUT (seconds) allows longer waits."
+            f"order. HINT: check what rank {late[0]} is doing; NCCL_TIMEOUT (seconds) allows longer waits."
         )
 
 
@@ -99,10 +99,10 @@ def agree(
     timeout_s: float | None = None,
     channel: str = "talk",
 ) -> list[Any]:
-    """Every rank's `note` (JSON), by rank, once all have come to `call` with the same shapes and dtypes.
+    """Every rank's `note` (JSON), by rank, once all have reached `call` with the same shapes and dtypes.
 
-    channel: calls of one are in one order on all ranks; a thread's are of a channel of its own.
-    Raises: GroupError naming ranks that do not come; DesyncError naming ranks and what differs.
+    channel: its calls are in the same order on all ranks; each thread uses its own channel.
+    Raises: GroupError naming ranks that do not arrive; DesyncError naming ranks and what differs.
     """
     leaves = describe(tree)
     if group.topology.world_size == 1:
@@ -114,20 +114,20 @@ def agree(
     timeout_s = _timeout_s(group) if timeout_s is None else timeout_s
     digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
     mine = {"call": call, "digest": digest, "note": note}
-    # A thread's word says nothing of where the rank is.
+    # A call on a thread's own channel says nothing about how far the rank is.
     with heartbeat.together() if channel == "talk" else nullcontext():
         entries = [json.loads(text) for text in peers.exchange(json.dumps(mine), timeout_s, call)]
     if any((e["call"], e["digest"]) != (call, digest) for e in entries):
-        # All ranks see the same entries, so all come here and publish the long form too.
+        # All ranks see the same entries, so all reach this line and publish the long form too.
         details = peers.exchange(json.dumps(leaves), timeout_s, call)
         raise _difference([e["call"] for e in entries], [dict(json.loads(text)) for text in details])
     return [e["note"] for e in entries]
 
 
 def on_any_rank(group: ProcessGroup, what: str, mine: bool = False) -> bool:
-    """Whether `mine` is true on one rank at least; every rank calls it, and waits for all others.
+    """Whether `mine` is true on at least one rank; every rank calls this function and waits for the others.
 
-    One rank may be busy alone for an hour, to write, draw or upload: the supervisor's watchdog judges that.
+    One rank may write, draw or upload for an hour: it is the supervisor's watchdog that detects a hang.
     """
     return any(agree(group, what, note=mine, timeout_s=PATIENCE_S))
 

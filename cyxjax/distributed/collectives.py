@@ -1,13 +1,13 @@
 """Collectives on per-process values: any tree of arrays, numbers and booleans.
 
-Arrays are values: `x = all_reduce(x)` returns. As a statement, torch's habit, `all_reduce(x)` fills a numpy
-array that may be written to, and refuses any other value (`payload.py`); torch's lists are filled too,
-`all_gather(out_list, x)`, `scatter(x, list_or_None, src)`. In a group of one each call gives what one rank
-gives.
+A collective returns its result: `x = all_reduce(x)`. Written as a statement, as in torch, `all_reduce(x)`
+fills a writable numpy array and raises DataError for any other value (`payload.py`); torch's lists are filled
+too, `all_gather(out_list, x)`, `scatter(x, list_or_None, src)`. In a group of one, each call returns the
+result for a single rank.
 
-All raise GroupError before `init_process_group`, or naming the ranks that do not come (in time: NCCL_TIMEOUT
-seconds, the group's timeout, or ten minutes); DesyncError, on every rank, naming ranks whose call, shapes or
-dtypes differ.
+All raise GroupError before `init_process_group`, or naming the ranks that do not arrive in time (NCCL_TIMEOUT
+seconds, the group's timeout, or ten minutes); DesyncError, on every rank, naming the ranks whose call, shapes
+or dtypes differ.
 """
 
 import json
@@ -41,7 +41,7 @@ from cyxjax.errors import ConfigError
 
 
 class ReduceOp(StrEnum):
-    """How values of ranks become one. AVG of integers is float32; SUM of booleans is "any", PRODUCT "all"."""
+    """How ranks' values are reduced. AVG of integers is float32; SUM of booleans is "any", PRODUCT "all"."""
 
     SUM = "sum"
     AVG = "avg"
@@ -70,7 +70,7 @@ def reduce(x: PyTree, dst: int = 0, op: ReduceOp = ReduceOp.SUM) -> PyTree | Non
 
 
 def broadcast(x: PyTree, src: int = 0) -> PyTree:
-    """Rank `src`'s `x`, bit for bit, on every rank; `x` elsewhere gives shapes and dtypes only."""
+    """Rank `src`'s `x`, bit for bit, on every rank; on the others `x` gives only shapes and dtypes."""
     target = _target(x, f"x = broadcast(x, {src})")
     x = as_arrays(x)
     agree(process_group.current(), f"broadcast(src={_rank(src)})", x)
@@ -98,7 +98,7 @@ def gather(x: PyTree, dst: int = 0) -> list[PyTree] | None:
 def scatter(xs: Any = None, scatter_list: Any = None, src: int = 0) -> PyTree:
     """The item of rank `src`'s list that belongs to this rank: `scatter(list_or_None, src)`.
 
-    Trees are made of dicts, lists and tuples here: ranks without the list learn its form from `src`.
+    Trees may hold only dicts, lists and tuples: ranks without the list receive its structure from `src`.
     torch's form, scatter(x, list_or_None, src), fills the numpy array x.
     """
     if isinstance(scatter_list, int):
@@ -109,7 +109,7 @@ def scatter(xs: Any = None, scatter_list: Any = None, src: int = 0) -> PyTree:
 
 
 def _scattered(xs: list[PyTree] | None, src: int) -> PyTree:
-    """Raises: ValueError on rank `src` unless its list has one item a rank, all alike."""
+    """Raises: ValueError on rank `src` unless its list has one item per rank, all of the same shapes."""
     group = process_group.current()
     rank, world_size = group.topology.rank, group.topology.world_size
     stacked = form = None
@@ -123,18 +123,18 @@ def _scattered(xs: list[PyTree] | None, src: int) -> PyTree:
 
 
 def reduce_scatter(xs: list[PyTree], op: ReduceOp = ReduceOp.SUM) -> PyTree:
-    """`op` over ranks of the item each rank's list holds for this rank; one item a rank."""
+    """`op` over ranks of the item each rank's list holds for this rank; one item per rank."""
     rows = _swapped(xs, f"reduce_scatter({ReduceOp(op).name})")
     return jax.tree.map(lambda *a: _reduce_here(a, ReduceOp(op)), *rows)
 
 
 def all_to_all(xs: list[PyTree]) -> list[PyTree]:
-    """What every rank's list holds for this rank, by rank; one item a rank, all of the same shape."""
+    """What every rank's list holds for this rank, by rank; one item per rank, all of the same shape."""
     return _swapped(xs, "all_to_all")
 
 
 def barrier(name: str | None = None, timeout: Any = None) -> None:
-    """Returns once every rank is here. timeout: seconds or a timedelta.
+    """Returns once every rank has called it. timeout: seconds or a timedelta.
 
     Raises: GroupError naming the ranks that are missing; DesyncError if `name` differs between ranks.
     """
@@ -143,14 +143,14 @@ def barrier(name: str | None = None, timeout: Any = None) -> None:
 
 
 def broadcast_object(value: Any = None, src: int = 0) -> Any:
-    """Rank `src`'s `value` on every rank, through JSON (so tuples become lists, keys texts); never pickle."""
+    """Rank `src`'s `value` on every rank, sent as JSON: tuples become lists, keys strings. Never pickle."""
     data = _to_json(value if process_group.get_rank() == _rank(src) else None)
     sizes = agree(process_group.current(), f"broadcast_object(src={src})", note=data.size)
     return _from_json(_from(src, np.resize(data, sizes[src])))
 
 
 def all_gather_object(value: Any) -> list[Any]:
-    """Every rank's `value`, by rank, on every rank, through JSON; sizes may differ."""
+    """Every rank's `value`, by rank, on every rank, sent as JSON; sizes may differ."""
     data = _to_json(value)
     sizes = agree(process_group.current(), "all_gather_object", note=data.size)
     rows = _rows(np.resize(data, max(sizes)))
@@ -159,7 +159,7 @@ def all_gather_object(value: Any) -> list[Any]:
 
 def _target(x: PyTree, call: str) -> PyTree | None:
     """What the caller of our caller wants filled; see `payload`."""
-    process_group.current()  # without a group that is what is said
+    process_group.current()  # without a group, raise that error first
     return target_of(x, call, sys._getframe(2))
 
 
@@ -167,7 +167,7 @@ def _target(x: PyTree, call: str) -> PyTree | None:
 
 
 def _moved(x: PyTree, build: Callable[[Mesh], Callable]) -> Any:
-    """What program `build(mesh)` makes of all ranks' `x`, on this process."""
+    """The result, on this process, of the program `build(mesh)` on all ranks' `x`."""
     first: dict[int, jax.Device] = {}  # one device of each process
     for device in process_group.current().mesh.devices.flat:
         first.setdefault(device.process_index, device)
@@ -203,7 +203,7 @@ def _reduced(op: ReduceOp, x: PyTree, call: str) -> PyTree:
 
 
 def _reduce_here(rows: tuple[Any, ...], op: ReduceOp) -> Any:
-    """`op` over arrays that are all here."""
+    """`op` over arrays that are all on this process."""
     if is_wide(rows[0]):
         return collectives.reduce_stack(np.stack(rows), op.value, np)
     return collectives.reduce_stack(jax.numpy.stack(rows), op.value)
@@ -217,7 +217,7 @@ def _swapped(xs: list[PyTree], call: str) -> list[PyTree]:
 
 
 def _rank(rank: int) -> int:
-    """`rank`. Raises: ConfigError for one that is not there, of which nothing would come."""
+    """`rank`. Raises: ConfigError for a rank that does not exist."""
     world_size = process_group.get_world_size()
     if not 0 <= rank < world_size:
         raise ConfigError(f"There is no rank {rank}. HINT: ranks here are 0 to {world_size - 1}.")

@@ -19,19 +19,19 @@ from cyxjax.sync.power_sgd import POWER_SGD_SPEC, power_sgd_reducer
 
 
 class CommHook(NamedTuple):
-    """What a hook returns: a reducer, and how its state lies on the mesh."""
+    """What a hook returns: a reducer, and how its state is placed on the mesh."""
 
     reducer: Reducer
     spec: Any = REPLICATED
 
 
 def allreduce_hook(state: Any = None) -> CommHook:
-    """Gradients in their own dtype: what happens without a hook."""
+    """Gradients in their own dtype: the default, without a hook."""
     return CommHook(mean_reducer())
 
 
 def fp16_compress_hook(state: Any = None) -> CommHook:
-    """Gradients sent as float16, half the bytes; as under torch, what rounding loses is lost."""
+    """Gradients sent as float16, half the bytes; as in torch, rounding errors are not carried over."""
     return CommHook(cast_reducer(jnp.float16, error_feedback=False), RESIDUAL_SPEC)
 
 
@@ -79,15 +79,15 @@ def from_config(comm_hook: Any) -> CommHook:
 
 
 def resolve(state: Any, hook: Any) -> CommHook:
-    """What `hook(state)` stands for; a bare optax transformation is a reducer without state per replica.
+    """The CommHook of `hook(state)`; a bare optax transformation is a reducer without state per replica.
 
     Raises: ConfigError for a whole strategy: those update the parameters themselves, so that there are no
-    mean gradients for `sync_gradients` to show.
+    mean gradients for `sync_gradients` to return.
     """
     made = hook(state) if callable(hook) else hook
     if isinstance(made, Sync | str):
         raise ConfigError(
-            f"{made!r:.80} is no communication hook but a strategy, which updates the parameters itself. "
+            f"{made!r:.80} is a strategy, which updates the parameters itself, not a communication hook. "
             "HINT: use the trainer with comm='zero1' (or another name), or a hook such as bf16_compress_hook."
         )
     return made if isinstance(made, CommHook) else CommHook(made)

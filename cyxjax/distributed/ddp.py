@@ -1,12 +1,12 @@
-"""`DistributedDataParallel`: torch's wrapper around the phases of a step, for loops written by hand.
+"""`DistributedDataParallel`: torch's wrapper around the phases of a step, for hand-written loops.
 
     outputs = ddp(inputs)
     loss = ddp.loss(criterion, outputs, targets)
     loss.backward()                    # or ddp.backward(criterion.backward(outputs, targets))
     ddp.update_parameters(optimizer)
 
-A shell: it holds the state and moves it between the programs of `core/facade.py`. The numbers are the
-compiled trainer's, bit for bit; the trainer is faster, since its step is one program and not three.
+It holds the state and passes it to the programs of `core/facade.py`. The results are those of the compiled
+trainer, bit for bit; the trainer is faster, since its step is one program and not three.
 """
 
 import weakref
@@ -40,12 +40,12 @@ from cyxjax.launch.topology import Topology
 
 
 class DistributedDataParallel:
-    """Wraps a model; every process passes its own rows, gradients are averaged over processes.
+    """Wraps a model: every process passes its own rows, and gradients are averaged over processes.
 
     model: as for the trainer. Inputs are one argument, a tree of arrays (n, ...); n may differ between
-    processes, and be 0. A process that owns several devices cuts its rows over them.
-    Parameters are drawn from `seed`, at once where the model allows it, else in the first forward pass, which
-    all ranks then make; rank 0's are broadcast.
+    processes, and be 0. A process that owns several devices splits its rows among them.
+    Parameters are drawn from `seed`: immediately if the model allows it, else in the first forward pass, in
+    which all ranks must then take part. Rank 0's are broadcast.
     bucket_cap_mb: as `DDPConfig.bucket_size_mb`. device_ids, output_device: accepted; devices are chosen
     when the group is formed. broadcast_buffers, find_unused_parameters, gradient_as_bucket_view,
     static_graph: accepted; running statistics are averaged over all samples in any case.
@@ -84,7 +84,7 @@ class DistributedDataParallel:
         hook = comm_hooks.from_config(self._config.comm_hook)
         self._state = HeldState(self._mesh, hook, options, keeps=self._model_sync.holds_values)
         self._since = Gathered()  # the last update
-        self._returned: Any = lambda: None  # weak: the first array of what `parameters` gave last
+        self._returned: Any = lambda: None  # weak: the first array that `parameters` returned last
         if self._model_sync.holds_values:  # it needs no inputs to know its shapes
             self.init(None)
 
@@ -122,29 +122,29 @@ class DistributedDataParallel:
         """
         if sees_whole_batch(criterion) and self.get_world_size() > 1:
             raise ConfigError(
-                f"{type(criterion).__name__} compares samples of all processes, and a ddp has its own "
-                "rows alone. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
+                f"{type(criterion).__name__} compares samples of all processes, but a ddp has only "
+                "its own rows. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
             )
         value, output_grad = facade.loss_and_output_grad(criterion, output, target)
         return BoundLoss(value, output_grad, self, output)
 
     def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:
-        """Adds to the gradients what `scale * output_grad` pulls back through the last forward pass.
+        """Backpropagates `scale * output_grad` through the last forward pass and adds to the gradients.
 
-        output_grad: of this process's mean loss, in the form of the output; `at` which output, where known.
-        Nothing is sent yet. Raises: GroupError without a forward pass, in evaluation mode, or after
-        `sync_gradients`; DataError for another form or output.
+        output_grad: gradient of this process's mean loss with respect to the output; at: that output, if
+        known. Nothing is sent yet. Raises: GroupError without a forward pass, in evaluation mode, or after
+        `sync_gradients`; DataError for a gradient of a different structure or output.
         """
         since = self._since
         if since.pullback is None or not self.training:
             raise GroupError(
-                "backward has no forward pass to go back through: each serves one backward, in training "
-                "mode. HINT: call forward first; after eval(), call train()."
+                "backward needs a forward pass in training mode, and each forward pass allows one "
+                "backward. HINT: call forward first; after eval(), call train()."
             )
         if since.mean_grads is not None:
             raise GroupError(
-                "backward was called after the gradients were averaged, which would not include these. "
-                "HINT: call sync_gradients() after the last backward of a step; zero_grad() begins another."
+                "backward was called after the gradients were averaged; the mean would not include its own. "
+                "HINT: call sync_gradients() after the last backward of a step; zero_grad() starts a new one."
             )
         values.check_like(output_grad, since.output, at)
         placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
@@ -153,9 +153,9 @@ class DistributedDataParallel:
         since.pullback = since.output = None
 
     def sync_gradients(self) -> PyTree:
-        """The mean over processes of what `backward` gathered: one reduction. All ranks call it together.
+        """The mean over processes of the accumulated gradients: one reduction. All ranks call it together.
 
-        It is kept, and `update_parameters` applies it without reducing again.
+        The mean is kept, and `update_parameters` applies it without reducing again.
         """
         since = self._since
         if since.mean_grads is None:
@@ -164,7 +164,7 @@ class DistributedDataParallel:
         return view.to_local(self._mesh, since.mean_grads, REPLICATED)
 
     def update_parameters(self, optimizer: optax.GradientTransformation) -> None:
-        """Averages the gradients over processes, and `optimizer` changes the parameters. All ranks together.
+        """Averages the gradients and updates the parameters by `optimizer`. All ranks call it together.
 
         optimizer: any optax transformation, the same object in every step. Gradients are zero afterwards.
         """
@@ -179,17 +179,17 @@ class DistributedDataParallel:
         self._push()
 
     def zero_grad(self) -> None:
-        """Forgets gradients, and all forward passes but one whose `backward` may still be called."""
+        """Discards gradients, and all forward passes except one whose `backward` may still be called."""
         since, self._since = self._since, Gathered()
         if since.pullback is not None:
             self._since = replace(since, grads=None, mean_grads=None)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A block as torch's, which changes nothing: `backward` only gathers gradients in any case."""
+        """torch's context manager; it has no effect here, since `backward` never reduces gradients."""
         return nullcontext()
 
     def unscale_gradients(self, factor: float) -> bool:
-        """Averages the gradients and multiplies them by `factor`; whether all are finite, on any rank."""
+        """Averages the gradients and multiplies them by `factor`; returns whether all ranks' are finite."""
         self.sync_gradients()
         since = self._since
         since.mean_grads, finite = facade.scale_and_check(since.mean_grads, np.float32(factor))
@@ -218,19 +218,19 @@ class DistributedDataParallel:
         return found
 
     def made(self, array: Any) -> bool:
-        """Whether `array` is the output that waits for its backward, or of what `parameters` gave last."""
+        """Whether `array` is the first of the output awaiting its backward, or of the last `parameters()`."""
         waiting = jax.tree.leaves(self._since.output)[:1]
         return any(array is one for one in (*waiting, self._returned()))
 
     def state_dict(self) -> dict[str, PyTree]:
-        """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has yet to send."""
+        """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has not sent."""
         self._pull()
         state = self._state.whole
         held = {"step": state.step, "params": state.params, "model_state": state.model_state}
         return jax.tree.map(local_value, held | {"optimizer": state.sync[1]})
 
     def load_state_dict(self, saved: dict[str, PyTree]) -> None:
-        """Goes on from what `state_dict` gave, equal on all ranks, which call it together."""
+        """Continues from what `state_dict` returned, equal on all ranks, which call it together."""
         key = collectives.broadcast(self._key()) if self.get_world_size() > 1 else self._key()
         self._since = Gathered()
         self._state.place(
@@ -244,16 +244,16 @@ class DistributedDataParallel:
         return self._model_sync.training
 
     def train(self, mode: bool = True) -> "DistributedDataParallel":
-        """Dropout and batch statistics are on from now on, in the model too; returns itself."""
+        """Turns dropout and batch statistics on (`mode=False`: off), in the model too; returns itself."""
         self._model_sync.training = mode
         return self
 
     def eval(self) -> "DistributedDataParallel":
-        """Deterministic from now on, running statistics in use, nothing kept for backward; returns itself."""
+        """Turns dropout off, uses running statistics, and keeps nothing for backward; returns itself."""
         return self.train(False)
 
     def get_model(self) -> Any:
-        """The model that was wrapped; nnx models and SequentialModel hold the trained values."""
+        """The wrapped model; nnx models and SequentialModel hold the trained values."""
         return self._model
 
     module = property(get_model)  # torch's name
@@ -271,26 +271,26 @@ class DistributedDataParallel:
         return jax.random.key_data(jax.random.key(self._seed))
 
     def _pull(self) -> None:
-        """Values that were set in the wrapped model are the state's."""
+        """Copies values that were set in the wrapped model into the state."""
         values = self._model_sync.pull(self.get_world_size())
         if values is not None:
             self._state.set_values(*values)
             self._push()
 
     def _push(self) -> None:
-        """The wrapped model holds the state's values."""
+        """Writes the state's values into the wrapped model."""
         self._model_sync.push(self._state.on_one_device)
 
 
 def DataParallel(model: Any, device_ids: Any = None, **options: Any) -> DistributedDataParallel:
     """`model` over all devices of this process; prints how many. Options as `DistributedDataParallel`.
 
-    Where torch scatters and gathers in each step, this is the same program as with processes: one reduction.
+    torch scatters and gathers in each step; this runs the same program as several processes: one reduction.
     Raises: GroupError in a group of several processes, whose gradients it would not average.
     """
     if is_initialized() and current().topology.world_size > 1:
         raise GroupError(
-            f"DataParallel is for one process, this is a group of {current().topology.world_size}. "
+            f"DataParallel is for one process, but this is a group of {current().topology.world_size}. "
             "HINT: use DistributedDataParallel(model)."
         )
     devices = jax.local_devices()

@@ -23,16 +23,16 @@ from cyxjax.launch import heartbeat
 
 @dataclass(slots=True)
 class DDPConfig:
-    """Options of `DistributedDataParallel`; all have torch's meaning, or say here what became of it."""
+    """Options of `DistributedDataParallel`; each has torch's meaning unless its description differs."""
 
     broadcast_parameters: bool = True
-    """Rank 0's first parameters become everybody's. Shapes are compared in any case."""
+    """All ranks start with rank 0's parameters. Shapes are compared in any case."""
     bucket_size_mb: float = 25
-    """MiB a reduction on GPUs; on CPUs leaves up to 1 MiB travel as one buffer, larger ones alone."""
+    """MiB per reduction on GPUs; on CPUs leaves up to 1 MiB are sent as one buffer, larger ones alone."""
     find_unused_parameters: bool = False
-    """Nothing to choose: a leaf that the loss does not reach has a gradient of zeros; no rank waits."""
+    """Has no effect: a leaf that the loss does not reach has a gradient of zeros; no rank waits."""
     gradient_as_bucket_view: bool = True
-    """Nothing to choose: XLA reduces gradients where they lie."""
+    """Has no effect: XLA reduces gradients without copying them into buckets."""
     comm_hook: Callable[[Any], Any] | tuple[Any, Callable[[Any], Any]] | None = None
     """A communication hook, or (its state, the hook); see `register_comm_hook`."""
 
@@ -50,7 +50,7 @@ class Gathered:
 
     pullback: Any = None
     output: PyTree = None
-    """Of the last forward pass, until it is pulled back."""
+    """Of the last forward pass, until its `backward`."""
     carried: facade.Carried | None = None
     grads: PyTree = None
     """LOCAL, a row per replica of this process."""
@@ -65,15 +65,15 @@ class HeldState:
     def __init__(
         self, mesh: Mesh, hook: CommHook, options: dict[str, Any] | None, keeps: bool = False
     ) -> None:
-        """keeps: the values a step begins with outlive it, for the user's own model holds them."""
+        """keeps: the values that a step starts from stay valid after it: the user's own model holds them."""
         self._mesh, self._hook, self._options, self._keeps = mesh, hook, options, keeps
         self._optimizer: Any = None  # the first one used
         self._state: TrainState | None = None  # sync: the reducer's and the optimizer's state (or None)
         self.here: Any = None  # TrainState of replicated values on this process's devices, without `sync`
-        self._programs: dict[tuple[bool, ...], Callable] = {}  # for the hook and the optimizer of now
+        self._programs: dict[tuple[bool, ...], Callable] = {}  # for the current hook and optimizer
 
     def _program(self, *how: bool) -> Callable:
-        """The reduction alone, or with `how` an update (`_build_update`): of all processes together."""
+        """The reduction alone, or with `how` an update (`_build_update`); it runs on all processes."""
         if how not in self._programs:
             self._programs[how] = (
                 self._build_update(*how)
@@ -83,9 +83,9 @@ class HeldState:
         return self._programs[how]
 
     def _build_update(self, is_reduced: bool, is_rated: bool) -> Callable:
-        """The update of local gradients and their reduction in one, or of mean gradients.
+        """The update by local gradients, with their reduction in the same program, or by mean gradients.
 
-        is_rated: the optimizer's state is (its own, a factor of its updates).
+        is_reduced: by mean gradients. is_rated: the optimizer's state is (its own, a factor of its updates).
         """
         optimizer = with_learning_rate_factor(self._optimizer) if is_rated else self._optimizer
         if is_reduced:
@@ -100,7 +100,7 @@ class HeldState:
 
     @property
     def whole(self) -> TrainState:
-        """Global arrays. Raises: GroupError before there are any."""
+        """Global arrays. Raises: GroupError before there are parameters."""
         if self._state is None:
             raise GroupError(
                 "this model has no parameters yet: it needs inputs to know their shapes. HINT: for an "
@@ -119,13 +119,13 @@ class HeldState:
         return jax.tree.map(lambda a: a.addressable_data(0), (self.whole.params, self.whole.model_state))
 
     def set_values(self, params: PyTree, model_state: PyTree) -> None:
-        """Goes on from these, equal on all ranks; the optimizer's state stays."""
+        """Continues from these values, equal on all ranks; keeps the optimizer's state."""
         values = jax.tree.map(np.asarray, (params, model_state))
         params, model_state = put_replicated(self._mesh, values)
         self._take(self.whole._replace(params=params, model_state=model_state))
 
     def use_hook(self, hook: CommHook) -> None:
-        """Gradients travel by `hook` from now on."""
+        """Gradients are reduced by `hook` from now on."""
         self._hook = hook
         self._programs.clear()
         if self._state is not None:
@@ -133,13 +133,13 @@ class HeldState:
             self._take(self._state._replace(sync=(reduced, self._state.sync[1])))
 
     def use_optimizer(self, optimizer: optax.GradientTransformation) -> None:
-        """Makes the optimizer's state at its first use. Raises: ConfigError for another one than before."""
+        """Creates the optimizer's state at its first use. Raises: ConfigError for a second optimizer."""
         if self._optimizer is optimizer:
             return
         if self._optimizer is not None:
             raise ConfigError(
-                "update_parameters was given another optimizer than before, whose state starts from nothing. "
-                "HINT: make the optimizer once, before the loop."
+                "update_parameters was given a different optimizer than before, whose state would be lost. "
+                "HINT: create the optimizer once, before the loop."
             )
         self._optimizer = optimizer
         if self.whole.sync[1] is None:
@@ -163,15 +163,15 @@ class HeldState:
     def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
         """The next state from mean gradients."""
         reduced, inner = self.whole.sync
-        alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # the reducer has had its turn
+        alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # these gradients are already reduced
         carried = view.to_global(self._mesh, carried, PER_REPLICA)
         done = self._stepped(True, alone, mean_grads, carried)
         self._take(done._replace(sync=(reduced, done.sync[1])))
 
     def _stepped(self, is_reduced: bool, state: TrainState, *given: Any) -> Any:
-        """What the program makes of `state`, at the optimizer's present rate.
+        """The program's result for `state`, at the optimizer's current learning rate.
 
-        A rate that was set is an argument of a program of its own: compiled once, whatever it is set to.
+        A rate that was set is an argument of a separate program, which is compiled once for all values.
         """
         factor = getattr(self._optimizer, "rate_factor", 1.0)
         run = self._program(is_reduced, factor != 1.0)
@@ -185,8 +185,8 @@ class HeldState:
     def _together(self, run: Callable[..., Any], *given: Any) -> Any:
         """`run(*given)`, a program that waits for other processes.
 
-        On CPUs it is waited for here, where the supervisor's watchdog knows of it, not wherever the code of
-        the user reads a number.
+        On CPUs this method waits for the result, so that the supervisor's watchdog knows of the wait, which
+        would otherwise be wherever the user's code reads a number.
         """
         if self._mesh.devices.flat[0].platform != "cpu" or jax.process_count() == 1:
             return run(*given)

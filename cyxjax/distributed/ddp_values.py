@@ -29,8 +29,8 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
     others = any(a is not b and np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs)
     if others or describe(output_grad) != describe(output):
         raise DataError(
-            f"the loss, whose gradient is {describe(output_grad)}, is not of the values that the last "
-            f"forward pass returned, {describe(output)}; changes of these have no gradient. HINT: "
+            f"the loss, whose gradient is {describe(output_grad)}, was not computed from the values that the "
+            f"last forward pass returned, {describe(output)}; changed copies have no gradient. HINT: "
             "ddp.loss(lambda out, y: criterion(f(out), y), outputs, targets), before the next forward pass."
         )
 
@@ -40,7 +40,7 @@ class BoundLoss:
     """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
 
     It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`), added to a total
-    (`total += loss`) and pulled back once.
+    (`total += loss`), and its `backward()` called once.
     """
 
     value: jax.Array
@@ -57,7 +57,7 @@ class BoundLoss:
         self.ddp.backward(self.output_grad, self.scale, self.output)
 
     def item(self) -> float:
-        """The number; waits for it to be computed."""
+        """The scaled loss as a Python float; waits until it is computed."""
         return float(self.value) * self.scale
 
     __float__ = item

@@ -8,15 +8,15 @@ from cyxjax.distributed.ddp_values import BoundLoss
 
 
 class GradScaler:
-    """Multiplies losses by a scale that adapts: halved after gradients that are not finite (that step is left
-    out, on all ranks), doubled after `growth_interval` good steps in a row.
+    """Multiplies losses by a scale that adapts: halved after gradients that are not finite (that step is
+    skipped, on all ranks), doubled after `growth_interval` good steps in a row.
 
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
 
-    Source: torch.amp.GradScaler (same defaults). bfloat16 and float32 need none; `enabled=False` makes it
-    pass everything through.
+    Source: torch.amp.GradScaler (same defaults). bfloat16 and float32 need no scaling; with
+    `enabled=False` losses and gradients are passed on unchanged.
     """
 
     def __init__(
@@ -35,20 +35,21 @@ class GradScaler:
         self._finite: bool | None = None  # of this step's gradients; None before they were looked at
 
     def scale(self, loss: BoundLoss) -> BoundLoss:
-        """`loss`, of `ddp.loss` or of a loss of cyxjax, times the scale."""
+        """`loss`, the result of `ddp.loss` or of a cyxjax loss, times the scale."""
         self._ddp = loss.ddp
         return loss * self._scale
 
     def unscale_(self, optimizer: Any = None) -> None:
-        """Averages the gradients and takes the scale out, once a step; `ddp.sync_gradients()` shows them.
+        """Averages the gradients and divides them by the scale; `ddp.sync_gradients()` returns them.
 
-        optimizer: accepted, as torch's; the gradients are those of the loss that was scaled.
+        Further calls in the same step do nothing. optimizer: accepted, as in torch, but not used: the
+        gradients are those of the loss that was scaled.
         """
         if self._finite is None:
             self._finite = not self._enabled or self._ddp.unscale_gradients(1.0 / self._scale)
 
     def step(self, optimizer: optax.GradientTransformation) -> bool:
-        """`ddp.update_parameters(optimizer)` if all gradients are finite; whether they were, on all ranks."""
+        """Calls `ddp.update_parameters(optimizer)` if all ranks' gradients are finite; returns whether."""
         self.unscale_()
         if self._finite:
             self._ddp.update_parameters(optimizer)
@@ -69,7 +70,7 @@ class GradScaler:
         self._finite = None
 
     def get_scale(self) -> float:
-        """The present scale; 1 when not enabled."""
+        """The current scale; 1 when not enabled."""
         return self._scale
 
     def is_enabled(self) -> bool:

@@ -1,7 +1,8 @@
-"""Keeps values and mode of the user's model equal to those of its wrapper or trainer.
+"""Keeps the values and the mode of the user's model equal to those of its wrapper or trainer.
 
-nnx modules (`SequentialModel` is one) hold values, and a script saves, calls and evaluates that object as
-torch's do. So trained values are written into its variables, and values set in it are read before a step.
+nnx modules (`SequentialModel` is one) hold values, and a script saves, calls and evaluates that object, as
+scripts for torch do. So trained values are written into its variables, and values set there are read before
+each step.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ class ModelSync:
         self._training = not (self._switches_seen and all(self._switches_seen))
 
     def push(self, get_values: Callable[[], Values]) -> None:
-        """The module holds the values that `get_values` returns: arrays on one device or on the host."""
+        """Writes what `get_values` returns into the module: arrays on one device or on the host."""
         if not self.holds_values:
             return
         values = get_values()
@@ -59,9 +60,9 @@ class ModelSync:
             self._variables[i] = one._replace(pushed=one.variable.get_raw_value())
 
     def pull(self, num_processes: int) -> Values | None:
-        """(params, model_state) as the module holds them, where any was set since `push`; else None.
+        """(params, model_state) as the module holds them, if any was set since `push`; else None.
 
-        Raises: ConfigError where one of several processes set it.
+        Raises: ConfigError if any was set and there are several processes.
         """
         changed = {one.path for one in self._changed()}
         if not changed:
@@ -89,15 +90,15 @@ class ModelSync:
         for name in (_name(one.path) for one in self._changed() if one.is_param):
             raise ConfigError(
                 f"the model's parameter {name!r} was set after this trainer trained it, and the trainer uses "
-                "its own copy. HINT: make a new trainer of the model; it starts from the model's values.",
+                "its own copy. HINT: create a new trainer for the model; it starts from the model's values.",
                 key=name,
             )
 
     @property
     def training(self) -> bool:
-        """By the switches of the module's layers, as its `train()` and `eval()` set them.
+        """Whether the module is in training mode, by the switches of its layers (`train()`, `eval()`).
 
-        Raises: ConfigError where they were set apart: a wrapper runs the whole module in one mode.
+        Raises: ConfigError where the switches differ: a wrapper runs the whole module in one mode.
         """
         now = self._switches()
         if now != self._switches_seen:
@@ -122,7 +123,7 @@ class ModelSync:
         self._switch_places: list[tuple[dict, str]] = []
         if not self.holds_values:
             return
-        from flax import nnx  # here, not above: it takes a third of a second, and linen needs none of it
+        from flax import nnx  # imported here: it takes a third of a second, and linen does not need it
 
         parts = dict(nnx.iter_graph(self._module))
         for path, part in parts.items():
@@ -140,21 +141,21 @@ class ModelSync:
         return [one for one in found if isinstance(one, bool)]
 
     def _changed(self) -> list[_Variable]:
-        """What was set since the last `push`. Raises: ConfigError for one that was replaced."""
+        """The variables set since the last `push`. Raises: ConfigError for one that was replaced."""
         if not self._was_pushed:
             return []
         for attributes, name, part in self._attributes:
             if attributes.get(name) is not part:
                 raise ConfigError(
                     f"{name!r} of the model was replaced after the model was wrapped. HINT: change the model "
-                    "first, then wrap it; values alone are set by model.w[...] = values.",
+                    "first, then wrap it; to set only values, model.w[...] = values.",
                     key=name,
                 )
         return [one for one in self._variables if _is_set(one)]
 
 
 def _is_set(one: _Variable) -> bool:
-    """Whether its value is not what was pushed; nnx's transformations leave other arrays of the same bits."""
+    """Whether its value is not what was pushed; nnx's transformations leave new arrays of the same bits."""
     now, pushed = one.variable.get_raw_value(), one.pushed
     if now is pushed:
         return False

@@ -1,12 +1,11 @@
-"""What collectives carry: a tree as arrays that arrive unchanged, and its form for ranks without a value.
+"""What collectives send: a tree as arrays that arrive unchanged, and its shapes for ranks without a value.
 
-Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) travel as their bytes:
-converted to 32 bits they would arrive changed, without an error. They come back as numpy, exact.
+Leaves that jax cannot hold (64-bit numbers while x64 is off, complex numbers) are sent as their bytes:
+converted to 32 bits they would arrive changed, without an error. They are returned as exact numpy arrays.
 
-As a statement, as in torch, a collective writes its result into the array passed, or raises an error: a jax
-array is a value, so `all_reduce(x)` on a line of its own would change nothing and raise no error. A numpy
-array that may be written to is filled instead. Whether the result is used is read from the caller's next
-instruction.
+Called as a statement, as in torch, a collective writes its result into the array passed, or raises an error:
+a jax array is immutable, so `all_reduce(x)` on a line of its own would change nothing without an error. A
+writable numpy array is filled. Whether the result is used is read from the caller's next instruction.
 """
 
 import dis
@@ -55,7 +54,7 @@ def _unpack(leaf: Any, like: Any) -> Any:
 
 
 def zeros(kind: str) -> np.ndarray:
-    """A host array of such a dtype and shape as "float32[2,3]"."""
+    """A host array of zeros; `kind` is its dtype and shape, such as "float32[2,3]"."""
     dtype, _, shape = kind.removesuffix("]").partition("[")
     return np.zeros([int(size) for size in shape.split(",") if size], jnp.dtype(dtype))
 
@@ -64,9 +63,9 @@ def zeros(kind: str) -> np.ndarray:
 
 
 def target_of(x: PyTree, call: str, frame: FrameType) -> PyTree | None:
-    """What the result is to be written into: `x` where the caller throws it away; None where it is used.
+    """Where to write the result: into `x` if the caller discards the result; None if the caller uses it.
 
-    call: as it should be written, for the message. Raises: DataError for a value that cannot be filled.
+    call: the correct call, for the message. Raises: DataError for a value that cannot be filled.
     """
     return target_in_place(x, call) if thrown_away(frame.f_code, frame.f_lasti) else None
 
@@ -76,8 +75,8 @@ def target_in_place(x: PyTree, call: str) -> PyTree:
     leaves = jax.tree.leaves(x)
     if not leaves or not all(map(_is_writable, leaves)):
         raise DataError(
-            f"the result of {call} is thrown away, and {x!r:.80} cannot be changed in place: arrays are "
-            f"values. HINT: write {call}, or pass a numpy array that may be written to."
+            f"the result is not used (expected: {call}), and {x!r:.80} cannot be changed in place. "
+            f"HINT: write {call}, or pass a writable numpy array."
         )
     return x
 
@@ -95,7 +94,7 @@ def fill(target: PyTree | None, result: PyTree) -> PyTree:
 
 
 def fill_list(out: list, rows: list[PyTree]) -> None:
-    """The rows of all ranks put into torch's list: into its numpy arrays, or as items in place of others."""
+    """Writes all ranks' rows into torch's list: into its writable numpy arrays, in place of other items."""
     for i, (into, row) in enumerate(zip(out, rows, strict=True)):
         if jax.tree.leaves(into) and all(map(_is_writable, jax.tree.leaves(into))):
             fill(into, row)

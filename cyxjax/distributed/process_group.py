@@ -1,4 +1,4 @@
-"""The group this process belongs to: the one global of cyxjax, made by `init`, removed by `finalize`.
+"""The group this process belongs to: cyxjax's only global, created by `init` and removed by `finalize`.
 
 Two spellings of the same calls: `init`/`finalize`, and torch's `init_process_group`/`destroy_process_group`.
 """
@@ -27,7 +27,7 @@ from cyxjax.launch.topology import (
 
 
 class BackendType(StrEnum):
-    """What carries the collectives. `CPU` and gloo are the same; `AUTO` is nccl where there is a GPU."""
+    """The transport of the collectives. `CPU` and gloo are the same; `AUTO` is nccl where there is a GPU."""
 
     AUTO = "auto"
     CPU = "gloo"
@@ -37,7 +37,7 @@ class BackendType(StrEnum):
 
 @dataclass(slots=True)
 class DistributedConfig:
-    """Where a process stands, for `init(config)`; the environment is not asked."""
+    """This process's place in the group, for `init(config)`, instead of the environment's."""
 
     rank: int = 0
     world_size: int = 1
@@ -50,7 +50,7 @@ class DistributedConfig:
 
     @classmethod
     def from_environment(cls) -> "DistributedConfig":
-        """What the environment says (torchrun's names, Slurm, MPI ...); one process if nothing does."""
+        """The place that the environment names (torchrun, Slurm, MPI, ...); otherwise a group of one."""
         return cls.of(discover(here()))
 
     @classmethod
@@ -68,7 +68,7 @@ class DistributedConfig:
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """An initialized group: where we stand, what carries the collectives, and all devices."""
+    """An initialized group: this process's place in it, the transport of collectives, and all devices."""
 
     topology: Topology
     backend: str
@@ -82,17 +82,17 @@ _current: ProcessGroup | None = None
 def init(
     config: DistributedConfig | None = None, *, cpu_devices: int | None = None, threads: int | None = None
 ) -> ProcessGroup:
-    """Joins the group that `config`, or else the environment, describes; alone if neither names peers.
+    """Joins the group that `config`, or else the environment, describes; a group of one if neither does.
 
-    cpu_devices: virtual devices on a CPU machine, shared out among the processes (at least one each).
+    cpu_devices: virtual devices on a CPU machine, divided among the processes (at least one each).
     threads: CPU threads of each process, for `reproducibility: exact` (its number of virtual replicas).
-    Raises: ConfigError for a bad place; GroupError for a group that cannot be had, within timeout_ms.
+    Raises: ConfigError for an invalid place; GroupError if the group does not form within timeout_ms.
     """
     global _current
     if _current is not None:
         raise GroupError(
             f"the process group is already initialized (rank {get_rank()} of {get_world_size()}). "
-            "HINT: call destroy_process_group() first, or use the group that is there."
+            "HINT: call destroy_process_group() first, or use the existing group."
         )
     topology = config.to_topology() if config is not None else discover(here())
     chosen = backends.settle(topology)
@@ -121,7 +121,7 @@ def init(
 
 
 def narrow(count: int) -> ProcessGroup:
-    """The group of a process alone, on its first `count` devices. Raises: GroupError where it has fewer."""
+    """Narrows a group of one process to its first `count` devices. Raises: GroupError if it has fewer."""
     global _current
     group = current()
     from cyxjax.core.mesh import build_mesh
@@ -130,14 +130,14 @@ def narrow(count: int) -> ProcessGroup:
     if group.topology.world_size > 1 or len(found) < count:
         raise GroupError(
             f"{count} devices were asked for; this group has {len(found)} in {group.topology.world_size} "
-            "processes. HINT: jax keeps the number it started with: ask before the first jax array is made."
+            "processes. HINT: ask before the first jax array is made: jax keeps its first number of devices."
         )
     _current = replace(group, mesh=build_mesh(found[:count]))
     return _current
 
 
 def finalize() -> None:
-    """Leaves the group; afterwards `init` may be called again in a group of one. Twice is harmless."""
+    """Leaves the group; afterwards `init` may be called again in a group of one. Calling it twice is fine."""
     global _current
     if _current is None:
         return
@@ -154,7 +154,7 @@ def init_process_group(
     world_size: int | None = None,
     timeout: Any = None,
 ) -> None:
-    """torch's spelling of `init`. Arguments win over the environment.
+    """torch's spelling of `init`. Arguments take precedence over the environment.
 
     init_method: `env://`, or `tcp://HOST:PORT` of rank 0. timeout: seconds or a timedelta.
     """
@@ -183,7 +183,7 @@ def seconds(timeout: Any) -> float:
 
 
 def setup_distributed() -> tuple[int, int, int]:
-    """Joins the group of the environment: (rank, local_rank, world_size); (0, 0, 1) if it names none."""
+    """Joins the environment's group, if any; returns (rank, local_rank, world_size), else (0, 0, 1)."""
     group = ensure()
     return group.topology.rank, group.topology.local_rank, group.topology.world_size
 
@@ -197,7 +197,7 @@ def is_initialized() -> bool:
 
 
 def current() -> ProcessGroup:
-    """The group. Raises: GroupError before `init`, naming the call that is missing."""
+    """The group. Raises: GroupError before `init`, naming the missing call."""
     if _current is None:
         raise GroupError(
             "the distributed process group is not initialized. HINT: call "

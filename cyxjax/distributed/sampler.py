@@ -14,12 +14,13 @@ from cyxjax.errors import ConfigError, DataError
 
 
 class DistributedSampler:
-    """Indices of one rank: place rank, rank + W, rank + 2W, ... of the epoch's order, as torch deals them.
+    """Indices of one rank: positions rank, rank + W, rank + 2W, ... of the epoch's order, as in torch.
 
     With `shuffle=False` the indices equal torch's exactly, padding included: without `drop_last` the order
-    wraps around until every rank has equally many, so at most W - 1 samples come twice per epoch; with
+    wraps around until every rank has the same number, so at most W - 1 samples are repeated per epoch; with
     `drop_last` its tail is left out. (The trainer needs neither: it weights padding with 0, see
-    `cyxjax.data.BatchPlan`.) The shuffle is ours, keyed by (seed, epoch): call `set_epoch` every epoch.
+    `cyxjax.data.BatchPlan`.) The shuffle differs from torch's and depends on (seed, epoch): call `set_epoch`
+    every epoch.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class DistributedSampler:
         self.epoch = 0
         size: Any = dataset if dataset_size is None else dataset_size
         self._size = len(size) if isinstance(size, Sized) else int(size)
-        Order(self._size, self.seed, 0, shuffle)  # which refuses what has no order
+        Order(self._size, self.seed, 0, shuffle)  # raises an error where there is no order
         if not 0 <= self.rank < self.num_replicas:
             raise ConfigError(
                 f"rank={self.rank} is outside [0, num_replicas={self.num_replicas}). "
@@ -55,16 +56,16 @@ class DistributedSampler:
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass the order of `epoch`; immediate at any dataset size. The same on every rank."""
+        """Sets the epoch whose order the next pass has, the same on every rank; immediate at any size."""
         self.epoch = int(epoch)
 
     @property
     def _order(self) -> Order:
-        """By what its attributes say now: whatever is set holds from the next pass on."""
+        """The order by the current attributes: a change takes effect with the next pass."""
         return Order(self._size, self.seed, self.epoch, self.shuffle)
 
     def get_indices(self, start: int = 0, stop: int | None = None) -> Places:
-        """This rank's indices in order, int64, shape (local_size(),); or some, by slice."""
+        """This rank's indices in order, int64, shape (local_size(),); or those from `start` to `stop`."""
         return self._order[self._positions(start, stop)]
 
     def local_size(self) -> int:
@@ -76,7 +77,7 @@ class DistributedSampler:
         return self._size
 
     def padded_size(self) -> int:
-        """Indices dealt per epoch over all ranks: local_size() * num_replicas."""
+        """Indices per epoch over all ranks: local_size() * num_replicas."""
         return self.local_size() * self.num_replicas
 
     def __len__(self) -> int:
@@ -84,7 +85,7 @@ class DistributedSampler:
 
     def __iter__(self) -> Iterator[int]:
         """One pass over this rank's indices, as Python integers, computed a block at a time."""
-        order = self._order  # of the epoch the pass begins in, should set_epoch be called meanwhile
+        order = self._order  # of this epoch, even if set_epoch is called during the pass
         starts = range(0, self.local_size(), _BLOCK)
         return chain.from_iterable(order[self._positions(i, i + _BLOCK)].tolist() for i in starts)
 
@@ -104,10 +105,10 @@ class DistributedSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with the order of `state`. Raises: DataError when the dataset has changed its size."""
+        """Continues with the order of `state`. Raises: DataError if the size of the dataset has changed."""
         if state["dataset_size"] != self._size:
             raise DataError(
-                f"sampler state of {state['dataset_size']} samples for a dataset of {self._size}. "
+                f"the sampler state is of {state['dataset_size']} samples but the dataset has {self._size}. "
                 "HINT: resume with the data the run began with, or start a new run."
             )
         self.seed, self.shuffle, self.drop_last = state["seed"], state["shuffle"], state["drop_last"]
@@ -131,7 +132,7 @@ class DistributedBatchIterator:
         return self._next_batch < self.num_batches()
 
     def next(self) -> list[int]:
-        """Indices of the next batch. Raises: IndexError after the last; ask `has_next()`, or `reset`."""
+        """Indices of the next batch. Raises: IndexError after the last; check `has_next()`, or `reset`."""
         start = range(self.num_batches())[self._next_batch] * self.batch_size
         self._next_batch += 1
         return self.sampler.get_indices(start, start + self.batch_size).tolist()

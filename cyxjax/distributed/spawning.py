@@ -22,8 +22,8 @@ from cyxjax.launch.group.client import log
 from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.local_ranks import LocalRanks, place_to_spawn
 
-GRACE_S = 2.0  # between asking the other ranks to end, after an error of one, and ending them
-SAVE_S = 30.0  # the same after SIGTERM or Ctrl-C, for which ranks save; the launcher's --grace
+GRACE_S = 2.0  # between asking the other ranks to end, after one failed, and killing them
+SAVE_S = 30.0  # the same after SIGTERM or Ctrl-C, when ranks save; the default of the launcher's --grace
 
 
 def spawn(
@@ -32,7 +32,7 @@ def spawn(
     """Calls `fn(rank, world_size, *args)` in `nprocs` fresh processes, which form a group in `init`.
 
     A function that takes one argument less is called as torch does, `fn(rank, *args)`.
-    With RANK and WORLD_SIZE in the environment this host's ranks start there, among those of other hosts.
+    With RANK and WORLD_SIZE in the environment this host's ranks start at RANK, among those of other hosts.
     join: waits for all; otherwise returns a `Spawned` to `join()` later.
     Raises: SpawnError with the first failed process's traceback, after the others were stopped; ConfigError
         for a function of a notebook, which a fresh process cannot import.
@@ -46,7 +46,7 @@ def spawn(
 
 
 class Spawned:
-    """Processes that run; `join` waits for them."""
+    """Running processes; `join` waits for them."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], place: LocalRanks) -> None:
         # The server of the group, held by the parent: its port is taken before any rank starts.
@@ -83,10 +83,10 @@ class Spawned:
         return [process for process in self._processes.values() if process.exitcode is None]
 
     def join(self, timeout: float | None = None) -> bool:
-        """True once all processes have ended well; False if some still run after `timeout` seconds.
+        """True once all processes have succeeded; False if some still run after `timeout` seconds.
 
         SIGTERM and Ctrl-C while it waits stop the processes, which have half a minute to save.
-        Raises: SpawnError for the first that failed; SystemExit(143) after SIGTERM. All are gone then.
+        Raises: SpawnError for the first that failed; SystemExit(143) after SIGTERM. No process is left then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with _sigterm_raises():
@@ -95,7 +95,7 @@ class Spawned:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return False
-                    self._raise_first_error()  # before the wait: one that has ended already wakes no wait
+                    self._raise_first_error()  # before the wait, which an earlier end does not wake
                     wait([process.sentinel for process in running], left)
                 self._raise_first_error()
             except (KeyboardInterrupt, SystemExit):
@@ -112,7 +112,7 @@ class Spawned:
         return True
 
     def _raise_first_error(self, stopped: bool = False) -> None:
-        """stopped: the ranks were asked to end: only a traceback is an error, of a save that failed, say."""
+        """stopped: the ranks were asked to end; only a traceback is an error then (a failed save)."""
         failed = {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode}
         files = {rank: self._traceback(rank) for rank in failed}
         errors = {rank: file.read_text("utf-8") if file.exists() else "" for rank, file in files.items()}
@@ -123,18 +123,18 @@ class Spawned:
             raise SpawnError(
                 rank,
                 f"rank {rank} of the spawned processes ended with exit code {failed[rank]}. {errors[rank]}\n"
-                "HINT: see its traceback, or else what it printed last; -9 is often for want of memory.",
+                "HINT: see its traceback, or else what it printed last; -9 often means out of memory.",
             )
 
     def stop(self) -> None:
-        """Ends what still runs, and frees the port."""
+        """Ends the processes that still run, and frees the port."""
         self._end_processes(GRACE_S)
         if self._coordinator is not None:
             self._coordinator.end()
         self._folder.cleanup()
 
     def _end_processes(self, grace_s: float) -> None:
-        """Asks what still runs to end; kills what still does after `grace_s`, or at a second signal to us."""
+        """Asks running processes to end; kills those left after `grace_s`, or at a second signal to us."""
         running = self._running
         for process in running:
             process.terminate()
@@ -143,7 +143,7 @@ class Spawned:
             for process in running:
                 process.join(max(0.0, limit - time.monotonic()))
         finally:
-            for process in self._running:  # jax takes SIGTERM for a notice of preemption and goes on
+            for process in self._running:  # jax takes SIGTERM as a notice of preemption and continues
                 process.kill()
                 process.join()
 
@@ -163,7 +163,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def _in_our_order(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
-    """`fn` as `fn(rank, world_size, *args)`; one whose own arguments have no room for both is torch's."""
+    """`fn`, to be called as `fn(rank, world_size, *args)`, also if it takes torch's `fn(rank, *args)`."""
     try:
         inspect.signature(fn).bind(0, 1, *args)
     except TypeError:
@@ -200,7 +200,7 @@ def _refuse_notebook(fn: Callable[..., Any], nprocs: int) -> None:
     unnamed = getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
     if home == "__main__" and unnamed:
         raise ConfigError(
-            "spawn was given a function of a notebook or an interactive session, which a fresh process "
-            "cannot import. One process over all local devices trains here as well. HINT: save it as "
+            "spawn was given a function of a notebook or an interactive session, which a new process "
+            "cannot import. One process can train on all local devices without spawn. HINT: save it as "
             f"train.py and run `python -m cyxjax.launch --nproc-per-node {nprocs} train.py`."
         )

@@ -1,7 +1,7 @@
 """`python -m cyxjax.launch --nproc-per-node N script.py ...`: run a script as a group of processes.
 
 `--slurm` as the first word writes, checks and submits an sbatch script instead (see job_files);
-`--dump JOB` shows where the ranks of a running job stand (see dump).
+`--dump JOB` shows what the ranks of a running job are executing (see dump).
 """
 
 import sys
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # Imports are here: a Ctrl-C while they load is one line.
+    # Imported here, so that a Ctrl-C while they load prints one line.
     import os
 
     from cyxjax.command import open_closed_streams
@@ -31,7 +31,7 @@ def _run(argv: list[str]) -> int:
         from cyxjax.launch import job_files
 
         return job_files.main(["slurm", "--submit", *argv[1:]])
-    save_request.listen()  # one that comes before there are ranks ends nobody
+    save_request.listen()  # a request before there are ranks ends no process
     try:
         if argv[:1] == ["--dump"]:
             from cyxjax.launch.supervise import dump

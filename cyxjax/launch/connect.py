@@ -22,7 +22,7 @@ LEAVE_S = 300.0  # how long a finished rank waits for the others (a last save, a
 
 @dataclass
 class Connection:
-    """What stands while this process is in the group; `coordinator` only where rank 0 holds the server."""
+    """What exists while this process is in the group; `coordinator` only where rank 0 holds the server."""
 
     group: GroupConnection
     exits: exits.Exits
@@ -37,7 +37,7 @@ def connect(
 ) -> None:
     """Joins the group: meets the other ranks, then starts jax.distributed. A group of one needs neither.
 
-    On a slice of TPU hosts jax forms the group by itself, and nothing is compared.
+    On a slice of TPU hosts jax itself forms the group, and nothing is compared.
     facts: what must be equal on all ranks besides the versions, e.g. {"config": sha256 of it}.
     Raises: GroupError when a peer is missing or differs, or jax has started its devices already.
     """
@@ -74,7 +74,7 @@ def _meet(
 
 
 def disconnect() -> None:
-    """Leaves the group after all ranks have arrived here, so that nobody's last collective is cut off."""
+    """Leaves the group once all ranks have called this, so that no rank's last collective is cut off."""
     global _connection
     connection, _connection = _connection, None
     if connection is None or connection.exits.in_child():  # a forked child's end is not the rank's
@@ -82,7 +82,7 @@ def disconnect() -> None:
     exits.end_if_failed(connection.exits)
     heartbeat.report_progress(heartbeat.progress().step, "done")
     if not connection.group.wait_until_all_are_done(LEAVE_S):
-        output.log(f"left the group although not all ranks came to the end within {LEAVE_S:g} s")
+        output.log(f"left the group although not all ranks reached the end within {LEAVE_S:g} s")
     jax_private.shut_down_client()
     connection.group.leave()
     if connection.coordinator is not None:
@@ -92,7 +92,7 @@ def disconnect() -> None:
 
 
 def _fail_and_linger(group: GroupConnection, coordinator: "Coordinator", summary: str) -> None:
-    """For the rank that holds the server and jax's service: the others are told why, and end before it does.
+    """For the rank that holds the server and jax's service: the others get the reason, and end before it.
 
     Native code aborts a rank that outlives jax's service.
     """
@@ -116,7 +116,7 @@ def _coordinate(topology: Topology) -> "Coordinator":
         topology.timeout_ms,
         topology.token,
     )
-    if not is_loopback(place.master_addr):  # by hand, one host's ranks are not known to be all
+    if not is_loopback(place.master_addr):  # started by hand: not all ranks may be on this host
         warn_without_token(place, output.log)
     coordinator = Coordinator(place, output.log, serves=False)
     coordinator.open(topology.restart_count)

@@ -11,11 +11,11 @@ from cyxjax.launch.topology import TPU_SLICE, Topology, read_int
 
 
 def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folder: str = "/dev") -> str:
-    """'nccl' or 'gloo' for what `topology` wishes. gloo without a CPU asked for: jax finds the platform.
+    """'nccl' or 'gloo', as `topology` asks. With gloo, jax chooses the platform if none was asked for.
 
     With `auto` it is 'nccl' where there is an NVIDIA GPU, unless jax is told to use the CPU.
-    Raises: GroupError when nccl is asked for where it cannot be; ConfigError where JAX_PLATFORMS is cuda and
-        there is no GPU.
+    Raises: GroupError if nccl is asked for where it is not available; ConfigError where JAX_PLATFORMS is
+        cuda and there is no GPU.
     """
     said, gpus, wish = platforms_said(env), visible_gpus(env, device_folder), topology.backend
     if said == ("cuda",) and not gpus:  # jax fails by a bare assertion
@@ -43,10 +43,10 @@ def _told_to_jax() -> str:
 
 
 def check_started(topology: Topology, chosen: str, started: str, processes: int) -> str:
-    """The backend that jax runs on, for people. started, processes: platform and owners of its devices.
+    """The backend jax runs on, to show. started, processes: platform and number of owners of its devices.
 
-    Raises: GroupError where a GPU lies idle or is used against what was asked for, or jax runs on other
-        processes than the group has.
+    Raises: GroupError where a GPU is idle or is used although the CPU was asked for, or where jax runs a
+        different number of processes than the group has.
     """
     if chosen == "nccl" and started == "cpu":
         raise GroupError(
@@ -55,7 +55,7 @@ def check_started(topology: Topology, chosen: str, started: str, processes: int)
         )
     if chosen == "gloo" and started != "cpu" and topology.backend != "auto":
         raise GroupError(
-            f"jax started on {started}, and this group is to train on the CPU. HINT: call init() before "
+            f"jax started on {started}, but this group is to train on the CPU. HINT: call init() before "
             "anything touches a jax device."
         )
     if processes != topology.world_size:
@@ -68,7 +68,7 @@ def check_started(topology: Topology, chosen: str, started: str, processes: int)
 
 
 def advice(backend: str, platform: str, topology: Topology) -> list[str]:
-    """A line for a group that gains nothing in parallel, or none. platform: sys's."""
+    """A warning if processes share cores and so gain nothing, or no line. platform: `sys.platform`."""
     here = topology.local_world_size
     if backend != "gloo" or here <= (1 if platform == "darwin" else os.cpu_count() or 1):
         return []
@@ -96,9 +96,9 @@ def local_devices(
 
     A process that sees one GPU uses it whatever its LOCAL_RANK where its view is `limited`
     (CUDA_VISIBLE_DEVICES): its engine already chose; else it is the host's only one. Several GPUs
-    are shared out in equal runs, so one process per host keeps them all; where the number of processes
-    is unknown (0) each takes one, as under torch.
-    Raises: ConfigError when there are more processes than GPUs: NCCL takes one process a GPU.
+    are divided into equal runs, so one process per host keeps them all; where the number of processes
+    is unknown (0) each takes one, as in torch.
+    Raises: ConfigError when there are more processes than GPUs: NCCL takes one process per GPU.
     """
     if not gpus or local_world_size == 1 or (len(gpus) == 1 and (limited or not local_world_size)):
         return None
@@ -121,11 +121,11 @@ def _gpu_nodes(folder: str) -> list[str]:
 
 
 def enter(variables: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:
-    """Makes `variables` this process's own; before jax starts its devices."""
+    """Sets `variables` in this process's environment; call it before jax starts its devices."""
     env.update(variables)
 
 
-# Longer than any honest wait between ranks (one compiles, one saves), far below gloo's 30 minutes.
+# Longer than any legitimate wait between ranks (one compiles, one saves), far below gloo's 30 minutes.
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600
 _CPU_FLAG = "--xla_cpu_collective_timeout_seconds"
 _GPU_FLAG = "--xla_gpu_nccl_termination_timeout_seconds"
@@ -144,8 +144,8 @@ def prepare(
 ) -> None:
     """Writes into `env` what jax reads when it starts; keeps whatever the user has set.
 
-    topology: its backend is what was asked for. Where the CPU is only what is left, jax finds the platform.
-    cpu_devices: virtual CPU devices this process shall own (None: as the environment says, else one).
+    topology: its backend is what was asked for; where the CPU was not asked for, jax chooses the platform.
+    cpu_devices: virtual CPU devices that this process is to own (None: as the environment says, else one).
     threads: of XLA's CPU pool (None: this process's share of the cores).
     Raises: GroupError when devices or threads are asked for after jax has started its backend; ConfigError
         when the user's NPROC is not `threads`.
@@ -200,25 +200,25 @@ def _set_threads(env: MutableMapping[str, str], share: int, devices: int, thread
     elif threads is not None and env["NPROC"] != wanted:
         raise ConfigError(
             f"NPROC={env['NPROC']} (from the environment), but this exact run computes with {threads} CPU "
-            "threads in each process: another number gives other bits. HINT: unset NPROC, or set "
+            "threads per process: a different number gives different bits. HINT: unset NPROC, or set "
             "exact_threads to it, the same in every process and at every resume."
         )
 
 
 def pool_threads(devices: int, env: Mapping[str, str] = os.environ) -> int:
-    """CPU threads of XLA's pool in a process with so many devices."""
+    """CPU threads of XLA's pool in a process with this many devices."""
     return max(read_int(env, "NPROC", len(os.sched_getaffinity(0))), devices)
 
 
 def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:
-    """gRPC would dial jax's coordinator through http_proxy, and hang; other programs keep theirs."""
+    """Keeps gRPC from connecting to jax's coordinator through http_proxy, which would hang."""
     if any(name.lower().endswith("_proxy") for name in env):
         said = [part for part in env.get("no_grpc_proxy", env.get("no_proxy", "")).split(",") if part]
         env["no_grpc_proxy"] = ",".join([*said, *({host, "127.0.0.1"} - set(said))])
 
 
 def _tell_loaded_jax(cpu_devices: int) -> None:
-    """A jax that is imported already has read its variables; its config still counts until a backend runs."""
+    """An imported jax has already read its variables; its config still counts until a backend runs."""
     jax = sys.modules.get("jax")
     if jax is None or jax.config.jax_num_cpu_devices == cpu_devices:
         return
@@ -227,7 +227,7 @@ def _tell_loaded_jax(cpu_devices: int) -> None:
 
 
 def _tell_loaded_jax_platform(name: str) -> None:
-    """The same for the platform, where nobody has named one; one that runs already is told by the group."""
+    """The same for the platform, if none is set; `check_started` reports a backend that runs already."""
     jax = sys.modules.get("jax")
     if jax is not None and not jax.config.jax_platforms:
         jax.config.update("jax_platforms", name)

@@ -24,7 +24,7 @@ VARIABLE = "CYXJAX_BEAT_FILE"
 DETECTED = "CYXJAX_DETECTED_S"
 
 
-class Progress(NamedTuple):  # made twice a step
+class Progress(NamedTuple):  # created twice per step
     """What a rank reported last. `at_s` is on the host's monotonic clock, 0.0 before the first report.
 
     busy_s, waiting_s: seconds spent so far in phases of its own, and in phases shared with the others.
@@ -42,7 +42,7 @@ class Progress(NamedTuple):  # made twice a step
 class Reporter:
     """Keeps what this process is doing, and shares it through the file at `path` if one is named.
 
-    last: the last report. spent: seconds in each phase, without the one under way, of which `part` is done.
+    last: the last report. spent: seconds in each phase, without the current one; part: how far that one is.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -82,7 +82,7 @@ class Reporter:
 
 
 class Reader:
-    """Reads the reports in the file at `path`, also after somebody has removed its name."""
+    """Reads the reports in the file at `path`, also after the file's name was removed."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -138,7 +138,7 @@ def report_progress(step: int, phase: str) -> None:
 def together(step: int | None = None) -> Iterator[None]:
     """Tells the supervisor that this rank waits for the others in the block; restores its phase after it.
 
-    step: of a program that counts none itself. Nothing is told before the first step of all.
+    step: for a program that does not count its steps. Nothing is reported before the first step.
     """
     before = _reporter.last
     step = before.step if step is None else step
@@ -153,7 +153,7 @@ def together(step: int | None = None) -> Iterator[None]:
 
 
 def spent() -> dict[str, float]:
-    """Seconds this process spent in each phase so far, the one under way included."""
+    """Seconds this process spent in each phase so far, the current one included."""
     now = _reporter.last
     running_s = time.monotonic() - now.at_s if now.at_s else 0.0
     return _reporter.spent | {now.phase: _reporter.spent[now.phase] + running_s}
@@ -170,12 +170,12 @@ def progress() -> Progress:
 
 
 def part(number: int, total: int | None = None) -> None:
-    """Says how far the phase under way is, for the live line: `3/5`. Dropped with the next report."""
+    """Notes how far the current phase is, for the live line: `3/5`. Dropped with the next report."""
     _reporter.part = f"{number}/{total}" if total else f"{number}"
 
 
 def part_text() -> str:
-    """What `part` said of the phase under way; "" where it said nothing."""
+    """What `part` noted about the current phase; "" if nothing."""
     return _reporter.part
 
 
@@ -189,7 +189,7 @@ class Limits:
     """Seconds without progress before a rank counts as stuck.
 
     progress_s: for the phases data, step and collective; None scales it from the median step, max(2 min,
-    20 x median), once 20 steps are known; 0 turns the watchdog off. by_phase: overrides and the others.
+    20 x median), once 20 steps are known; 0 turns the watchdog off. by_phase: limits of single phases.
     """
 
     progress_s: float | None = None
@@ -207,7 +207,7 @@ class Limits:
             if not _is_seconds(value) or (equals and name not in PHASES):
                 raise ConfigError(
                     f"--hang-timeout={text!r}: {part!r} is not understood. "
-                    f"HINT: seconds, 0 for off, or PHASE=seconds with one of {', '.join(PHASES)}."
+                    f"HINT: give seconds, 0 for off, or PHASE=seconds with one of {', '.join(PHASES)}."
                 )
             if equals:
                 by_phase[name] = float(value)

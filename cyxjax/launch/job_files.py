@@ -1,6 +1,6 @@
 """Job files for the engines: an sbatch script for Slurm, an indexed Job with its Service for Kubernetes.
 
-Both are complete and self-explaining text. What an engine does not take, it refuses itself.
+Both are complete and self-explaining text. Values are checked by the engine, not here.
 """
 
 import json
@@ -80,7 +80,7 @@ srun --kill-on-bad-exit=1 --wait=60 \\
 
 
 def submit_slurm(path: str, *, check_only: bool = False) -> str:
-    """What sbatch says of the script at `path`; with check_only nothing is queued.
+    """The output of sbatch for the script at `path`; with check_only nothing is queued.
 
     Raises: GroupError when Slurm refuses the script; FileNotFoundError where it is not installed.
     """
@@ -101,7 +101,7 @@ def kubernetes_manifest(spec: JobSpec) -> str:
     Raises: ConfigError without an image.
     """
     if not spec.image:
-        raise ConfigError("no container image. HINT: --image names one built from .github/Dockerfile.")
+        raise ConfigError("no container image. HINT: give --image one built from .github/Dockerfile.")
     listing = {"apiVersion": "v1", "kind": "List", "items": [_service(spec), _job(spec)]}
     return json.dumps(listing, indent=2) + "\n"
 
@@ -167,7 +167,7 @@ def kubernetes_environment(spec: JobSpec) -> dict[str, str]:
         "MASTER_ADDR": f"{spec.name}-0.{spec.name}" if spec.nodes > 1 else "127.0.0.1",
         "MASTER_PORT": str(spec.port),
         "CYXJAX_RUN_ID": spec.name,
-        "DISTRIBUTED_TIMEOUT_MS": "300000",  # pods come when there is room for them
+        "DISTRIBUTED_TIMEOUT_MS": "300000",  # pods start when there is room for them
     }
 
 
@@ -188,7 +188,7 @@ _HELP = {
     "partition": "Slurm: partition",
     "image": "Kubernetes: container image with cyxjax and jax, such as one of .github/Dockerfile",
     "namespace": "Kubernetes: namespace",
-    "max_restarts": "how often the group may be started again",
+    "max_restarts": "how often the group may be restarted",
     "port": "port of the group's server",
 }
 
@@ -233,7 +233,7 @@ def _build_parser() -> Parser:
     )
     parser.add_argument("engine", choices=["slurm", "k8s"])
     parser.add_argument("--output", default="", help="file to write; standard output if left out")
-    parser.add_argument("--check", action="store_true", help="Slurm: ask sbatch whether it would take it")
+    parser.add_argument("--check", action="store_true", help="Slurm: check that sbatch would accept it")
     parser.add_argument("--submit", action="store_true", help="Slurm: check, then submit")
     defaults = {field.name: field.default for field in fields(JobSpec)}
     for name, text in _HELP.items():

@@ -67,7 +67,7 @@ class LocalRanks:
 
 
 def place_to_spawn(nprocs: int, env: Mapping[str, str] = os.environ) -> LocalRanks:
-    """`nprocs` ranks of this host: all of a group, or where RANK and WORLD_SIZE say among other hosts'."""
+    """`nprocs` ranks of this host: all of a group, or those from RANK on of WORLD_SIZE ranks."""
     first, world_size = 0, nprocs
     if "RANK" in env and "WORLD_SIZE" in env:
         first, world_size = read_int(env, "RANK"), read_int(env, "WORLD_SIZE")
@@ -80,8 +80,8 @@ def place_to_spawn(nprocs: int, env: Mapping[str, str] = os.environ) -> LocalRan
 def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) -> LocalRanks:
     """This host's share of the group. Raises: ConfigError when flags and environment do not fit together.
 
-    Flags win over RANK and WORLD_SIZE, which is this host's first rank, and these over the engine. Of a job
-    whose hosts come and go it is the most ranks there may be; each start has its own.
+    Flags take precedence over RANK (this host's first) and WORLD_SIZE, and these over the engine. Of a job
+    whose hosts join and leave it is the largest group possible; each start has its own size.
     """
     fewest, most = given.nnodes or (1, 1)
     host, engine = given.node_rank, None
@@ -99,7 +99,7 @@ def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) ->
         if host is None:
             if most > 1 and not is_elastic:
                 raise ConfigError(
-                    f"--nnodes={most} without --node-rank: which of the hosts is this? "
+                    f"--nnodes={most} without --node-rank: the number of this host is not known. "
                     "HINT: add --node-rank 0 on the host that --master-addr names, 1, 2, ... on the others."
                 )
             host = int(is_elastic)  # one that joins is not the first
@@ -129,7 +129,7 @@ def _address(
     addr = host or env.get("MASTER_ADDR") or (engine.master_addr if engine else "")
     if not alone and not addr:
         raise ConfigError(
-            "several hosts, and no address to meet at. HINT: add --master-addr with an address of host 0."
+            "several hosts, but no address of host 0. HINT: add --master-addr with an address of host 0."
         )
     default = 0 if alone else engine.master_port if engine else DEFAULT_PORT
     if port is None:

@@ -25,7 +25,7 @@ class Options:
     """What to start and how to watch it.
 
     shown: local ranks whose output is shown here; that of all is in `log_dir`.
-    hosts: (fewest, most) of a job whose hosts come and go; None for a fixed number.
+    hosts: (fewest, most) of a job whose hosts join and leave; None for a fixed number.
     grace_s: between SIGTERM and SIGKILL. limits: how long a rank may make no progress.
     pages: of memory, one of `pages.WORDS`.
     """
@@ -76,16 +76,16 @@ def _build_parser() -> Parser:
         help="processes on this host: a number, auto, gpu or cpu",
     )
     add("--script", help="the script, for the spelling --gpus N --script train.py")
-    add("--nnodes", type=hosts, help="number of hosts, or MIN:MAX for hosts that come and go")
+    add("--nnodes", type=hosts, help="number of hosts, or MIN:MAX for hosts that join and leave")
     add("--node-rank", type=any_number, help="this host's number, from 0")
     add("--master-addr", help="an address of host 0")
-    add("--master-port", type=number(*PORTS), help="port of the group's server; a free one on a single host")
-    add("--rdzv-endpoint", help="HOST:PORT, for --master-addr and --master-port")
+    add("--master-port", type=number(*PORTS), help="port of the group's server; on one host, a free one")
+    add("--rdzv-endpoint", help="HOST:PORT, in place of --master-addr and --master-port")
     add("--rdzv-id", "--run-id", help="name of the job")
-    add("--rdzv-backend", choices=["static", "c10d"], help="accepted, one way for both")
+    add("--rdzv-backend", choices=["static", "c10d"], help="accepted; both work the same")
     add("--standalone", action="store_true", help="one host, on loopback, on a free port")
-    add("--max-restarts", type=any_number, default=0, help="how often the group may be started again")
-    add("--monitor-interval", help="accepted; ends are noticed at once here")
+    add("--max-restarts", type=any_number, default=0, help="how often the group may be restarted")
+    add("--monitor-interval", help="accepted; ends are noticed immediately")
     add("--log-dir", help="folder for a log per rank and first_error.json")
     add("-r", "--redirects", type=streams, default="0", help="3 (or RANK:3,...): output to --log-dir only")
     add("-t", "--tee", type=streams, default="0", help="3 (or RANK:3,...): output to --log-dir and here")
@@ -99,7 +99,7 @@ def _build_parser() -> Parser:
     add("--hang-timeout", default="auto", help="seconds without progress; 0 off; 60,compile=900 by phase")
     add("--pages", default=pages.AUTO, choices=pages.WORDS, help="memory pages of ranks on CPUs")
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
-    add("--no-python", action="store_true", help="run a program that is no Python script")
+    add("--no-python", action="store_true", help="run a program that is not a Python script")
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     flags = parser._option_string_actions
     flags |= {f"--{flag[2:].replace('-', '_')}": flags[flag] for flag in flags if flag.startswith("--")}
@@ -107,14 +107,14 @@ def _build_parser() -> Parser:
 
 
 def hosts(text: str) -> tuple[int, int]:
-    """(fewest, most) of `MIN:MAX`; both are the same of one number."""
+    """(fewest, most) of `MIN:MAX`; for a single number both are equal."""
     low, _, high = text.partition(":")
     fewest = number(1, MAX_WORLD_SIZE)(low)
     return fewest, number(fewest, MAX_WORLD_SIZE)(high or low)
 
 
 def processes(text: str) -> int | str:
-    """How many processes, or the word that says it."""
+    """A number of processes, or the word gpu, auto or cpu."""
     return text if text in ("gpu", "auto", "cpu") else int(number(1, MAX_HERE)(text))
 
 

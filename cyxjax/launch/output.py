@@ -1,9 +1,9 @@
 """The output of the ranks: read continuously, prefixed with the rank, and kept in one file per rank.
 
-A reader that has stopped reading holds up no rank: a thread each writes our own streams, from a bounded
-queue. A rank writes into pipes: it learns the width of the launcher's terminal from a variable, and marks the
-line that the next one replaces. The launcher draws a marked line at the foot of the screen, and keeps it out
-of the log files.
+A reader that has stopped reading does not hold up the ranks: each of our own streams is written by a thread,
+from a bounded queue. A rank writes into pipes: it gets the width of the launcher's terminal from a variable,
+and marks the line that the next one replaces. The launcher draws a marked line at the bottom of the screen,
+and keeps it out of the log files.
 """
 
 import os
@@ -19,10 +19,10 @@ from typing import IO, BinaryIO
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50
-WAITING_BYTES = 4 * 2**20  # for a reader; what comes beyond this is left out, with a line that counts it
-PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it counts as standing still
+WAITING_BYTES = 4 * 2**20  # for a reader; further lines are left out, and one line counts them
+PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it counts as stopped
 LAST_WORDS_S = 2.0  # at our end, without any progress of the reader
-# Chatter of the libraries below jax at every start, which says nothing a person can use.
+# Messages of the libraries below jax at every start, which are of no use to a person.
 _NOISE = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
 
 
@@ -34,7 +34,7 @@ class Screen:
         self._change = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._bytes, self._left_out = 0, 0
-        self._live = False  # a line that the next one replaces stands at the foot
+        self._live = False  # a line that the next one replaces is at the bottom
         self._stalled = self._gone = False
         self._moves = 0
         threading.Thread(target=self._run, name="cyxjax-screen", daemon=True).start()
@@ -52,14 +52,14 @@ class Screen:
             self._add(self._cleared() + data)
 
     def put_live(self, text: bytes) -> None:
-        """Shows `text` at the foot, in place of the live line before; not while other lines are waiting."""
+        """Shows `text` at the bottom, in place of the last live line; not while other lines are waiting."""
         with self._change:
             if not self._bytes and not self._gone:
                 self._add(b"\r" + text + CLEAR_TO_END.encode())
                 self._live = bool(text)
 
     def _cleared(self) -> bytes:
-        """What takes the live line away, if there is one."""
+        """The bytes that erase the live line, if there is one."""
         was_live, self._live = self._live, False
         return b"\r" + CLEAR_TO_END.encode() if was_live else b""
 
@@ -99,7 +99,7 @@ class Screen:
 
     def _say_what_was_left_out(self) -> None:
         if self._left_out and self._bytes < WAITING_BYTES // 2:
-            said = f"{self._left_out} lines are not shown here: the reader of this output stood still"
+            said = f"{self._left_out} lines are not shown here: the reader of this output stopped reading"
             self._add(f"cyxjax.launch: {said} (--log-dir keeps every line)\n".encode())
             self._left_out, self._stalled = 0, False
 
@@ -128,14 +128,14 @@ def screen(stream: IO[str] | None) -> Screen | None:
         key = (where.st_dev, where.st_ino)
         if key not in _screens:
             # A descriptor of its own: the file stays the one of this key when the stream is closed.
-            with suppress(OSError):  # none is left, which may be what is to be said
+            with suppress(OSError):  # no descriptor is left, which may be the error to show
                 descriptor = os.dup(descriptor)
             _screens[key] = Screen(descriptor)
         return _screens[key]
 
 
 def flush(patience_s: float = LAST_WORDS_S) -> None:
-    """Waits until all output is shown, unless its reader stands still."""
+    """Waits until all output is shown, unless its reader has stopped."""
     for there in list(_screens.values()):
         there.flush(patience_s)
 
@@ -185,7 +185,7 @@ def open_log(folder: str, rank: int, start: int) -> BinaryIO:
 
 
 def say(line: str) -> None:
-    """One line of the launcher itself, on standard error. What steers a terminal is shown as its escape."""
+    """One line of the launcher itself, on standard error. Control characters are shown as escapes."""
     show("cyxjax.launch: " + printable(line, MAX_LINE, keep="\n\t") + "\n")
 
 
@@ -203,7 +203,7 @@ def show(text: str) -> None:
 def printable(text: object, limit: int = 2000, keep: str = "") -> str:
     """`text` of another process as one harmless line: control characters are shown as their escapes.
 
-    keep: characters that are left as they are all the same.
+    keep: control characters that are left as they are.
     """
     cut = str(text)[:limit]
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in cut)
@@ -244,7 +244,7 @@ _MARK = b"\x1b_cyxjax-live\x1b\\"  # an application command of ECMA-48, which te
 
 
 def variables(prefix: str, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables with the width of a rank's lines behind `prefix`; empty where there is no terminal."""
+    """Variables with the width of a rank's lines after `prefix`; empty where there is no terminal."""
     if sys.stdout is None or not sys.stdout.isatty() or env.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return {}
     return {_COLUMNS: str(os.get_terminal_size(sys.stdout.fileno()).columns - len(prefix))}
@@ -257,7 +257,7 @@ def relayed_columns(env: Mapping[str, str] = os.environ) -> int | None:
 
 
 def live_line(text: str, *, relayed: bool) -> str:
-    """`text` as the line at the foot of a terminal, which the next one replaces."""
+    """`text` as the line at the bottom of a terminal, which the next one replaces."""
     return f"{_MARK.decode()}{text}\n" if relayed else f"\r{text}{CLEAR_TO_END}"
 
 

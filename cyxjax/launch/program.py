@@ -1,6 +1,6 @@
 """Which software a process runs: versions by name, and digests of the code.
 
-Other code under the same version would train to other numbers without a notice.
+Different code under the same version would give different results without a warning.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from cyxjax.files import redact
 
 PACKAGE = Path(__file__).parents[1]
 _MOST = 64  # modules: they are named in every manifest
-_SHORT = 12  # hex digits shown and compared: chance does not make two alike
+_SHORT = 12  # hex digits shown and compared: no two are equal by chance
 
 
 @cache
 def code_facts() -> dict[str, str]:
     """A digest of the files of each package of cyxjax, and of the program that was started, by name.
 
-    What is installed as a command, or in site-packages, is no program of the user: its path and first line
+    What is installed as a command, or in site-packages, is not the user's program: its path and first line
     differ between hosts that hold the same code.
     """
     rooms = {f"the code of {room}": _digest(files, PACKAGE) for room, files in _rooms().items()}
@@ -44,8 +44,8 @@ def code_facts() -> dict[str, str]:
 def own_modules() -> dict[str, tuple[str, str]]:
     """(digest, path) of the user's own files that are loaded, by the name they are imported by.
 
-    The program is among them, by the name under which another one would import it: a model is often read
-    from the program that trained it. Not what is installed: a version says what that is.
+    The program is among them, by the name under which another program would import it: a model is often
+    imported from the program that trained it. Installed modules are not: their version identifies them.
     """
     found = {}
     for name, module in sorted(sys.modules.items()):
@@ -59,7 +59,7 @@ def own_modules() -> dict[str, tuple[str, str]]:
 
 
 def _source(module: object) -> str | None:
-    """The file of a module of the user's own; a lazy module is not loaded to be asked."""
+    """The file of a module of the user's own; a lazy module is not loaded to find out."""
     known = object.__getattribute__(module, "__dict__") if issubclass(type(module), ModuleType) else {}
     path = known.get("__file__")
     if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_libraries()):
@@ -135,7 +135,7 @@ def provenance() -> dict[str, str]:
 
 
 def _git(*words: str) -> str:
-    """What git answers. Raises: OSError without git; SubprocessError outside a repository, or after 2 s."""
+    """The output of git. Raises: OSError without git; SubprocessError outside a repository, or after 2 s."""
     done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=2, check=True)
     return done.stdout.strip()
 

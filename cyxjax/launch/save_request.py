@@ -13,7 +13,7 @@ _asked = threading.Event()
 
 
 def listen() -> None:
-    """From now on SIGUSR1 is remembered, unless the program has a handler of its own. Twice is harmless."""
+    """Remembers SIGUSR1 from now on, unless the program has its own handler. A second call does no harm."""
     if threading.current_thread() is not threading.main_thread():
         return
     free = (signal.SIG_DFL, signal.SIG_IGN)  # our launcher starts ranks with the latter
@@ -24,14 +24,14 @@ def listen() -> None:
 
 
 def note(number: int = 0, frame: FrameType | None = None) -> None:
-    """A checkpoint is wanted."""
+    """Notes that a checkpoint is wanted."""
     del number, frame
     _asked.set()
 
 
 def take() -> bool:
     """Whether a checkpoint was asked for since the last call."""
-    if not _asked.is_set():  # asked for in each step, where clearing costs a lock
+    if not _asked.is_set():  # called in each step; clearing costs a lock
         return False
     _asked.clear()
     return True

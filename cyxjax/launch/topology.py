@@ -12,7 +12,7 @@ from cyxjax.errors import ConfigError
 DEFAULT_ADDR = "127.0.0.1"
 DEFAULT_PORT = 29500
 DEFAULT_TIMEOUT_MS = 30_000
-TPU_SLICE = "TPU slice"  # a source whose group jax forms by itself
+TPU_SLICE = "TPU slice"  # a source whose group jax itself forms
 BACKENDS = ("auto", "gloo", "nccl")
 _SAME_AS_GLOO = ("cpu", "gloo")
 PORTS = (0, 65535)  # 0: any free one
@@ -25,10 +25,10 @@ INT32 = (-(2**31), 2**31 - 1)
 class Topology:
     """The place of one process among `world_size`; checked when made.
 
-    `master_addr:master_port` is where the ranks meet; `source` says who told us (for messages);
+    `master_addr:master_port` is where the ranks meet; `source` names where it is from (for messages);
     `names` are the variables that held rank and world size. `hosted` is true when a supervisor, not
     rank 0, holds the group's server; `local_world_size` counts this host's processes,
-    0 when nobody said. `token` is the job's secret and never printed.
+    0 when not known. `token` is the job's secret and never printed.
 
     Raises: ConfigError naming the variable, its value and where it came from.
     """
@@ -78,7 +78,7 @@ def split_address(name: str, text: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT or [IPV6]:PORT, which `name` holds. Raises: ConfigError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"{name}={text!r} is not HOST:PORT. HINT: write rank 0's, as in 10.0.0.1:29500.")
+        raise ConfigError(f"{name}={text!r} is not HOST:PORT. HINT: write rank 0's as 10.0.0.1:29500.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -117,7 +117,7 @@ def common_fields(
 ) -> dict[str, Any]:
     """The fields every source shares: address, port, backend, timeout, run, token, restarts.
 
-    master_addr, master_port, run_id: of an engine; what the user has set wins.
+    master_addr, master_port, run_id: of an engine; what the user has set takes precedence.
     """
     return {
         "master_addr": env.get("MASTER_ADDR") or master_addr,
@@ -143,7 +143,7 @@ def is_loopback(host: str) -> bool:
 
 
 def job_port(job: str) -> int:
-    """A port in 12000-31999 that all ranks of `job` derive alike (below Linux's ephemeral range)."""
+    """A port in 12000-31999, the same for all ranks of `job` (below Linux's ephemeral range)."""
     return 12_000 + crc32(job.encode()) % 20_000
 
 

@@ -1,11 +1,11 @@
-"""Compressed gradients: float16, bfloat16, or int8 with a scale per block; rounding errors are carried on.
+"""Compressed gradients: float16, bfloat16, or int8 with a scale per block, with error feedback.
 
-Each replica owns one part of the flat gradient. Each replica sends every owner its part, coded; the owner
-decodes, averages in float32, codes the mean and sends it to all:
+Each replica owns one part of the flat gradient. Each replica sends every owner its part, encoded; the owner
+decodes, averages in float32, encodes the mean and sends it to all:
 
-    code -> all_to_all -> decode, widen, average -> code -> all_gather -> decode
+    encode -> all_to_all -> decode, widen, average -> encode -> all_gather -> decode
 
-No number is ever added in the short format, and the bytes sent are those of an all-reduce of coded
+No number is ever added in the short format, and the bytes sent are those of an all-reduce of encoded
 gradients. Both roundings (of what a replica sent, of the mean an owner sent) go into the next step.
 """
 
@@ -34,7 +34,7 @@ class Codec(NamedTuple):
 
 
 class Residual(NamedTuple):
-    """A row per replica. The mean over replicas is what the mean gradients of the past still owe."""
+    """One row per replica. Its mean over replicas is what past mean gradients have left out."""
 
     unsent: Any  # float32 (number of parameters,): added to this replica's next gradients
 
@@ -43,7 +43,7 @@ RESIDUAL_SPEC = PER_REPLICA
 
 
 def coded_mean(codec: Codec, error_feedback: bool = True) -> Reducer:
-    """Averages gradients over axis `data` in the codec's form. A world of one sends and loses nothing.
+    """Averages gradients over axis `data` in the codec's form. A single replica sends and loses nothing.
 
     State: Residual, one row per replica (spec RESIDUAL_SPEC); zeros that stay zeros without error feedback.
     Source: error feedback, Karimireddy et al. 2019, arXiv:1901.09847; on both ends, Tang et al. 2019,
@@ -68,7 +68,7 @@ def coded_mean(codec: Codec, error_feedback: bool = True) -> Reducer:
 
 
 def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(mean of `wanted` over replicas as all decode it, what coding took from it), both (n,)."""
+    """(mean of `wanted` over replicas as all decode it, what encoding lost of `wanted`), both (n,)."""
     count, size = lax.axis_size(AXIS), wanted.size
     part = -(-size // (count * codec.block)) * codec.block  # equal parts of whole blocks; padding at the end
     rows = jnp.pad(wanted, (0, part * count - size)).reshape(count, part)
@@ -79,7 +79,7 @@ def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
     coded = codec.encode(mean[None])
     # `invarying`: all hold the same bytes, which the checked map could not know otherwise.
     everything = in_pieces(lambda row: lax.all_gather(row, AXIS, to="invarying"), coded[0])
-    # The owner owes the mean's rounding: `count` times it in one replica is once in the mean.
+    # The owner keeps the mean's rounding error: `count` times it on one replica is once in the mean.
     owed = count * (mean - codec.decode(coded)[0])
     unsent = (rows - codec.decode(sent)).at[lax.axis_index(AXIS)].add(owed)
     return codec.decode(everything).reshape(-1)[:size], unsent.reshape(-1)[:size]
@@ -91,7 +91,7 @@ def cast_reducer(dtype: Any, error_feedback: bool = True) -> Reducer:
     State: Residual (spec RESIDUAL_SPEC). A gradient above 65504 becomes infinite in float16.
     """
 
-    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), integers it leaves.
+    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), but not integers.
     def encode(values: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(values.astype(dtype), jnp.uint16)
 
@@ -112,7 +112,7 @@ def bf16(optimizer: optax.GradientTransformation, error_feedback: bool = True) -
 
 
 def int8(optimizer: optax.GradientTransformation, block: int = 256, error_feedback: bool = True) -> Sync:
-    """Sends one byte a value and one float32 per `block` values, then `optimizer` on the mean.
+    """Sends one byte per value and one float32 per `block` values, then `optimizer` on the mean.
 
     A block's largest value becomes 127, so a rounding is at most 1/254 of it. A quarter of the bytes.
     """

@@ -11,7 +11,7 @@ from cyxjax.core.trees import PyTree
 
 
 class Exchange(NamedTuple):
-    """A part of what a strategy sends: the whole vector's bytes, and how often in a step."""
+    """A part of what a strategy sends: the whole vector's bytes, and how often per step."""
 
     both_ways: bool
     num_bytes: float
@@ -35,11 +35,11 @@ class Strategy(NamedTuple):
     """Whether there is a mean gradient in every step."""
     cuts_leaves: bool = False
     """Whether the optimizer sees parts of leaves. `make` takes `params` (shapes) and `max_grad_norm` then: it
-    clips by itself, since the norm of a part says nothing."""
+    clips gradients itself, since an optimizer cannot know the whole norm from a part."""
     in_memory_plan: bool = False
     """Whether `plan --device-gb` compiles it and may recommend it: the first that fits, in the registry's
     order."""
     lossless: Mapping[str, Any] | None = {}
-    """Options under which it loses nothing of the whole numbers of the contract test; None: it has none."""
+    """Options with which it averages the contract test's integers without loss; None: there are none."""
     usual: Mapping[str, Any] | None = None
-    """Options as used, with loss and steps of more than one kind; None: as `lossless`, else the defaults."""
+    """Options as in use: with losses, and steps of several kinds; None: as `lossless`, else the defaults."""

@@ -2,8 +2,8 @@
 
 all-gather parts -> forward -> (all-gather again) backward -> reduce-scatter gradients -> optimizer on parts
 
-The gathers stand in the model map; what goes back through one is the reduce-scatter of the gradients. What a
-part is, and how the optimizer's state is cut and stored, is `zero1`'s.
+The gathers are in the model map; the transpose of a gather is the reduce-scatter of the gradients. `zero1`
+defines what a part is, and how the optimizer's state is cut and stored.
 """
 
 from functools import partial
@@ -35,12 +35,12 @@ def fsdp(
 ) -> Sync:
     """Parameters, gradients and optimizer state cut along axis `data`; 1.5 times the bytes of `mean`.
 
-    regather: backward gathers again, so that nothing whole lives from forward to backward. Without it whole
-    parameters live through a step and the bytes are those of `mean` (ZeRO-2). Optimizers, max_grad_norm and
+    regather: backward gathers again, so that no whole leaf is kept from forward to backward. Without it whole
+    parameters are kept for a step and the bytes are those of `mean` (ZeRO-2). Optimizers, max_grad_norm and
     params, the shapes of the tree to be trained: as `zero1`, but never None.
     State: parameters and what the optimizer shapes like them are rows of ceil(size / R) values per replica.
     Raises: ConfigError for a rule that looks at whole leaves or at their norm.
-    Where the model computes in 16 bits, parameters travel in them and gradients are added up in float32.
+    Where the model computes in 16 bits, parameters are sent in 16 bits; gradients are summed in float32.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
     """
     refuse_unless_elementwise(optimizer, params, zero1.part_shape, "fsdp")
@@ -72,9 +72,9 @@ def fsdp(
 def whole(parts: PyTree, like: PyTree, dtype: Any = None) -> PyTree:
     """Whole leaves shaped as `like` from this replica's parts; inside `model_map`, LOCAL to a replica.
 
-    dtype: what the model computes in. Where it is shorter than a leaf's, the leaf travels in it and comes so:
-    rounded before or after the gather, a number is the same. Large leaves are gathered one by one, so that
-    each lives as shortly as it can; small ones together.
+    dtype: what the model computes in. Where it is shorter than a leaf's, the leaf is sent and returned in it:
+    rounding before the gather equals rounding after it. Large leaves are gathered one by one, so that each
+    is in memory as briefly as possible; small ones together.
     """
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.ravel, parts))
     is_small = lambda leaf: leaf.size * _shorter(leaf.dtype, dtype).itemsize <= _TOGETHER_BYTES  # noqa: E731
@@ -88,13 +88,13 @@ def _as_whole(rows: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _shorter(kept: Any, computes: Any) -> Any:
-    """The dtype in which a leaf kept as `kept` travels."""
+    """The dtype in which a leaf kept as `kept` is sent."""
     cast = computes is not None and jnp.issubdtype(kept, jnp.floating)
     return min(kept, jnp.dtype(computes), key=lambda dtype: dtype.itemsize) if cast else kept
 
 
 def _gathered(part: jax.Array, dtype: Any) -> jax.Array:
-    """(R, n) of `dtype` from every replica's (n,); its transpose adds up, in float32 at least, and cuts."""
+    """(R, n) of `dtype` from every replica's (n,); its transpose sums, in float32 at least, and cuts."""
     count = lax.axis_size(AXIS)
     if count == 1 or not part.size:
         return jnp.broadcast_to(part.astype(dtype), (count, *part.shape))
@@ -103,11 +103,11 @@ def _gathered(part: jax.Array, dtype: Any) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _all_gathered(part: jax.Array, dtype: Any) -> jax.Array:
-    # Whole, though gloo is slow with large messages: of a gather in pieces XLA's scheduler puts some far from
-    # where the whole is used. 36 layers of 9.4 MB: 257 MB of temporaries in pieces, 103 whole.
+    # In one message, though gloo is slow with large ones: XLA would schedule some pieces of a gather far from
+    # where the leaf is used. 36 layers of 9.4 MB: 257 MB of temporaries in pieces, 103 in one message.
     if dtype.itemsize > 2:
         return lax.all_gather(part, AXIS)
-    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), integers it leaves.
+    # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), but not integers.
     bits = lax.bitcast_convert_type(part.astype(dtype), jnp.uint16)
     return lax.bitcast_convert_type(lax.all_gather(bits, AXIS), dtype)
 
@@ -118,7 +118,7 @@ def _forward(part: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
 
 def _backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
     del dtype
-    # Gradients of 16 bits are added up as `mean` adds them: the transpose of the gather would round each sum.
+    # 16-bit gradients are summed as in `mean`: the transpose of the gather would round each sum.
     wide = grad if grad.dtype.itemsize > 2 else grad.astype(jnp.float32)
     return (reduce_scattered(wide).astype(like.dtype),)
 

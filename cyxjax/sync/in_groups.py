@@ -1,6 +1,6 @@
-"""Strategies for some of the parameters: groups with a strategy each, and parameters that stay as they are.
+"""Strategies for some of the parameters: groups with a strategy each, and parameters that do not change.
 
-gradients -> the leaves of a group -> its strategy -> that group's parameters and state, or those of before"""
+gradients -> the leaves of a group -> its strategy -> that group's parameters and state, new or unchanged"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Turns(NamedTuple):
 
 
 def in_turn(sync: Sync, every: int, offset: int) -> Sync:
-    """`sync` in the steps s with s % every == offset; in the others its parameters and its state rest."""
+    """`sync` in the steps s with s % every == offset; in others its parameters and state do not change."""
     if every == 1:
         return sync
 
@@ -41,8 +41,8 @@ def in_turn(sync: Sync, every: int, offset: int) -> Sync:
 def in_groups(syncs: Mapping[str, Sync], owner: PyTree) -> Sync:
     """One strategy made of several of one kind. State: {group: state}.
 
-    owner: params' tree of the names of groups. Each of `syncs` is made for the tree with None in place of the
-    other groups' leaves, so what one clips or scales by is of its own gradients.
+    owner: a tree like params of the names of groups. Each of `syncs` is made for the tree with None in place
+    of the other groups' leaves, so each clips and scales by its own gradients only.
     """
     first = next(iter(syncs.values()))
 
@@ -84,16 +84,17 @@ def in_groups(syncs: Mapping[str, Sync], owner: PyTree) -> Sync:
 
 
 def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """`params`' tree of bools: whether a leaf's name (`Dense_0/kernel`) matches one of `patterns`, if any.
+    """A tree like `params` of bools: whether a leaf's name (`Dense_0/kernel`) matches one of `patterns`.
 
-    `*` stands for any text. Raises: ConfigError for a pattern that matches no leaf.
+    Without patterns all are True. `*` stands for any text.
+    Raises: ConfigError for a pattern that matches no leaf.
     """
     names = leaf_names(params)
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(
-                f"trainable: {pattern!r} matches no parameter. HINT: names are such as "
-                f"{', '.join(names[:6])}; * is any text.",
+                f"trainable: {pattern!r} matches no parameter. HINT: write names such as "
+                f"{', '.join(names[:6])}; * matches any text.",
                 key="trainable",
             )
     chosen = [not patterns or matches(name, patterns) for name in names]
@@ -101,14 +102,14 @@ def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
 
 
 def part_of(tree: PyTree, chosen: PyTree, which: bool = True) -> PyTree:
-    """The leaves of `tree` that are `chosen`, None in place of the others (which=False: these)."""
+    """The leaves of `tree` that are `chosen` (which=False: those that are not); None for the rest."""
     return jax.tree.map(lambda mine, leaf: leaf if mine is which else None, chosen, tree)
 
 
 def for_part(sync: Sync, still: Sync, chosen: PyTree) -> Sync:
     """`sync` for the chosen leaves; the others are kept as `still` keeps them, and never change.
 
-    sync, still: made for the tree with None in place of the other one's leaves.
+    sync, still: each is made for the tree with None in place of the other's leaves.
     """
     mine = lambda tree: part_of(tree, chosen)  # noqa: E731
     rest = lambda tree: part_of(tree, chosen, False)  # noqa: E731
@@ -139,7 +140,7 @@ def for_part(sync: Sync, still: Sync, chosen: PyTree) -> Sync:
 
 
 def _same(params: PyTree, sync: Sync) -> PyTree:
-    """Replicated, what all replicas hold alike: a mean of equal numbers may round to another."""
+    """`params`, equal on all replicas, as replicated: by a maximum, since a mean of equals may round."""
     if sync.params_spec == REPLICATED:
         return params
 

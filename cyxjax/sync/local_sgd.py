@@ -24,7 +24,7 @@ class LocalSgdState(NamedTuple):
 
 
 def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
-    """Steps on local gradients; after each `every` steps replicas take the mean of their parameters.
+    """Steps on local gradients; after every `every` steps replicas take the mean of their parameters.
 
     Each keeps its own optimizer state. `every=1` with plain SGD is `mean`. Clipping by norm sees the local
     gradient: between averages there is no other. Evaluation sees the mean of the replicas' parameters.
@@ -67,7 +67,7 @@ def consensus(params: PyTree) -> PyTree:
 
 
 def as_own(params: PyTree) -> PyTree:
-    """Replicated params as each replica's own, from where they may part."""
+    """Replicated params as each replica's own copy, which may then differ between replicas."""
     # The branches of a `cond` must give values of one type.
     return params if lax.axis_size(AXIS) == 1 else lax.pcast(params, AXIS, to="varying")
 
@@ -75,7 +75,7 @@ def as_own(params: PyTree) -> PyTree:
 class DilocoState(NamedTuple):
     num_steps: Any  # int32 (): local steps since the start
     inner: PyTree  # the optimizer's state, a row per replica
-    anchor: PyTree  # the parameters all started the round from
+    anchor: PyTree  # the parameters from which all replicas started the round
     outer: PyTree  # the outer optimizer's state
 
 
@@ -85,7 +85,7 @@ def diloco(
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
 ) -> Sync:
-    """Local steps; after each `every` of them an outer Nesterov step on (start of the round - mean of ends).
+    """Local steps; after every `every` of them an outer Nesterov step on (start of round - mean of ends).
 
     `every=1` with outer_lr=1, outer_momentum=0 and plain SGD inside is `mean`. Clipping by norm sees the
     local gradient. Evaluation sees the mean of the replicas' parameters.

@@ -42,8 +42,8 @@ def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25
         last = jnp.float32(0)
         for bucket in buckets([leaf.size * leaf.dtype.itemsize for leaf in leaves], bucket_size_mb * _MB):
             flat, unravel = raveled([leaves[i] for i in bucket])
-            # Reductions that do not need one another travel together, so each looks at the one before, in a
-            # way it does not see through: no number is NaN and 0. (It drops optimization_barrier too soon.)
+            # XLA joins independent reductions, so each is made to depend on the one before, in a way that XLA
+            # cannot simplify: no number is both NaN and 0. (XLA drops optimization_barrier too early.)
             flat = jnp.where(jnp.isnan(last) & (last == 0), jnp.zeros_like(flat), flat)
             mean = lax.pmean(flat, AXIS)
             last = mean[0] if flat.size else last
@@ -55,7 +55,7 @@ def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25
 
 
 def buckets(leaf_bytes: Sequence[int], limit_bytes: float) -> list[list[int]]:
-    """Leaf numbers by bucket, the last leaf first: backward has those gradients first."""
+    """Leaf indices by bucket, the last leaf first: backward computes those gradients first."""
     found: list[list[int]] = []
     room = 0.0
     for i in reversed(range(len(leaf_bytes))):

@@ -42,9 +42,9 @@ def power_sgd_reducer(
     """Averages gradients over axis `data` as matrices of `rank`; biases and small leaves as they are.
 
     A leaf (..., m) is a matrix of m columns. It is compressed if n * m > min_compression * rank * (n + m).
-    start_iter: so many plain means first, while gradients turn fast. warm_start: go on from the last Q
+    start_iter: number of plain means first, while gradients change fast. warm_start: start from the last Q
     rather than from a random one. State: PowerSgdState (spec POWER_SGD_SPEC).
-    Raises: ConfigError, at init, if no leaf is worth compressing, or there is no rank to compress to.
+    Raises: ConfigError, at init, if no leaf is worth compressing, or `rank` is below 1.
     """
 
     def init(params: PyTree) -> PowerSgdState:
@@ -53,7 +53,7 @@ def power_sgd_reducer(
             shapes = sorted({tuple(leaf.shape) for leaf in jax.tree.leaves(params)})
             raise ConfigError(
                 f"power_sgd with rank={rank} would compress no leaf of this model (shapes {shapes}). "
-                "HINT: a lower rank, but 1 or more, or min_compression, or comm='bf16'."
+                "HINT: set a lower rank (1 or more) or min_compression, or use comm='bf16'."
             )
         error = {name: jnp.zeros(shape, jnp.float32) for name, shape in chosen.items()}
         start = {name: _random_q(name, (m, min(rank, n, m)), 0) for name, (n, m) in chosen.items()}
@@ -108,19 +108,19 @@ def _compressed_mean(
 
 
 def _transposed_product(m: jax.Array, p: jax.Array) -> jax.Array:
-    """m^T p, in the form that XLA on CPU is quick at: of 2048 x 2048 and rank 4, 2.4 ms instead of 14."""
+    """m^T p, in a form that XLA on CPU computes fast: for 2048 x 2048 and rank 4, 2.4 ms instead of 14."""
     wide = jnp.pad(p, ((0, 0), (0, -p.shape[1] % 16)))
     return (wide.T @ m)[: p.shape[1]].T
 
 
 def _joined_mean(tree: PyTree) -> PyTree:
-    """Means over replicas in one reduction: these are small, so each further one would cost its latency."""
+    """Means over replicas in one reduction: the leaves are small, so each more would cost its latency."""
     flat, unravel = raveled(tree)
     return unravel(lax.pmean(flat, AXIS))
 
 
 def compressible(params: PyTree, rank: int, min_compression: float) -> dict[str, tuple[int, int]]:
-    """(n, m) by path of the leaves that are worth it."""
+    """(n, m) by path of the leaves that are worth compressing."""
     found = {}
     for name, leaf in _named(params).items():
         if leaf.ndim < 2 or not leaf.size:
@@ -146,7 +146,7 @@ def _named(tree: PyTree) -> dict[str, jax.Array]:
 
 
 def _sent(params: PyTree, size: float) -> list[Exchange]:
-    """With the default rank; nothing where no leaf is worth compressing, since it cannot train that."""
+    """With the default rank; [] where no leaf is worth compressing: it cannot train such a model."""
     rank, min_compression = 4, 2.0
     thin = compressible(params, rank, min_compression)
     saved = sum(n * m - min(rank, n, m) * (n + m) for n, m in thin.values())

@@ -1,4 +1,4 @@
-"""Strategies by name. A new one is a file beside this that ends with its entry, and its name in `_FILES`."""
+"""Strategies by name. To add one: a file beside this one that ends with its entry, and a name in `_FILES`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def build_sync(
     """The strategy `name` around `optimizer`, which sees the mean gradient clipped to `max_grad_norm`.
 
     params: gives the shapes of the parameters, for strategies that must know them beforehand.
-    Raises: ConfigError for an unknown name, an option it does not take or one of another kind.
+    Raises: ConfigError for an unknown name, and for an option that is unknown or of the wrong type.
     """
     found = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
     entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""), learns=None)
@@ -49,7 +49,7 @@ def build_sync(
 
 
 def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:
-    """`optimizer` that sees gradients of at most `max_norm`. Its state is the same with and without."""
+    """`optimizer` on gradients clipped to norm `max_norm`. Its state is the same as without clipping."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return optimizer.update(shortened(updates, optax.tree.norm(updates), max_norm), state, params)

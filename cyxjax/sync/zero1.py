@@ -24,9 +24,9 @@ def zero1(
 ) -> Sync:
     """`mean` with the optimizer's state cut along axis `data`; the same bytes on the wire.
 
-    The optimizer sees parts of the leaves (`part_shape`), in params' tree: rules that treat each number by
-    itself (SGD, Adam, AdamW, Lion, ..., with masks by path or dimension) are exact. max_grad_norm: clips the
-    mean gradient's norm, which only all parts together know. params: shapes of the tree to be trained; None:
+    The optimizer sees parts of the leaves (`part_shape`), in params' tree: rules that treat each number
+    separately (SGD, Adam, AdamW, Lion, ..., with masks by path or dimension) are exact. max_grad_norm: clips
+    the mean gradient's norm, computed from all parts. params: shapes of the tree to be trained; None:
     any tree, for a rule without masks or labels. State: as `mean` holds it, each leaf a row of ceil(size / R)
     values per replica.
     Raises: ConfigError for a rule that looks at whole leaves or at their norm (LAMB, Muon, clipping inside).
@@ -61,16 +61,16 @@ def stored_as(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree
 
 
 def part_shape(shape: tuple[int, ...], num_replicas: int) -> tuple[int, ...]:
-    """The shape of one replica's part of a leaf: (n, 1, ..., 1), of the leaf's dimensions.
+    """The shape of one replica's part of a leaf: (n, 1, ..., 1).
 
-    A rule that reads the number of dimensions (no decay for biases) sees the same. Of a scalar, (1,).
+    It has the leaf's number of dimensions, for rules that read it (no decay for biases). Of a scalar, (1,).
     """
     size = int(np.prod(shape))
     return (-(-size // num_replicas), *[1] * (len(shape) - 1))
 
 
 def state_spec(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
-    """Spec by leaf of the optimizer's state: counters are replicated, what is shaped like params is rows."""
+    """Spec by leaf of the optimizer's state: counters are replicated, leaves shaped like params are rows."""
     flat = jax.tree.map(lambda p: jax.ShapeDtypeStruct(part_shape(p.shape, 1), p.dtype), params)
     state = jax.eval_shape(optimizer.init, flat)
     return jax.tree.map(lambda leaf: PER_REPLICA if leaf.ndim else REPLICATED, state)

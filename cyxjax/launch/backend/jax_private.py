@@ -13,7 +13,7 @@ from typing import Any
 
 from cyxjax.errors import GroupError
 
-# Heartbeats end a rank by abort, without a word: the last resort, and no good measure, since a suspended
+# A missed heartbeat aborts a rank without a message: a last resort, and a poor criterion, since a suspended
 # job (SIGSTOP, Ctrl-Z, a queue that pauses it) sends none: with 30 s a suspension of 45 s ended the ranks.
 # The group's server notices a host that vanished within 10 s, gloo a process that died at once.
 HEARTBEAT_S = 600
@@ -22,16 +22,16 @@ SHUTDOWN_S = 10
 
 
 def refuse_started_backend(asked: str) -> None:
-    """Raises GroupError when jax has devices already: it would ignore what is `asked` for."""
+    """Raises GroupError if jax has started its devices: it would ignore what is `asked` for."""
     if backend_runs():
         raise GroupError(
             f"{asked}: jax has started its devices already. "
-            "HINT: call cyxjax.distributed.init() first, before any array is made or jax.devices() is asked."
+            "HINT: call cyxjax.distributed.init() first, before any array is made or jax.devices() is called."
         )
 
 
 def backend_runs() -> bool:
-    """True when jax has started its devices, and has read its variables for good."""
+    """True when jax has started its devices, and no longer reads its environment variables."""
     if "jax" not in sys.modules:
         return False
     from jax._src import xla_bridge
@@ -51,7 +51,7 @@ def can_serve() -> bool:
 def serve(address: str, world_size: int) -> Any:
     """jax's coordination service, hosted here for `world_size` clients until its `shutdown` is called.
 
-    Clients that still use it then are ended by jax, so they should be gone. A recoverable service does not
+    jax ends clients that still use it at that time, so they should be gone. A recoverable service does not
     kill the ranks when one of them leaves: how a group ends is decided by the launcher and the group's
     server, which know why.
     """
@@ -89,7 +89,7 @@ def start_distributed(address: str, rank: int, world_size: int, *, served: bool)
 
 
 def start_detected() -> None:
-    """Starts `jax.distributed` with what jax itself finds of the cluster it runs on."""
+    """Starts `jax.distributed` with what jax itself finds out about its cluster."""
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
@@ -116,7 +116,7 @@ def _connect_client(address: str, rank: int, world_size: int) -> None:
 
 
 def shut_down_client() -> None:
-    """Takes leave of the coordination service; a service hosted in this process goes on for the others."""
+    """Disconnects from the coordination service; one hosted in this process continues for the others."""
     from jax._src import distributed
 
     state = distributed.global_state
@@ -135,7 +135,7 @@ def shut_down_service() -> None:
 def use_gloo_address(address: str, interface: str | None) -> None:
     """Makes gloo listen on `address`, or on `interface` where the user names one.
 
-    By itself it takes whatever the host's name resolves to, which on many systems is loopback.
+    By default gloo uses whatever the host's name resolves to, which on many systems is loopback.
     """
     from jax._src import xla_bridge
 
@@ -150,10 +150,10 @@ def use_gloo_address(address: str, interface: str | None) -> None:
 
 @functools.cache
 def shard_putter() -> Callable[..., Any] | None:
-    """What `jax.device_put` comes down to for host arrays, without the 100 calls of Python before it.
+    """The function that does `jax.device_put`'s work for host arrays, without 100 Python calls before it.
 
     (shape of the whole, dtype on the host, sharding, shards, devices) -> the array; None where jaxlib has no
-    such function. The dtype becomes what jax keeps of it, as under `device_put`.
+    such function. The dtype is canonicalized, as by `device_put`.
     """
     import jax
     from jaxlib import _jax
@@ -171,7 +171,7 @@ def shard_putter() -> Callable[..., Any] | None:
 
 @functools.cache
 def lowering_rule(primitive: Any) -> Callable[..., Any] | None:
-    """How `primitive` is lowered on CPUs at the first call, that is by jax; None where jax keeps no rule."""
+    """jax's own lowering rule of `primitive` on CPUs, read at the first call; None if there is none."""
     from jax._src.interpreters import mlir
 
     of_cpus = getattr(mlir, "_platform_specific_lowerings", {}).get("cpu", {})
@@ -197,8 +197,8 @@ def coordination_client() -> Any:
 def keep_programs(store: Any) -> None:
     """Makes jax look for compiled programs in `store` (get(key), put(key, value)) and hand it new ones.
 
-    None: no longer; jax's own settings then count. jax itself would write on rank 0 alone, and those programs
-    that took a second to compile. A jax without these names keeps programs by its own settings only.
+    None: stops this, and jax's own settings apply. jax itself would write only on rank 0, and only programs
+    that took a second to compile. A jax without these private names uses its own settings only.
     """
     from jax._src import compilation_cache, compiler
 

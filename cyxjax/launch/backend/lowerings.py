@@ -1,16 +1,16 @@
 """Operations that XLA computes quickly on CPUs in one form only: programs are lowered to that form.
 
-The gradient of a convolution's kernel. XLA computes it as a convolution whose kernel is as large as an image:
-2 to 17 times as long as the products of matrices that it consists of.
+The gradient of a convolution's kernel. XLA computes it as a convolution whose kernel is as large as an image,
+which takes 2 to 17 times as long as the matrix products that it consists of.
 
-Other convolutions. XLA's quick one takes images (batch, spatial dimensions, features) and a kernel (spatial
+Other convolutions. XLA's fast form takes images (batch, spatial dimensions, features) and a kernel (spatial
 dimensions, input features, output features). It transposes others, but only outside of loops: inside
 `lax.scan` and `lax.fori_loop` they took 10 to 30 times as long. Here they are transposed as XLA does it
 outside of loops: the optimized program, and so every bit, is the same there.
 
 The gradient of max pooling with windows that tile the images. XLA walks through the windows one place at a
 time. Here a window is as many strided views of the images as it has places, and all views are one vectorised
-loop: 5 to 9 times as quick, with the same bits.
+loop: 5 to 9 times as fast, with the same bits.
 """
 
 import math

@@ -49,7 +49,7 @@ def chosen(env: Mapping[str, str], processes_here: int, asked: str = AUTO) -> st
 
 
 def variables(env: Mapping[str, str], processes_here: int) -> dict[str, str]:
-    """What a launcher adds to the environment of its processes; what the user has set stays."""
+    """What a launcher adds to the environment of its processes; the user's own values are kept."""
     word, tunables, added = chosen(env, processes_here), env.get("GLIBC_TUNABLES", ""), {}
     if "huge" in word and _TUNABLE not in tunables:
         added["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, f"{_TUNABLE}=1"]))
@@ -59,7 +59,7 @@ def variables(env: Mapping[str, str], processes_here: int) -> dict[str, str]:
 
 
 def use(asked: str = AUTO, processes_here: int = 1, env: Mapping[str, str] = os.environ) -> None:
-    """Sets in this process what can be set after its start; `off` takes back what a launcher has set."""
+    """Sets in this process what can be set after its start; `off` undoes what a launcher has set."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return

@@ -1,6 +1,6 @@
 """Compiled programs on disk, so that the next start compiles nothing: one folder of the user's, bounded.
 
-jax keeps programs too, but of rank 0 alone, and a reader may meet a file that is half written. Here every
+jax keeps programs too, but only those of rank 0, and a reader may find a half-written file. Here every
 rank writes its own (its devices are part of a program's key), each file whole and with the sha256 of what it
 holds. What is loaded is executed, so folder and files must belong to this user and be closed to others.
 """
@@ -41,7 +41,7 @@ def keep(asked: bool | str = AUTO, env: Mapping[str, str] = os.environ, *, tell:
 def find_folder(asked: str, env: Mapping[str, str], jaxs_own: str | None) -> Path | None:
     """Where programs are kept; None: nowhere, or (a folder that is a URL) where jax itself keeps them.
 
-    The first that says something: `asked` (unless auto), CYXJAX_COMPILE_CACHE, `jaxs_own`
+    The first of these that is set: `asked` (unless auto), CYXJAX_COMPILE_CACHE, `jaxs_own`
     (JAX_COMPILATION_CACHE_DIR), XDG_CACHE_HOME, ~/.cache.
     """
     word = asked if asked != AUTO else env.get(VARIABLE) or AUTO
@@ -57,10 +57,10 @@ def _users_cache(env: Mapping[str, str]) -> Path:
 
 
 class ProgramStore:
-    """What jax asks for a compiled program before it compiles, and hands it to afterwards (`get`, `put`).
+    """The store in which jax looks for a program before it compiles one (`get`), and keeps new ones (`put`).
 
-    facts: what must be the same when a program is used again, besides jax's key. Nothing here raises: what
-    cannot be read, is damaged, or was written by another user is not there.
+    facts: what must be the same when a program is used again, besides jax's key. Nothing here raises: a file
+    that cannot be read, is damaged, or was written by another user counts as missing.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ProgramStore:
     ) -> None:
         self._path = folder  # under this name jax shows it
         self._facts, self._say, self._max_bytes = facts, say, max_bytes
-        self._trusted: bool | None = None  # None: it was not there yet
+        self._trusted: bool | None = None  # None: the folder did not exist yet
         self._writes = True
         self._room = 0  # bytes that may be written before the folder is looked at again
 
@@ -108,12 +108,12 @@ class ProgramStore:
         return self._path / f"{hashlib.sha256(line).hexdigest()}.program", line
 
     def _is_private(self) -> bool:
-        """Whether the folder is there and this user's alone."""
+        """Whether the folder exists and only this user can use it."""
         if self._trusted is None and os.path.lexists(self._path):
             found = os.lstat(self._path)
             self._trusted = stat.S_ISDIR(found.st_mode) and _is_own(found, 0o077)
             if not self._trusted:
-                self._stop(f"{self._path} is not a folder of this user's alone (mode 0700)")
+                self._stop(f"{self._path} is not a folder that only this user can use (mode 0700)")
         return bool(self._trusted)
 
     def _stop(self, reason: str) -> None:
@@ -130,7 +130,7 @@ class ProgramStore:
             with suppress(OSError):  # another process has just removed it
                 found = path.lstat()
                 files.append((found.st_mtime, found.st_size, path))
-        # So many processes may write at once; each looks again after an eighth of what is allowed.
+        # Other processes may write at the same time; each looks again after an eighth of what is allowed.
         self._room = self._max_bytes // 8
         left = sum(size for _, size, _ in files) + num_bytes + self._room
         for _, size, path in sorted(files):

@@ -11,7 +11,7 @@ PMI = ("PMI_RANK", "PMI_SIZE")  # as written by the hydra process manager
 
 
 def detect(env: Mapping[str, str]) -> Topology | None:
-    """The place mpirun or mpiexec gave this process; None outside both. MASTER_ADDR and MASTER_PORT win."""
+    """The place mpirun or mpiexec gave this process; None outside both. The user's MASTER_* win."""
     if OPEN_MPI[0] in env:
         here = read_int(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
         local_rank = read_int(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0)
@@ -50,7 +50,7 @@ def _place(
     )
     if not fields["master_addr"]:
         raise ConfigError(
-            f"{names[1]}={world_size} on several hosts (from {source}), and rank 0's host is not in the "
+            f"{names[1]}={world_size} on several hosts (from {source}), but rank 0's host is not in the "
             "environment. HINT: add `-x MASTER_ADDR=HOST` to mpirun, `-genv MASTER_ADDR HOST` to mpiexec."
         )
     rank = read_int(env, names[0])

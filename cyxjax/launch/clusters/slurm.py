@@ -12,7 +12,7 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     """The task's place in its step; None outside a step started by srun.
 
     Rank 0's host is the step's first node, the port follows from job and step; MASTER_ADDR and
-    MASTER_PORT win over both.
+    MASTER_PORT take precedence over both.
     """
     if "SLURM_STEP_ID" not in env or "SLURM_PROCID" not in env:
         return None

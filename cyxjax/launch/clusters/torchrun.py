@@ -14,7 +14,7 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     source = _source(env)
     if not any(name in env for name in (*NAMES, "LOCAL_RANK")) or _is_kubernetes_count(env):
         return None
-    if env.get("WORLD_SIZE") != "1":  # WORLD_SIZE=1 alone is whole: there is only rank 0
+    if env.get("WORLD_SIZE") != "1":  # WORLD_SIZE=1 alone is complete: there is only rank 0
         refuse_half_set(env, (*NAMES, "LOCAL_RANK") if "LOCAL_RANK" in env else NAMES, source)
     rank, world_size, common = read_int(env, "RANK", 0), read_int(env, "WORLD_SIZE"), common_fields(env)
     topology = Topology(

@@ -1,6 +1,6 @@
-"""Ends a failed rank at once, with its error on file: it does not wait for peers that wait for it.
+"""Ends a failed rank immediately and records its error, instead of waiting for peers that wait for it.
 
-A plain exception would leave the rank in jax's shutdown barrier, alive and beating, for five minutes.
+A plain exception would leave the rank in jax's shutdown barrier for five minutes, still sending heartbeats.
 """
 
 import faulthandler
@@ -35,11 +35,11 @@ class Exits:
         self._lost, self._why = threading.Event(), ""
 
     def in_child(self) -> bool:
-        """Whether this is a process that the rank forked: what stands here is the rank's, not its own."""
+        """Whether this is a process that the rank forked: this object is the rank's, not its own."""
         return os.getpid() != self._process
 
     def die(self, error: BaseException, code: int = 0) -> NoReturn:
-        """Files or shows `error`, informs the peers and ends the process. Later callers wait.
+        """Records or shows `error`, informs the peers and ends the process. Later callers wait.
 
         code: as for `of_exception`.
         """
@@ -64,7 +64,7 @@ class Exits:
         self.die(PeerLost(why))
 
     def _show(self, record: ErrorRecord, error: BaseException) -> None:
-        """Under our launcher in a file: it prints the first error alone, last. Else on standard error."""
+        """Writes to a file under our launcher, which prints only the first error, last; else to stderr."""
         if self.error_file:
             with suppress(OSError):  # no room, or the launcher's folder is gone: it reads our stderr then
                 records.save(record, self.error_file)
@@ -76,10 +76,10 @@ class Exits:
 
 
 def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
-    """Makes every uncaught exception, in any thread, end this process at once. Returns the hooks' state.
+    """Makes every uncaught exception, in any thread, end this process. Returns the hooks' state.
 
     A process that this one forks (a loader's worker) is no rank: it ends as it would in plain Python.
-    Until its `report` is set, nobody is told.
+    Peers are informed only once its `report` is set.
 
     Also registers stack dumps on SIGUSR2 into the file the launcher named.
     """
@@ -127,7 +127,7 @@ def end_if_failed(exits: Exits) -> None:
 
 
 def _remember_exit_code(exits: Exits) -> None:
-    """atexit handlers do not know how the process ends, so sys.exit leaves a note.
+    """Makes sys.exit record its exit code, since atexit handlers do not know how the process ends.
 
     A program that catches its own sys.exit(3) and then runs to its end is still taken to end with 3.
     """
@@ -141,7 +141,7 @@ def _remember_exit_code(exits: Exits) -> None:
 
 
 def _dump_stacks_on_request(env: Mapping[str, str]) -> None:
-    """SIGUSR2 writes all threads' stacks, from C, so also while the GIL is held or gloo blocks."""
+    """Makes SIGUSR2 write all threads' stacks, in C, so also while the GIL is held or gloo blocks."""
     if STACKS not in env:
         return
     file = open(env[STACKS], "w")  # noqa: SIM115  # stays open: the handler may not open files

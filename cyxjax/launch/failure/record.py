@@ -1,5 +1,5 @@
-"""What is kept of an error, one JSON file per rank that failed, and what a person reads of a failed start:
-one line per rank, then the first error, last and alone.
+"""Records of errors, in one JSON file per failed rank, and what a failed start prints: one line per rank,
+then the first error alone, at the end.
 """
 
 import json
@@ -46,7 +46,7 @@ _MEANING = {
 
 
 class PeerLost(RuntimeError):
-    """Another rank ended, or its host cannot be reached: this rank cannot go on."""
+    """Another rank ended, or its host cannot be reached: this rank cannot continue."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class ErrorRecord:
     """One rank's error. `secondary`: only a consequence of another rank's. Times are seconds.
 
     at_monotonic_s: on the host's monotonic clock, to order the records of one host. says_all: an error of
-    ours, whose one line is written for people: its traceback stays in the file.
+    cyxjax's own, whose message is enough for people: its traceback is only in the file.
     source: file:line and function of the last frame that is not in an installed package.
     """
 
@@ -85,7 +85,7 @@ class ErrorRecord:
 
     @property
     def signature(self) -> tuple[str, str, str, int]:
-        """Equal for the same error at the same place and step: a bug that a restart does not cure."""
+        """Equal for the same error at the same place and step: a bug that a restart does not fix."""
         return (self.type, self.message, self.source, self.step)
 
 
@@ -147,7 +147,7 @@ def signal_name(number: int) -> str:
 
 
 def is_secondary(error: BaseException) -> bool:
-    """True for what a healthy rank gets when a peer or the network fails, also as the cause of another."""
+    """True for an error that a healthy rank gets when a peer or the network fails, also as a cause."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, PeerLost) or _SECONDARY.search(str(link)):
@@ -198,7 +198,7 @@ def first_of(records: Sequence[ErrorRecord], ended_early: Sequence[int] = ()) ->
     if not primary and ended_early:
         rank = min(ended_early)
         waited = ", ".join(f"rank {r.rank} was in step {r.step}" for r in records)
-        message = f"rank {rank} ended with exit code 0 while others went on ({waited})"
+        message = f"rank {rank} ended with exit code 0 while others continued ({waited})"
         return ErrorRecord(rank, "EarlyEnd", message, host=records[0].host, start=records[0].start)
     return min(primary or records, key=lambda record: record.at_monotonic_s)
 
@@ -214,7 +214,7 @@ def show_failure(
     at = f", at step {first.step}" if first.step >= 0 else ""
     phase = f" in {first.phase}" if first.phase and first.step >= 0 else ""
     output.say(f"{then}; record: {record_file}")
-    how = "could not go on after a failure elsewhere" if first.secondary else "failed first"
+    how = "could not continue after a failure elsewhere" if first.secondary else "failed first"
     output.say(f"rank {first.rank} {how} (host {first.host}, pid {first.pid}{at}{phase})")
     output.show(text_of(first))
 
@@ -226,7 +226,7 @@ def text_of(record: ErrorRecord) -> str:
     """
     if record.says_all and not record.secondary:
         return f"{record.type}: {record.message}\n"
-    if record.traceback and not record.secondary:  # a consequence's own traceback leads nowhere
+    if record.traceback and not record.secondary:  # the traceback of a consequence does not help
         return record.traceback
     tail = "".join(f"  | {line}\n" for line in record.stderr_tail[-_STDERR_LINES:])
     return f"{tail}{record.type}: {record.message}\n"
@@ -235,7 +235,7 @@ def text_of(record: ErrorRecord) -> str:
 def save_first(first: ErrorRecord, folder: str) -> str:
     """Writes `first` to `folder`/first_error.json; returns the path.
 
-    Hosts may share the folder, and each writes at the same moment: a consequence takes no record's place.
+    Hosts may share the folder, and each writes at the same moment: a consequence replaces no record.
     Raises: OSError.
     """
     path = os.path.join(folder, FIRST_ERROR)

@@ -1,7 +1,7 @@
 """How a rank joins its group before jax starts: it reaches the server and learns where jax listens.
 
-jax itself aborts or segfaults where a peer is missing or a port is busy; everything a person can do
-something about is found here first, within the group's timeout, and named.
+jax itself aborts or segfaults if a peer is missing or a port is busy; every problem that a person can fix is
+found and reported here first, within the group's timeout.
 """
 
 import os
@@ -27,7 +27,7 @@ GONE = "the server of the group at {} is gone: the launcher or rank 0 has ended,
 class GroupConnection:
     """This rank's connection to the server of its group: its end means the end of the group.
 
-    coordinator: what the server sent of jax's coordinator. own_address: the address of this host
+    coordinator: what the server sent about jax's coordinator. own_address: the address of this host
     by which it reached the server, so the one other hosts can reach.
     """
 
@@ -36,7 +36,7 @@ class GroupConnection:
         self.own_address = str(channel.socket.getsockname()[0])
         self._place = join_address(*channel.socket.getpeername()[:2])
         self._channel = channel
-        channel.socket.settimeout(None)  # from now on only its end says something
+        channel.socket.settimeout(None)  # from now on only its end has a meaning
         self._leaving = False
         self._all_done = threading.Event()
 
@@ -52,13 +52,13 @@ class GroupConnection:
             self._channel.send({"error": summary[:2000]})
 
     def wait_until_all_are_done(self, timeout_s: float) -> bool:
-        """True once every rank has come here; False when some have not within `timeout_s`."""
+        """True once every rank has called this; False if some have not within `timeout_s`."""
         with suppress(OSError):
             self._channel.send({"done": True})
         return self._all_done.wait(timeout_s)
 
     def leave(self) -> None:
-        """Says goodbye, so that the closed connection is not taken for a death."""
+        """Announces that this rank leaves, so that its closed connection is not taken for a failure."""
         self._leaving = True
         with suppress(OSError):
             self._channel.send({"bye": True})
@@ -76,14 +76,14 @@ class GroupConnection:
                     lost = f"lost rank {message['lost']} (host {message['host']}): {message['why']}"
                     return printable(lost)
                 if "all_done" in message:
-                    self._leaving = True  # before anybody learns of it: from now on ends are no deaths
+                    self._leaving = True  # set first: from now on ended connections are not failures
                     self._all_done.set()
         return GONE.format(self._place)
 
 
 RETRY_S = 0.1
 LINE_EVERY_S = 10.0
-PATIENCE_S = 5.0  # for one answer; also beyond the group's timeout: the server reports first, with names
+PATIENCE_S = 5.0  # for one answer; added to the group's timeout too, so that the server reports first
 CONNECT_S = 3.0
 
 
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server of a group listens. who, source: for messages: who asks, and who set the address."""
+    """Where the server of a group listens. who, source: for messages: the client, and who set the address."""
 
     host: str
     port: int
@@ -112,11 +112,11 @@ class Server:
 
 
 def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = log) -> GroupConnection:
-    """Meets the other ranks at MASTER_ADDR:MASTER_PORT and returns when all are there and agree.
+    """Meets the other ranks at MASTER_ADDR:MASTER_PORT and returns when all have joined and agree.
 
     facts: more that must be equal on every rank, such as a hash of the configuration.
     Raises: GroupError that names the cause: name not resolved, connection refused, port held by another
-        program, who is missing, or on what the ranks differ; within timeout_ms (and five seconds).
+        program, who is missing, or on what the ranks differ; within timeout_ms plus five seconds.
     """
     place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count)
     hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
@@ -138,7 +138,7 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
             raise GroupError(printable(why, protocol.MAX_LINE))
         if time.monotonic() >= end:
             raise GroupError(
-                f"Timeout waiting for peers: {server.address} took the connection but did not admit "
+                f"Timeout waiting for peers: {server.address} accepted the connection but did not admit "
                 f"{server.who} within {server.timeout_s:g} s. HINT: see the log of rank 0, or its launcher's."
             )
         time.sleep(RETRY_S)
@@ -152,7 +152,7 @@ def connect(
     sleep: Callable[[float], object] = time.sleep,
     until: float | None = None,
 ) -> Channel:
-    """A connection on which `server` has proved the token and was sent `hello`; tries for its timeout.
+    """A connection on which `server` has proved the token and was sent `hello`; retries until its timeout.
 
     sleep: waits between tries. until: on the monotonic clock, for an earlier end of the tries.
     Raises: GroupError; whatever `sleep` raises.
@@ -172,7 +172,7 @@ def connect(
 
 
 def _try_connect(server: Server, hello: Message) -> Channel:
-    """Raises: OSError for what may pass; GroupError."""
+    """Raises: OSError for a failure that may be temporary; GroupError."""
     address, wait_s = (server.host, server.port), min(CONNECT_S, server.timeout_s)
     channel = Channel(socket.create_connection(address, timeout=wait_s))
     try:
@@ -199,14 +199,14 @@ def _introduce(channel: Channel, hello: Message, server: Server) -> None:
     except (ValueError, KeyError) as error:
         raise GroupError(
             f"{server.address} answers, but not as a cyxjax job: another program holds the port. "
-            "HINT: choose another MASTER_PORT, on every host alike."
+            "HINT: choose another MASTER_PORT, the same on every host."
         ) from error
     if "refused" in answer:
         raise GroupError(printable(f"refused by {server.address}: {answer['refused']}"))
     if not protocol.is_proof(answer.get("proof"), protocol.proof(server.token, "server", theirs, ours)):
         raise GroupError(
             f"{server.address} answers like a cyxjax job, but does not know this job's token: it may be "
-            "another job. HINT: set CYXJAX_TOKEN alike on every host, and check MASTER_ADDR and MASTER_PORT."
+            "another job. HINT: set one CYXJAX_TOKEN on all hosts, and check MASTER_ADDR and MASTER_PORT."
         )
     channel.authenticate(protocol.session_key(server.token, theirs, ours), is_server=False)
     channel.send(hello)
@@ -215,7 +215,7 @@ def _introduce(channel: Channel, hello: Message, server: Server) -> None:
 def _answer(channel: Channel) -> Message:
     answer = channel.next()
     if answer is None:  # thousands connect at once, or another program listens there
-        raise ConnectionError("it takes the connection, but does not answer as a job")
+        raise ConnectionError("it accepts the connection, but does not answer as a job")
     return answer
 
 
@@ -242,7 +242,7 @@ def _why(error: OSError) -> str:
 def _refuse_loopback_name(topology: Topology) -> None:
     """A host's name that means 'this host' everywhere (Debian's 127.0.1.1) would split the group.
 
-    127.0.0.1 itself is taken at its word: several launchers on one host.
+    127.0.0.1 itself is accepted: it means several launchers on one host.
     """
     name, spread = topology.master_addr, 0 < topology.local_world_size < topology.world_size
     if not spread or is_loopback(name):
@@ -251,7 +251,7 @@ def _refuse_loopback_name(topology: Topology) -> None:
         address = ports.resolve(name, topology.master_port)[0][1][0]
         if is_loopback(address):
             raise GroupError(
-                f"MASTER_ADDR={name} is {address}, the loopback address, but only "
+                f"MASTER_ADDR={name} resolves to {address}, a loopback address, but only "
                 f"{topology.local_world_size} of {topology.world_size} ranks are on this host. HINT: give an "
                 "address other hosts can reach."
             )

@@ -1,12 +1,12 @@
 """The policy of a job: which hosts take part in a start of the ranks, when it ends and what follows.
 
-A pure state machine: what happens to hosts and the time go in, orders come out. Sockets, threads and the
-clock are the caller's (coordinator.py), so that simulated hosts are led by the same code
+A pure state machine: its inputs are what happens to hosts and the time, its outputs are orders. Sockets,
+threads and the clock belong to the caller (coordinator.py), so that the same code leads simulated hosts
 (scripts/bench/simulate.py).
 
-A job of fixed size is one whose fewest and most are the same: it waits for all its ranks. A host that joins
-or leaves changes the size of an elastic job, at no cost. A fixed job cannot go on without it: there a lost
-host is a failure, on which the budget of restarts decides, and a host that is asked to stop ends the job.
+A job of fixed size has equal bounds on its hosts: it waits for all its ranks. A host that joins or leaves
+changes the size of an elastic job and uses up no restart. A fixed job cannot continue without a host: a lost
+host is a failure, which may be answered by a restart, and a host that is asked to stop ends the job.
 """
 
 import math
@@ -27,7 +27,7 @@ ASKED = "a host was asked to stop, and the job ends with it"
 
 
 class Orders(Protocol):
-    """What a controller has done."""
+    """The calls with which a controller gives its orders."""
 
     def send(self, host: Member, message: Message) -> None:
         """Sends `message` to `host`."""
@@ -36,10 +36,10 @@ class Orders(Protocol):
         """Shows `line` to the person who watches the first host."""
 
     def open_start(self, number: int, world_size: int) -> None:
-        """From now on the ranks of start `number` may join, `world_size` of them."""
+        """Lets the `world_size` ranks of start `number` join from now on."""
 
     def close_start(self) -> None:
-        """The ranks of the last start have ended."""
+        """Called when all ranks of the last start have ended."""
 
 
 class JobEnd(NamedTuple):
@@ -99,7 +99,7 @@ class Controller:
         self._wait(now)
 
     def join(self, host: Member, now: float) -> None:
-        """A host has come."""
+        """A host has joined."""
         self.hosts[host] = None
         self._num_ranks += host.nproc
         self._settled = now + LAST_CALL_S
@@ -108,13 +108,13 @@ class Controller:
             self._tell_spare(host)
         elif current is not None and not current.changed:
             current.changed = f"host {host.host} has joined"
-            why = f"{current.changed}: the group saves and starts again with it"
+            why = f"{current.changed}: the group saves and restarts with it"
             self._orders.log(why)
             self._ask_to_end(current, why, polite=True)
         self.act(now)
 
     def lose(self, host: Member, now: float) -> None:
-        """A host has gone. The rest cannot go on: their collectives wait for ranks that are gone."""
+        """A host is gone. The others cannot continue: their collectives wait for its ranks."""
         self._forget(host)
         current = self._start
         if current is not None and host in current.running:
@@ -125,7 +125,7 @@ class Controller:
         self.act(now)
 
     def hear(self, host: Member, message: Message, now: float) -> None:
-        """A host says how the ranks of the start have ended there (see end_message), or that it leaves."""
+        """Handles a host's message: how the start's ranks ended there (end_message), or that it leaves."""
         current = self._start
         # Before its ranks have begun (step -1) the others wait for them; later all ranks stop at one step.
         is_awaited = current is not None and host in current.running and message.get("step") == -1
@@ -136,7 +136,7 @@ class Controller:
         self.act(now)
 
     def act(self, now: float) -> None:
-        """What follows at `now`; to be called from time to time, or at `wake_at`."""
+        """Does what is due at `now`; to be called from time to time, or at `wake_at`."""
         if self.end is not None:
             return
         current = self._start
@@ -188,8 +188,8 @@ class Controller:
             lower = "" if self.size.is_fixed else ", or lower MIN in --nnodes MIN:MAX"
             self.finish(
                 EXIT_INFRASTRUCTURE,
-                f"Timeout waiting for hosts: {self._awaited()}, after {self._timeout_s:g} s. HINT: see why "
-                f"the others did not start, or raise DISTRIBUTED_TIMEOUT_MS{lower}.",
+                f"Timeout waiting for hosts: {self._awaited()}, after {self._timeout_s:g} s. HINT: check "
+                f"why the others did not start, or raise DISTRIBUTED_TIMEOUT_MS{lower}.",
             )
         elif now >= self._next_line:
             self._next_line = now + LINE_EVERY_S
@@ -275,6 +275,6 @@ class Controller:
 
 
 def _names(hosts: Collection[Member]) -> str:
-    """`node-1, node-2`, the first of many: it is sent to all hosts in one message."""
+    """`node-1, node-2`, at most NAMED of them, since all hosts receive the line in one message."""
     more = ", ..." if len(hosts) > NAMED else ""
     return ", ".join(host.host for host in islice(hosts, NAMED)) + more

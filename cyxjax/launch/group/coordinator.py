@@ -33,7 +33,7 @@ LONGEST_PATH = 100  # of a Unix socket: 108 bytes, the folder's name included
 
 
 def warn_without_token(place: LocalRanks, log: Log) -> None:
-    """One line for a job without a secret, which only a launcher of all its ranks can make up by itself."""
+    """Warns of a job without a token; only a launcher that starts all ranks can create the token itself."""
     if not (place.token or place.is_alone):
         log(f"CYXJAX_TOKEN is not set: whoever reaches {place.master_addr} can join this job")
 
@@ -41,9 +41,9 @@ def warn_without_token(place: LocalRanks, log: Log) -> None:
 class Coordinator:
     """One listener and one server for the job; a coordination service, where it `serves`, for each start.
 
-    With the service in a launcher no rank is special: rank 0 may die like any other. Where no launcher is
+    With the service in a launcher no rank is special: rank 0 may die like any other. Without a launcher
     (ranks started by hand), rank 0 serves at the address it is sent, which is kept free for it.
-    Raises: GroupError when the port is held by another process; ConfigError when the address is not ours.
+    Raises: GroupError if another process holds the port; ConfigError if the address is not of this host.
     """
 
     def __init__(self, place: LocalRanks, log: Log = output.say, *, serves: bool = True) -> None:
@@ -60,7 +60,7 @@ class Coordinator:
         self._load = threading.Timer(LOAD_AFTER_S, jax_private.can_serve)
         self._load.name = "cyxjax-load"
         if serves:
-            # Its service would narrate every connection of every start on our standard error.
+            # Otherwise its service logs every connection of every start on our standard error.
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
             self._load.start()
 
@@ -89,14 +89,14 @@ class Coordinator:
             time.sleep(0.02)
 
     def end(self) -> None:
-        """Closes everything, the listener too. The ranks must have ended. Twice is harmless."""
+        """Closes everything, the listener too. The ranks must have ended. A second call does no harm."""
         self._load.cancel()
         self.server.close()
         self.close_start()
         self._listener.close()
 
     def open_start(self, number: int, world_size: int) -> None:
-        """From now on the ranks of start `number` may join. From the server's thread, or before it runs."""
+        """Lets the ranks of start `number` join. Call it in the server's thread, or before that starts."""
         place = self.place
         is_led = self.server.hosts is not None
         job = Job(world_size, place.run_id, number, place.timeout_ms / 1000, is_led)
@@ -110,7 +110,7 @@ class Coordinator:
         self.ranks = self.server.ranks = None
 
     def _coordinate(self, job: Job) -> Message:
-        """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 is to do it.
+        """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 must do it.
 
         jax authenticates none of its clients. Where all ranks are this process's children the service listens
         on a Unix socket in a folder that is closed to other users; else on the address of MASTER_ADDR alone.
@@ -136,7 +136,7 @@ class Coordinator:
 class Hosts:
     """The launchers of a job, led by the controller, whose orders are carried out here.
 
-    In the server's thread; connections send without waiting: an order is small, and the kernel holds it.
+    Runs in the server's thread, which never waits to send: an order is small, and the kernel buffers it.
     """
 
     def __init__(self, first: Coordinator, size: Size, max_restarts: int) -> None:
@@ -156,7 +156,7 @@ class Hosts:
         self.add(host, peer)
 
     def add(self, host: Member, peer: Peer) -> None:
-        """`host` takes part from now on."""
+        """Adds `host` to the job."""
         self._peers[host] = peer
         peer.hear, peer.lost = partial(self._hear, host), partial(self._lose, host)
         self._lead(self.controller.join, host)
@@ -167,7 +167,7 @@ class Hosts:
     def _lead(self, call: Callable[..., None], *args: Any) -> None:
         """Calls the controller. An error of its own ends the job on all hosts, which would wait otherwise.
 
-        Raises: KeyError, TypeError, ValueError for a message that is none; the server drops its sender.
+        Raises: KeyError, TypeError, ValueError for an invalid message; the server drops its sender.
         """
         try:
             call(*args, time.monotonic())

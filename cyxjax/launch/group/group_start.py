@@ -8,15 +8,15 @@ from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_SECONDARY, EXIT
 from cyxjax.launch.failure.record import ErrorRecord, first_of
 from cyxjax.launch.group.protocol import Message
 
-NO_START = -1  # stands for the number of a start where a host leaves between two
+NO_START = -1  # in place of a start's number where a host leaves between two starts
 FOLLOW_S = 2.0  # after a host failed: time for the ranks of the others to notice and report it
-# What a host sends of its first error: what decisions need.
+# The fields of its first error that a host sends: those needed for decisions.
 _SENT = ("rank", "type", "message", "secondary", "exit_code", "host", "start", "step", "at_s", "source")
 
 
 @dataclass(eq=False)
 class Member:
-    """A host of the job. base_rank: its first rank; -1 where the controller gives it one."""
+    """A host of the job. base_rank: its first rank; -1 if the controller assigns it."""
 
     host: str
     base_rank: int = -1
@@ -33,13 +33,13 @@ class GroupStart:
     """One start of the group: on which hosts it runs, how it ended on the others, and who was lost.
 
     running: in the order of their ranks. ended: how on each: ok, preempted, interrupted, left or failed.
-    step: the furthest that a host has reported. changed: what gives the group another size, in words.
+    step: the furthest that a host has reported. changed: what changes the group's size, in words.
     follow_by: when hosts that have not noticed a failure elsewhere are ended. ordered: all were ordered to
-    end at once.
+    end immediately.
     """
 
     number: int
-    running: dict[Member, None]  # a look-up for each of thousands of hosts
+    running: dict[Member, None]  # a dict: thousands of hosts are looked up
     ended: dict[Member, str] = field(default_factory=dict)
     step: int = -1
     failures: list[ErrorRecord] = field(default_factory=list)
@@ -50,7 +50,7 @@ class GroupStart:
 
     @property
     def num_hosts(self) -> int:
-        """How many take part, those that have ended included and those that were lost not."""
+        """The number of hosts that take part, with those that have ended and without those that were lost."""
         return len(self.running) + len(self.ended)
 
     @property
@@ -64,10 +64,10 @@ class GroupStart:
         return first
 
     def note_end(self, host: Member, message: Message, now: float) -> None:
-        """Files how the start ended on `host` (see end_message).
+        """Records how the start ended on `host` (see end_message).
 
-        The moment of its error is from its age, not its time of day: a host with a wrong clock would get
-        another rank blamed. Raises: KeyError, TypeError, ValueError for a message of another version.
+        The time of its error is computed from its age, not from the host's clock: with a wrong clock the
+        wrong rank would be blamed. Raises: KeyError, TypeError, ValueError for a message of another version.
         """
         how, step = str(message["how"]), int(message["step"])
         if message["first"] is not None:
@@ -78,13 +78,13 @@ class GroupStart:
         del self.running[host]
 
     def note_leaving(self, host: Member) -> None:
-        """Files that `host` was asked to stop: before its ranks have begun, or after they have failed."""
+        """Records that `host` was asked to stop: before its ranks have begun, or after they have failed."""
         if host in self.running or self.ended.get(host, "ok") != "ok":
             self.running.pop(host, None)
             self.ended[host] = "left"
 
     def note_loss(self, host: Member) -> None:
-        """Leaves out a host that has gone."""
+        """Removes a host that is gone."""
         del self.running[host]
         self.lost.append(host.host)
         self.changed = f"host {host.host} is gone"
@@ -134,11 +134,11 @@ class Budget:
     signatures: set[tuple[str, str, str, int]] = field(default_factory=set)
 
     def decide(self, first: ErrorRecord, step: int, *, asked_to_end: bool = False) -> Decision:
-        """What follows a start that ended with `first`, after the group had come to `step`.
+        """What follows a start that ended with `first`, after the group had reached `step`.
 
-        asked_to_end: a signal told the launcher to stop meanwhile, which it does.
+        asked_to_end: a signal has asked the launcher to stop, so nothing is restarted.
 
-        The first restart after progress comes at once; without progress they wait 1, 2, 4 ... 60 s.
+        The first restart after progress is immediate; without progress restarts wait 1, 2, 4 ... 60 s.
         """
         progressed = step > self.best_step and self.used > 0
         self.best_step = max(self.best_step, step)
@@ -149,9 +149,9 @@ class Budget:
         if asked_to_end:
             why = "it was asked to end"
         elif code == EXIT_CONFIG:
-            why = "a configuration error does not go away"
+            why = "a restart does not fix a configuration error"
         elif repeated:
-            why = f"the same error at step {first.step} again: a restart does not cure it"
+            why = f"the same error at step {first.step} again: a restart does not fix it"
         elif self.max_restarts == 0:
             why = "--max-restarts is 0"
         elif self.used >= self.max_restarts:

@@ -1,6 +1,6 @@
 """Messages between the processes of a job: bounded lines of JSON, authenticated with the job's token.
 
-The token is never sent. Both ends of a connection prove that they know it, over a nonce of each (server.py);
+The token is never sent. Both ends of a connection prove that they know it, with a nonce of each (server.py);
 from then on every line carries a MAC under a key of that connection, which covers the line's direction and
 number.
 """
@@ -69,14 +69,14 @@ class Channel:
         return self._mac(f"{self._next_out}|{self._sent - 1}", line[:-1]) + line
 
     def feed(self, data: bytes) -> None:
-        """Adds received bytes. Raises: ValueError, after which the sender is not to be read."""
+        """Adds received bytes. Raises: ValueError, after which nothing more may be read."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE + _MAC:
             raise ValueError("line too long")
         self._lines += lines
 
     def pop(self) -> Message | None:
-        """The next message that was received whole; None without one. Raises: ValueError."""
+        """The next message that was received completely; None if there is none. Raises: ValueError."""
         if not self._lines:
             return None
         line = self._lines.popleft()

@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank sends of itself when it joins. `facts` must be equal on all ranks (versions, config)."""
+    """What a rank sends about itself when it joins. `facts` must be equal on all ranks (versions, config)."""
 
     rank: int
     world_size: int
@@ -55,7 +55,7 @@ class Hello:
 
 
 class Joined(NamedTuple):
-    """A rank that is here."""
+    """A rank that has joined."""
 
     hello: Hello
     peer: Peer
@@ -75,7 +75,7 @@ class Rendezvous:
         self.formed = False
         self.here: dict[int, Joined] = {}
         self._open, self._server, self._log = open_coordinator, server, log
-        self._cannot_form = ""  # why, once a rank with another WORLD_SIZE has come
+        self._cannot_form = ""  # the reason, once a rank with a different WORLD_SIZE has come
         self._loss_sent = False
         self._num_done = 0
         self._began, self._next_line = time.monotonic(), LINE_EVERY_S
@@ -91,13 +91,13 @@ class Rendezvous:
         is_of_a_restart = self.formed and rank.rank not in self.here
         if why := self._refusal(rank):
             self._server.refuse(peer, why)
-        elif is_of_a_restart or rank.generation > self.job.generation:  # it has not begun here
+        elif is_of_a_restart or rank.generation > self.job.generation:  # its start has not begun here
             self._server.put_off(peer)
         else:
             self._admit(Joined(rank, peer))
 
     def tick(self) -> None:
-        """Ends a formation that takes too long; names who is awaited."""
+        """Gives up if ranks are missing for too long; logs which ranks are awaited."""
         if self.formed or not self.here:
             self._began, self._next_line = time.monotonic(), LINE_EVERY_S
         elif (waited_s := time.monotonic() - self._began) > self.job.timeout_s:
@@ -114,14 +114,14 @@ class Rendezvous:
         return f"{ranks_text(missing)} after {waited_s:g} s; here: {ranks_text(self.here)}"
 
     def _refusal(self, hello: Hello) -> str:
-        """Why `hello` may not enter; "" when it may."""
+        """Why `hello` may not join; "" if it may."""
         job = self.job
         if hello.run_id != job.run_id:
             return (
-                f"this port belongs to job {job.run_id or '(unnamed)'!r}, {hello} is of job "
+                f"this port belongs to job {job.run_id or '(unnamed)'!r}, but {hello} is of job "
                 f"{hello.run_id or '(unnamed)'!r}. HINT: give each job its own MASTER_PORT."
             )
-        # Without launchers hosts count restarts for themselves: fewer of them (a host replaced) are no fault.
+        # Without launchers each host counts its restarts: a lower count (of a new host) is no error.
         if job.is_led and hello.generation < job.generation:
             return f"start {hello.generation} is over, this is start {job.generation}"
         if hello.world_size != job.world_size:
@@ -138,7 +138,7 @@ class Rendezvous:
         if hello.rank in self.here:
             return (
                 f"RANK={hello.rank} is taken: {self.here[hello.rank].hello} was here before {hello}. "
-                "HINT: give every process its own RANK; the job goes on untouched."
+                "HINT: give every process its own RANK; the job continues unaffected."
             )
         return self._cannot_form
 
@@ -156,7 +156,7 @@ class Rendezvous:
             coordinator = self._open(self.job)
         except (OSError, RuntimeError) as error:  # jaxlib raises RuntimeError for a service that cannot start
             self._abort(
-                f"jax's coordination service could not start: {error}. HINT: see whether ports are free."
+                f"jax's coordination service could not start: {error}. HINT: check that ports are free."
             )
             return
         self.formed = True
@@ -173,13 +173,13 @@ class Rendezvous:
             self.here.pop(rank.hello.rank, None)
 
     def _lose(self, rank: Joined) -> None:
-        if self.here.get(rank.hello.rank) is rank:  # it ended by itself, and has said no goodbye
+        if self.here.get(rank.hello.rank) is rank:  # it ended without announcing that it leaves
             del self.here[rank.hello.rank]
             if self.formed:
                 self._send_loss(rank.hello, "its process ended or its host cannot be reached")
 
     def _send_loss(self, lost: Hello, why: str) -> None:
-        """The first loss ends the group: those that follow from it, which are many, need not be sent."""
+        """Sends only the first loss, which ends the group: the many that follow from it are not sent."""
         if not self._loss_sent:
             self._loss_sent = True
             self._send_all({"lost": lost.rank, "host": lost.host, "why": why})
@@ -189,7 +189,7 @@ class Rendezvous:
             rank.peer.send(message)
 
     def _abort(self, why: str) -> None:
-        """Sends all who are here why the group cannot form, and starts over with the next client."""
+        """Sends all joined ranks the reason, and starts over with the next client."""
         self._log(why)
         self._send_all({"abort": why})
         self.close()

@@ -1,6 +1,6 @@
-"""The server of a job's group: one thread, on one port, that admits who proves the job's token.
+"""The server of a job's group: one thread, on one port, that admits clients that prove the job's token.
 
-Launchers and ranks connect to it and stay connected until they end. A connection begins so:
+Launchers and ranks connect to it and stay connected until they end. A connection begins with:
 
     server -> client   {"cyxjax": 2, "nonce": S}
     client -> server   {"nonce": C, "proof": HMAC(token, "client|S|C")}
@@ -8,8 +8,8 @@ Launchers and ranks connect to it and stay connected until they end. A connectio
     client -> server   its hello, authenticated like every line from here on (protocol.Channel)
 
 A client sends a server that does not know the token nothing but a nonce and a proof (client.py). A server
-gives a client HANDSHAKE_S and 16 kB, at whatever pace it sends; nothing it sends has an effect beyond its
-own connection, except a bounded line in the log.
+allows a client HANDSHAKE_S seconds and 16 kB; nothing the client sends has an effect beyond its own
+connection, except a bounded line in the log.
 """
 
 import selectors
@@ -28,13 +28,13 @@ from cyxjax.launch.group.protocol import Channel, Message
 
 TICK_S = 0.5
 HANDSHAKE_S = 5.0  # from the connection to the whole hello
-# At once. When another client connects, the oldest connection of the address that has most is dropped, so a
-# flood from one address never takes another's place, and leaves its own address the time in which it connects
-# so many times (300 connections that come back at once dropped a host that took 0.3 s, with 128 places).
+# Handshakes at the same time. One more drops the oldest of the address with the most: a flood from an address
+# never displaces other addresses, and leaves a client at its own address the time that so many connections
+# take (with a limit of 128, 300 clients that reconnected immediately displaced a host that took 0.3 s).
 MAX_PENDING = 512
 LINE_EVERY_S = 60.0
-WRONG_TOKEN = "wrong or missing job token. HINT: set CYXJAX_TOKEN alike on every host of the job."
-BY_HAND = "the ranks of this job were started without a launcher. HINT: start all hosts alike."
+WRONG_TOKEN = "wrong or missing job token. HINT: set the same CYXJAX_TOKEN on every host of the job."
+BY_HAND = "the ranks of this job were started without a launcher. HINT: start all hosts the same way."
 
 Log = Callable[[str], None]
 
@@ -52,7 +52,7 @@ class Peer:
     since: float = field(default_factory=time.monotonic)
 
     def send(self, message: Message) -> None:
-        """Without waiting: one that does not read is noticed by its end."""
+        """Sends without waiting; a peer that does not read is noticed when its connection ends."""
         with suppress(OSError):
             self.channel.send(message)
 
@@ -64,14 +64,14 @@ class Admitting(Protocol):
         """A new peer."""
 
     def tick(self) -> None:
-        """Twice a second."""
+        """Called twice per second."""
 
     def close(self) -> None:
         """Ends its connections."""
 
 
 class GroupServer:
-    """Admits who proves `token` on `listener`: ranks to the start that is open, launchers to `hosts`.
+    """Admits clients that prove `token`: ranks to the start that is open, launchers to `hosts`.
 
     log: gets a line per refusal, at most one in LINE_EVERY_S of each kind.
     """
@@ -83,7 +83,7 @@ class GroupServer:
         self._listener, self._token, self._log = listener, token, log
         self._selector = selectors.DefaultSelector()
         self._pending: dict[Peer, None] = {}  # in the order in which they connected
-        # Separate, so that a flood of wrong tokens does not hide what a peer of the job is refused for.
+        # Separate, so that a flood of wrong tokens does not hide why a peer of the job is refused.
         self._next_line = {"token": 0.0, "peer": 0.0, "error": 0.0}
         self._closing = False
 
@@ -94,33 +94,33 @@ class GroupServer:
         return self
 
     def close(self) -> None:
-        """Ends the thread and every connection. Twice is harmless."""
+        """Ends the thread and every connection. A second call does no harm."""
         self._closing = True
-        with suppress(OSError):  # wakes the thread at once, on Linux
+        with suppress(OSError):  # wakes the thread immediately, on Linux
             self._listener.shutdown(socket.SHUT_RDWR)
         if self.thread.is_alive():
             self.thread.join(timeout=5)
 
     def add(self, connection: socket.socket, address: str) -> Peer:
-        """From now on `connection` is read. From the server's thread, or before `start`."""
+        """Reads `connection` from now on. Call it in the server's thread, or before `start`."""
         connection.setblocking(False)
         peer = Peer(Channel(connection), address)
         self._selector.register(connection, selectors.EVENT_READ, peer)
         return peer
 
     def refuse(self, peer: Peer, why: str, kind: str = "peer") -> None:
-        """Answers why this client may not join, drops it, and logs that."""
+        """Sends the client the reason why it may not join, drops it, and logs the reason."""
         self._say(kind, f"refused a connection from {peer.address}: {why}")
         peer.send({"refused": why})
         self.drop(peer)
 
     def put_off(self, peer: Peer) -> None:
-        """Answers that this client is to try again, and drops it."""
+        """Tells the client to try again later, and drops it."""
         peer.send({"later": True})
         self.drop(peer)
 
     def drop(self, peer: Peer) -> None:
-        """Ends the connection. Twice is harmless."""
+        """Ends the connection. A second call does nothing."""
         if peer.is_open:
             peer.is_open = False
             self._pending.pop(peer, None)
@@ -157,7 +157,7 @@ class GroupServer:
     def _accept(self) -> None:
         try:
             connection, where = self._listener.accept()
-        except OSError:  # the client gave up first, or this process has no descriptor left: not to spin
+        except OSError:  # the client gave up first, or no descriptor is left: pause, not to spin
             time.sleep(0.05)
             return
         if len(self._pending) >= MAX_PENDING:
@@ -169,7 +169,7 @@ class GroupServer:
         peer.send({"cyxjax": protocol.PROTOCOL, "nonce": peer.nonce})
 
     def _read(self, peer: Peer) -> None:
-        """Reads what has come; an error in it, also one of ours, ends this connection and not the thread."""
+        """Reads what has arrived; any error in it, even in our code, ends the connection, not the thread."""
         if not peer.is_open:  # dropped in this round
             return
         try:

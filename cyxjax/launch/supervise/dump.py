@@ -1,6 +1,6 @@
-"""`cyxjax launch --dump JOB`: where every rank of a running job on this host stands, without stopping it.
+"""`cyxjax launch --dump JOB`: the stacks of every rank of a running job on this host, without stopping it.
 
-Also reads such dumps of faulthandler's: where a rank's main thread stands, and the thread it waits for.
+Also reads such dumps of faulthandler: where a rank's main thread is, and the thread it waits for.
 """
 
 import os
@@ -62,7 +62,7 @@ def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
         here = "; ".join(f"{run_id} (launcher {pid}, {of[pid]})" for run_id, pid in jobs)
         what = f"no job {job!r} of yours runs" if job else "not exactly one job of yours runs"
         raise GroupError(
-            f"{what} on this host; running: {here or 'none'}. HINT: give a run id or a pid of these."
+            f"{what} on this host; running: {here or 'none'}. HINT: give one of these run ids or pids."
         )
     return sorted((rank for rank in ranks if rank.launcher in chosen), key=lambda rank: rank.rank)
 
@@ -70,7 +70,7 @@ def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
 def running(processes: Path) -> list[RunningRank]:
     """Ranks that launchers of this user have started on this host, and that are still their children.
 
-    A process that a rank has started has the rank's environment, but another parent; as an orphan, too.
+    A process that a rank has started has the rank's environment, but a different parent, also as an orphan.
     """
     return [rank for folder in processes.glob("[0-9]*") if (rank := _read(folder)) is not None]
 
@@ -133,7 +133,7 @@ def main_thread(dump: str) -> list[Frame]:
 
 
 def helpers(dump: str) -> list[Frame]:
-    """Where the user's own code stands in threads other than the main one: its innermost frame in each.
+    """Where the user's own code is in threads other than the main one: its innermost frame in each.
 
     [] unless the main thread waits for a thread, such as one that loads data ahead. Threads that are only
     in libraries or in this package are left out.

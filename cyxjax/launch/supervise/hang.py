@@ -35,14 +35,14 @@ class Stopwatch:
 
 @dataclass
 class Pauses:
-    """When somebody suspended the job, or a rank of it: time in which no progress could be made."""
+    """The times when the job, or a rank of it, was suspended and could make no progress."""
 
     _spans: list[tuple[float, float]] = field(default_factory=list)
     _seen_s: float = 0.0
     _since_s: float | None = None
 
     def see(self, now_s: float, ranks_stopped: bool) -> bool:
-        """Notes how things stand at `now_s`; True when a suspension of ranks begins."""
+        """Notes the state at `now_s`; True when a suspension of ranks begins."""
         asleep = self._seen_s > 0 and now_s - self._seen_s > ASLEEP_S
         held = ranks_stopped and self._since_s is not None and now_s - self._since_s < SUSPENDED_S
         if asleep or held:
@@ -85,10 +85,10 @@ def judge(
     *,
     all_here: bool = True,
 ) -> Verdict | None:
-    """The rank that holds the others up; None while everybody may still be doing honest work.
+    """The rank that holds the others up; None while all ranks may still be working.
 
-    Ranks that wait for others are blamed only where all of the job wait too long: they may have waited for a
-    long save or compilation, which goes on or has just ended.
+    Ranks that wait for others are blamed only if all ranks of the job wait too long: they may have waited for
+    a long save or compilation, which continues or has just ended.
     stopped: ranks whose process is suspended (SIGSTOP), whatever phase they were in.
     all_here: there are no ranks on other hosts, of which nothing is known here.
     """
@@ -122,7 +122,7 @@ def _behind(reports: Mapping[int, Progress], over: set[int]) -> list[int]:
 
 
 def _early_end(reports: Mapping[int, Progress], now_s: float) -> Verdict | None:
-    """A rank that has finished while others stand in a later step will never join their collective."""
+    """A rank that has finished while others are in a later step will never join their collective."""
     done = [rank for rank, progress in reports.items() if progress.phase == "done"]
     waiting = [
         rank
@@ -137,9 +137,9 @@ def _early_end(reports: Mapping[int, Progress], now_s: float) -> Verdict | None:
     steps = ", ".join(str(step) for step in sorted({reports[rank].step for rank in waiting}))
     return Verdict(
         first,
-        f"rank {first} finished at step {reports[first].step}, but {ranks_text(waiting)} cannot go on "
-        f"without it in step {steps}: the ranks ran different numbers of steps. HINT: give all ranks as "
-        "many batches, and look for calls inside `if rank == ...`",
+        f"rank {first} finished at step {reports[first].step}, but {ranks_text(waiting)} cannot continue "
+        f"without it in step {steps}: the ranks ran different numbers of steps. HINT: give all ranks the "
+        "same number of batches, and look for calls inside `if rank == ...`",
         early_end=True,
     )
 
@@ -159,7 +159,7 @@ def stragglers(before: Mapping[int, Progress], now: Mapping[int, Progress]) -> s
         return None
     return (
         f"rank {slow} is slow: {per_step[slow] * 1000:.0f} ms per step outside the shared step, the others "
-        f"{others * 1000:.0f} ms (last seen in {now[slow].phase}); everybody waits for it"
+        f"{others * 1000:.0f} ms (last seen in {now[slow].phase}); all ranks wait for it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Processes of this host: what the kernel shows of them, and how none of a job outlives its launcher.
+"""Processes of this host: what the kernel shows of them, and how a job's processes end with its launcher.
 
 /proc shows parent, state and start time. The kernel signals a direct child when its parent ends. What those
 children started themselves, such as data workers, is ended by a small process that waits until the launcher's
@@ -40,8 +40,8 @@ def identity(pid: int, processes: Path = PROC) -> str:
     return f"{pid}:{found.start if found else ''}"
 
 
-# Replaces itself by the rank's program; the wish to die with the parent survives exec, and so does a SIGUSR1
-# (checkpoint now) that ends nobody before the program can listen to it.
+# Replaces itself by the rank's program; the setting to die with the parent survives exec, and so does that to
+# ignore SIGUSR1 (checkpoint now), which would end the rank before its program handles the signal.
 _TETHER = """\
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])

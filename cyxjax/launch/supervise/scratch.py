@@ -1,7 +1,7 @@
 """The launcher's folder under the temporary directory: heartbeats, error files and stacks of its ranks.
 
 Cleaners of temporary files may remove it while a job runs. What a killed launcher left is removed by the next
-launcher; of the folders with the error of a job without --log-dir the newest stay.
+launcher; of the folders with errors of jobs without --log-dir, the newest are kept.
 """
 
 import os
@@ -62,10 +62,10 @@ def error_folder() -> str:
 
 
 def _tidy(folder: Path) -> None:
-    """Removes what launchers of this user that live no more left in `folder`, and the older errors."""
+    """Removes what this user's ended launchers left in `folder`, and the older errors."""
     errors: list[tuple[int, Path]] = []
     for path in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it goes while we look
+        with suppress(OSError):  # it was removed meanwhile
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             if path.name.startswith(ERRORS):

@@ -111,7 +111,7 @@ class Supervisor:
         return channel
 
     def _one_start(self, channel: Channel, call: Message) -> int | None:
-        """Runs one start and reports how it ended; the exit code when this host leaves the job by it."""
+        """Runs one start and reports how it ended; the exit code if this host then leaves the job."""
         self._followed = False
         place = replace(self._place, base_rank=int(call["base_rank"]), world_size=int(call["world_size"]))
         start = self._workers.run(place, int(call["start"]))
@@ -149,7 +149,7 @@ class Supervisor:
             self._show_failure(start, first, line)
 
     def _show_failure(self, start: Start, first: ErrorRecord, then: str) -> None:
-        """Shows and files how a start failed, and in one line what follows."""
+        """Shows and records how a start failed, and in one line what follows."""
         log_dir = self._options.log_dir
         try:
             path = records.save_first(first, log_dir or self._made_error_folder())
@@ -162,7 +162,7 @@ class Supervisor:
         records.show_failure(first, others, start.killed, path, then)
 
     def _made_error_folder(self) -> str:
-        """Without --log-dir: of first_error.json; made again where it was removed. Raises: OSError."""
+        """The folder of first_error.json without --log-dir; created again if removed. Raises: OSError."""
         if not os.path.isdir(self._error_folder):
             self._error_folder = error_folder()
         return self._error_folder
@@ -172,7 +172,7 @@ class Supervisor:
         assert start.signalled is not None
         if start.killed:
             why = "at the second signal" if start.hurried else f"after {self._options.grace_s:g} s"
-            output.say(f"{ranks_text(start.killed)} killed {why}; the last finished checkpoint stands")
+            output.say(f"{ranks_text(start.killed)} killed {why}; the last finished checkpoint is kept")
         finished = all(worker.returncode == EXIT_OK for worker in start.workers)
         code = _code_after(start.signalled)
         return EXIT_OK if finished and code == EXIT_PREEMPTED else code
@@ -181,12 +181,12 @@ class Supervisor:
         code = int(message["over"])
         if code != EXIT_OK and message["why"]:
             self._show(message["why"])
-        # In a fixed job the host whose ranks only followed another's failure says so by its exit code.
+        # In a fixed job the exit code tells that this host's ranks only followed another host's failure.
         return EXIT_SECONDARY if self._size.is_fixed and code != EXIT_OK and self._followed else code
 
 
 def _pass_on(channel: Channel, put: Callable[[Message], None]) -> None:
-    """Puts what the first host sends, until the connection ends."""
+    """Passes the first host's messages to `put`, until the connection ends."""
     try:
         while (message := channel.next()) is not None:
             put(message)

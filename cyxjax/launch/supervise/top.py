@@ -1,6 +1,6 @@
 """`cyxjax top [JOB]`: the progress of the ranks of a running job on this host, and who waits for whom.
 
-Read from their heartbeat files and the kernel: the job is not asked, and does not notice.
+Read from their heartbeat files and the kernel, without disturbing the job.
 """
 
 import json
@@ -21,7 +21,7 @@ from cyxjax.launch.supervise.dump import RunningRank, find, running
 from cyxjax.launch.supervise.processes import PROC, stat
 
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
-_HELD_UP_S = 1.0  # steps are shorter than that, or nobody would ask
+_HELD_UP_S = 1.0  # a rank that waits longer counts as held up
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Shows the ranks until they have ended or Ctrl-C; once, where nobody watches the output.
+    """Shows the ranks until they have ended or Ctrl-C; once, if the output is not a terminal.
 
-    Raises: ConfigError for wrong words; GroupError when no such job runs here.
+    Raises: ConfigError for wrong arguments; GroupError when no such job runs here.
     """
     given = _parser().parse_args(argv)
     ranks = find(given.job, running(PROC))
@@ -75,10 +75,10 @@ def _parser() -> Parser:
     )
     parser.add_argument("job", nargs="?", default="", help="run id, or the pid of its launcher or of a rank")
     parser.add_argument(
-        "--every", type=number(0.1, 3600, float), default=1.0, metavar="SECONDS", help="between two looks (1)"
+        "--every", type=number(0.1, 3600, float), default=1.0, metavar="SECONDS", help="between updates (1)"
     )
-    parser.add_argument("--once", action="store_true", help="look once; so too where output is no terminal")
-    parser.add_argument("--json", action="store_true", help="look once, and print it as JSON")
+    parser.add_argument("--once", action="store_true", help="show once, as when output is no terminal")
+    parser.add_argument("--json", action="store_true", help="show once, as JSON")
     return parser
 
 
@@ -105,7 +105,7 @@ def _resident_bytes(folder: Path) -> int | None:
 
 
 def shown(job: str, rows: Sequence[Row], now_s: float) -> list[str]:
-    """Lines for people."""
+    """The lines of the table and who waits."""
     cells = [("rank", "step", "phase", "for", "memory", "pid"), *(_cells(row, now_s) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
@@ -137,6 +137,6 @@ def waits(rows: Sequence[Row], now_s: float) -> str:
     cause = min(others, key=lambda r: (not r.is_suspended, r.progress.step, r.progress.at_s))
     at = f"{cause.progress.phase} for {_for_s(cause.progress, now_s):.0f} s, step {cause.progress.step}"
     if cause.is_suspended:
-        at = f"suspended, step {cause.progress.step}. HINT: `kill -CONT {cause.pid}` goes on"
+        at = f"suspended, step {cause.progress.step}. HINT: `kill -CONT {cause.pid}` resumes it"
     verb = "waits" if len(held) == 1 else "wait"
     return f"{ranks_text([r.rank for r in held])} {verb} for rank {cause.rank}: {at}"

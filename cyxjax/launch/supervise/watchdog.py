@@ -34,14 +34,14 @@ class Watch:
         self._next_line_s = 0.0
 
     def look(self, workers: Sequence[Worker]) -> ErrorRecord | None:
-        """The record of a hang, with everybody's stacks; None while all may be well."""
+        """The record of a hang, with the stacks of all ranks; None while all may be well."""
         pulses = {worker.rank: worker.progress() for worker in workers if worker.returncode is None}
         if not pulses:
             return None
         self._stopwatch.see(max(pulses.values(), key=lambda progress: progress.step))
         stopped, now_s = self._note_pauses(workers), time.monotonic()
         if any(map(self._pauses.touches, pulses.values())):
-            self._before = {}  # a rank that was suspended is no slow one
+            self._before = {}  # a rank that was suspended is not slow
         else:
             self._name_straggler(pulses)
         if self.limits.progress_s == 0:
@@ -52,14 +52,14 @@ class Watch:
         return None if verdict is None else self._record(verdict, workers, pulses)
 
     def _note_pauses(self, workers: Sequence[Worker]) -> frozenset[int]:
-        """The ranks that are suspended. With a limit that was set they have that long, else SUSPENDED_S."""
+        """The suspended ranks. They may be so for the limit that was set, else for SUSPENDED_S."""
         stopped = frozenset(worker.rank for worker in workers if worker.is_stopped())
         waits = bool(stopped) and self.limits.progress_s is None
         if self._pauses.see(time.monotonic(), waits):
             pids = " ".join(str(worker.pid) for worker in workers if worker.rank in stopped)
             output.say(
                 f"{ranks_text(sorted(stopped))}: suspended (SIGSTOP); waiting up to {hang.SUSPENDED_S:g} s. "
-                f"HINT: `kill -CONT {pids}` goes on; --hang-timeout sets another limit."
+                f"HINT: `kill -CONT {pids}` resumes; --hang-timeout sets the limit."
             )
         return stopped
 
@@ -126,7 +126,7 @@ def _collect(workers: Sequence[Worker]) -> dict[int, str]:
 
 
 def _refine(rank: int, pulses: dict[int, Progress], frames: dict[int, list[dump.Frame]]) -> int:
-    """Where all seem to wait, the one that stands elsewhere than the others is the one they wait for."""
+    """If all ranks seem to wait, the one at a different place than the others is the one they wait for."""
     known = {r: stack for r, stack in frames.items() if stack}
     if pulses[rank].phase not in WAITING or len(known) < 2:
         return rank
@@ -139,13 +139,13 @@ def _refine(rank: int, pulses: dict[int, Progress], frames: dict[int, list[dump.
 
 
 def _in_different_calls(frames: dict[int, list[dump.Frame]]) -> str:
-    """What to say of ranks that wait for each other, each called from another line of the program; or ""."""
+    """The message for ranks that wait for each other in calls from different lines; "" for no such ranks."""
     lines = {dump.users(stack) for stack in frames.values()}
     if len(lines) == 1 or None in lines or not all(map(dump.waits_for_others, frames.values())):
         return ""
     return (
-        "the ranks wait for each other in different calls. HINT: every rank makes the same calls in the same "
-        "order: look for `if rank == ...`, or a loop that one rank leaves"
+        "the ranks wait for each other in different calls. HINT: make the same calls on every rank, in "
+        "the same order: look for `if rank == ...`, or a loop that one rank leaves"
     )
 
 

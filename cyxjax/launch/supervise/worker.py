@@ -30,7 +30,7 @@ LAUNCHER = "CYXJAX_LAUNCHER"  # the process that started a rank: pid and start t
 
 @dataclass(frozen=True)
 class Files:
-    """Where one rank of one start keeps what we read of it."""
+    """The files of one rank in one start, which the launcher reads."""
 
     beat: str
     error: str
@@ -42,7 +42,7 @@ class Files:
         return cls(f"{stem}.beat", f"{stem}.error.json", f"{stem}.stacks")
 
     def remove(self) -> None:
-        """Removes what an earlier start of this number left: a first host that is lost counts anew."""
+        """Removes the files of an earlier start of this number: a new first host counts from 0 again."""
         for path in astuple(self):
             with suppress(OSError):
                 os.unlink(path)
@@ -56,7 +56,7 @@ def environment(
     outer: Mapping[str, str],
     detected_s: float = 0.0,
 ) -> dict[str, str]:
-    """What a rank finds in its environment, in torch's words and ours. detected_s: see `beat.detected_s`."""
+    """The environment of a rank: torch's variables and ours. detected_s: see `heartbeat.detected_s`."""
     env = {**outer, **place.variables(local_rank)}
     env |= {
         "DISTRIBUTED_TIMEOUT_MS": str(place.timeout_ms),
@@ -134,13 +134,13 @@ class Worker:
                 os.kill(self.pid, number)
 
     def signal_group(self, number: int) -> None:
-        """Sends `number` to the rank and what it has started; nothing once its end was noticed."""
+        """Sends `number` to the rank and what it has started; does nothing once its end was noticed."""
         with self._reaping, suppress(ProcessLookupError):
             if self.returncode is None:
                 os.killpg(self.pid, number)
 
     def progress(self) -> Progress:
-        """Its last one; that of its end once this worker is closed."""
+        """The rank's last report; the one at its end once this worker is closed."""
         return self._last_pulse if self._last_pulse.at_s else self._beats.read()
 
     def is_stopped(self) -> bool:
@@ -163,9 +163,9 @@ class Worker:
                 self._log.close()
 
     def stopped_by(self) -> int | None:
-        """The signal that has ended this rank where it asks for a stop, and the others do not know of it.
+        """The signal that ended this rank, if it asks for a stop and the other ranks do not know of it.
 
-        A rank that trains tells them, and all end after the same step.
+        A rank in training informs them, and all end after the same step.
         """
         assert self.returncode is not None
         if self.returncode < 0 and records.signal_name(-self.returncode) in STOPS:
@@ -185,7 +185,7 @@ class Worker:
         if record is None:
             record = records.of_status(self.rank, self.pid, self.returncode, self.progress(), start)
         self._err.finish()
-        record.stderr_tail = redact("\n".join(self._err.tail)).splitlines()  # a private key has many
+        record.stderr_tail = redact("\n".join(self._err.tail)).splitlines()  # a private key spans lines
         return record
 
     def _wait(self, on_exit: Callable[["Worker"], None]) -> None:
@@ -201,9 +201,9 @@ class Worker:
 class Start:
     """One start of the group on this host.
 
-    deadline_s: when whoever still runs is killed. signalled, signalled_s: what asked it to end, and when;
-    hurried: a later signal asked again. nudged: no signal but the group asked, which changes its size.
-    detected_s: from a rank's last sign of life to when we knew of the failure.
+    deadline_s: when ranks that still run are killed. signalled, signalled_s: what asked it to end, and when;
+    hurried: a later signal asked again. nudged: the group, which changes its size, asked, not a signal.
+    detected_s: from a rank's last report to when the failure was noticed.
     """
 
     number: int
@@ -232,14 +232,14 @@ class Start:
         return self.signalled is not None or self.nudged
 
     def ask_to_end(self, number: int, within_s: float) -> None:
-        """Files that signal `number` asks the ranks to end."""
+        """Records that signal `number` asks the ranks to end."""
         self.signalled, self.signalled_s = number, time.monotonic()
         if self.records and all(record.secondary for record in self.records):  # of the same request
             self.records, self.deadline_s = [], None
         self.end_within(within_s)
 
     def note(self, record: ErrorRecord, within_s: float) -> None:
-        """Files a failure, after which the others have `within_s` to end."""
+        """Records a failure, after which the others have `within_s` to end."""
         if not self.records:
             last_s = max(worker.progress().at_s for worker in self.workers)
             self.detected_s = time.monotonic() - last_s if last_s else 0.0
@@ -247,14 +247,14 @@ class Start:
         self.end_within(within_s)
 
     def note_clean_end(self, rank: int) -> None:
-        """Files that `rank` ended with exit code 0: early, unless it was the last or there was an error.
+        """Records that `rank` ended with exit code 0: early, unless it was the last or there was an error.
 
-        Ends are noticed in no order: those who failed because this rank had left may be seen before it.
+        Ends are noticed in any order: ranks that failed because this one left may be noticed before it.
         """
         if (self.running or self.records) and all(record.secondary for record in self.records):
             self.ended_early.append(rank)
 
     def end_within(self, seconds: float) -> None:
-        """Kills whoever still runs after `seconds`, or earlier if that was decided before."""
+        """Sets when ranks that still run are killed: after `seconds`, or earlier if so decided before."""
         at = time.monotonic() + seconds
         self.deadline_s = at if self.deadline_s is None else min(self.deadline_s, at)

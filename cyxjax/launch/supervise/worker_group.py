@@ -21,8 +21,8 @@ from cyxjax.launch.supervise.scratch import Scratch
 from cyxjax.launch.supervise.watchdog import Watch
 from cyxjax.launch.supervise.worker import Files, Start, Worker, environment
 
-TICK_S = 0.25  # how often beats are read; ends and signals are noticed at once
-SETTLE_S = 0.3  # after the first error: time for the others to end by themselves and say why
+TICK_S = 0.25  # how often heartbeats are read; ends and signals are noticed immediately
+SETTLE_S = 0.3  # after the first error: time for the others to end on their own and report why
 WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
 CAUGHT = (*STOPS, "SIGUSR1", "SIGUSR2", "SIGTSTP")
 
@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 class WorkerGroup:
-    """The ranks of this host, start after start; a context in which signals go to them and none outlives it.
+    """The ranks of this host, start after start; a context that passes on signals and that no rank outlives.
 
     After a signal that asks for a stop, this process ignores further ones: it is about to end.
     put: adds an event; other threads may call it at any time.
@@ -54,7 +54,7 @@ class WorkerGroup:
         self._reaper = Reaper()
         self._scratch = Scratch()
         self.put = self._events.put
-        self._kept: list[Message] = []  # came in a start, and concerns what follows it
+        self._kept: list[Message] = []  # received during a start, for what follows it
         self._previous: dict[str, object] = {}
         self._is_asked_to_end = False
         self._detected_s = 0.0  # of the start before
@@ -75,7 +75,7 @@ class WorkerGroup:
         self._scratch.clear()
 
     def run(self, place: LocalRanks, number: int) -> Start:
-        """Start number `number` at `place`, from its first process to the end of its last."""
+        """Runs start `number` at `place`, from its first process to the end of its last."""
         start = Start(number, [])
         try:
             for local_rank in range(place.nproc):
@@ -91,7 +91,7 @@ class WorkerGroup:
 
     @property
     def folder(self) -> str:
-        """The launcher's own, closed to other users."""
+        """The launcher's own folder, closed to other users."""
         return self._scratch.path
 
     def between_starts(self, seconds: float) -> Message:
@@ -136,7 +136,7 @@ class WorkerGroup:
         return worker
 
     def _next(self, seconds: float) -> Event | None:
-        """What happens next; None when nothing does within `seconds`."""
+        """The next event; None if none comes within `seconds`."""
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
@@ -161,10 +161,10 @@ class WorkerGroup:
                 start.note(record, within_s=0.0)
 
     def _note_end(self, start: Start, worker: Worker) -> None:
-        """Files how `worker` ended. Ranks that we killed have nothing to say.
+        """Records how `worker` ended, except for ranks that we killed.
 
-        A signal that asks for a stop and has ended one rank is obeyed as one to this process. Once the ranks
-        are asked to end only an error of ours counts, such as a checkpoint that could not be saved.
+        A signal that asks for a stop and ended one rank is handled like a signal to this process. Once the
+        ranks are asked to end only an error of ours counts, such as a checkpoint that could not be saved.
         """
         if worker.rank in start.killed:
             return
@@ -205,7 +205,7 @@ class WorkerGroup:
         self._events.put(number)
 
     def _obey(self, start: Start, number: int) -> None:
-        """SIGUSR1 is the ranks' (checkpoint now), SIGUSR2 shows all stacks, Ctrl-Z suspends; the rest end."""
+        """SIGUSR1 goes to the ranks (checkpoint now), SIGUSR2 shows stacks, Ctrl-Z suspends; others end."""
         name = signal.Signals(number).name
         if name == "SIGUSR2":
             output.show(watchdog.stacks_of(start.workers))
@@ -228,7 +228,7 @@ class WorkerGroup:
             start.ask_to_end(number, within_s=self.options.grace_s)
 
     def _follow(self, start: Start, message: Message) -> None:
-        """What the first host sends in a start: to end it, politely so that the trainer saves first."""
+        """Handles a message of the first host in a start: to end it, politely so that the trainer saves."""
         if "say" in message:
             output.say(message["say"])
         elif "end" not in message:
@@ -247,7 +247,7 @@ class WorkerGroup:
 
 
 def _suspend(start: Start) -> None:
-    """Ctrl-Z reaches only us, since ranks have sessions of their own: they stop and go on with us."""
+    """Ctrl-Z reaches only us, since ranks have their own sessions: they are stopped and resumed with us."""
     for worker in start.running:
         worker.signal_group(signal.SIGSTOP)
     output.flush(0.2)
@@ -263,11 +263,11 @@ def _make_folder(path: str | None) -> None:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"--log-dir={path} cannot be made: {error.strerror}. HINT: name a folder you may write to."
+            f"--log-dir={path} cannot be created: {error.strerror}. HINT: name a folder you can write to."
         ) from error
 
 
 def _ours() -> list[str]:
-    """The signals that are ours to handle; one that was ignored when we began stays so (nohup, `&`)."""
+    """The signals that we handle; one that was ignored when we began stays ignored (nohup, `&`)."""
     ignored = [name for name in CAUGHT if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN]
     return [name for name in CAUGHT if name not in ignored or name.startswith("SIGUSR")]
