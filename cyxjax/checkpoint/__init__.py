@@ -1,1 +1,1 @@
-"""What is on disk of a run: verified checkpoints, their manifests, a run folder's lock. Knows no trainer."""
+"""Checkpoints of a run on disk, their manifests, and the lock of a run folder; independent of the trainer."""

@@ -1,9 +1,9 @@
-"""Named arrays in a folder and back, a leaf at a time: safetensors files, one for each process that writes.
+"""Writes and reads named arrays leaf by leaf: safetensors files, one for each process that writes.
 
 Why not orbax's format (`scripts/bench/array_formats.py`, medians in turns, 2 busy cores, fsync and digests
-included): 200 arrays of 105 MB in all are saved in 0.5 and not 2.3 s, read in 0.5 and not 0.7 s; 2,000 arrays
-of 8 MB saved in 0.07 and not 3.8 s, read in 0.2 and not 1.6 s; one file and not 10; and orbax, which takes a
-second or more to load, need not be loaded at a restart. Its users take a step from
+included): 200 arrays of 105 MB in total are saved in 0.5 instead of 2.3 s and read in 0.5 instead of 0.7 s;
+2,000 arrays of 8 MB saved in 0.07 instead of 3.8 s, read in 0.2 instead of 1.6 s; one file instead of 10; and
+orbax, which takes a second or more to import, is not needed at a restart. Users of orbax export a step with
 `cyxjax checkpoint export --to orbax`.
 """
 
@@ -23,7 +23,7 @@ from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE
 
 _BLOCK_BYTES = 1 << 20
-NATIVE = {  # dtypes that safetensors names and numpy readers understand; others are kept as their bytes
+NATIVE = {  # dtypes known to safetensors and to numpy readers; others are stored as bytes
     "bool": "BOOL",
     "float16": "F16",
     "bfloat16": "BF16",
@@ -39,13 +39,13 @@ NATIVE = {  # dtypes that safetensors names and numpy readers understand; others
 def _reading() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a header, json, numpy and the system share no family of errors
+    except Exception as error:  # a header, json, numpy and the system have no common error class
         text = f"its arrays cannot be read: {type(error).__name__}: {str(error)[:300]}"
         raise DamagedStep(text) from error
 
 
 class Entry(NamedTuple):
-    """One array of a file to write. blocks: gives its elements in C order, when asked and in parts."""
+    """One array of a file to write. blocks: yields its elements in C order, in parts, when called."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, leaf: Any, shape: tuple[int, ...] | None = None) -> "Entry":
-        """A whole leaf, on the host or the devices, or a share of one; on the host while it is written."""
+        """The entry of a whole leaf or of a share, which is on the host only while it is written."""
         kept = tuple(leaf.shape) if shape is None else shape
         return cls(kept, np.dtype(leaf.dtype), lambda: [host_value(leaf)])
 
@@ -61,11 +61,11 @@ class Entry(NamedTuple):
 def write_file(
     path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str], *, mode: int = PRIVATE
 ) -> dict[str, int]:
-    """Writes a new safetensors file, holding a block at a time; crc32 of each entry's bytes by name.
+    """Writes a new safetensors file, with one block in memory; returns the crc32 of each entry by name.
 
-    Raises: OSError, also where `path` is there already.
+    Raises: OSError, also if `path` already exists.
     """
-    # The format asks for no order; larger items first keep all aligned, as safetensors' own writer does.
+    # The format requires no order; larger items first keep all aligned, as in safetensors' own writer.
     order = sorted(entries, key=lambda name: (-entries[name].dtype.itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -94,12 +94,11 @@ def _write_blocks(file: Any, blocks: Iterable[np.ndarray]) -> int:
 
 
 class StoredArrays:
-    """The arrays of a step, read when asked for, all or some of their elements; every byte has its crc32.
+    """The arrays of a step, of which all or some elements are read on demand; every byte is checked by crc32.
 
-    A file is compared with `leaves` before an array of it is read, and of an array no more is read than they
-    say. (Not by safetensors: without mmap, which makes a signal of a file that is cut short, each of its
-    slices reads the whole array, in 0.8.0.)
-    Raises: DamagedStep naming the leaf that is missing, of another shape or dtype, or altered.
+    Only as many bytes of an array are read as `leaves` says. (The safetensors library is not used: with mmap
+    a truncated file causes a signal, and without it each slice reads the whole array, in 0.8.0.)
+    Raises: DamagedStep for an array that cannot be read or was altered.
     """
 
     def __init__(self, folder: Path, leaves: Sequence[Leaf]) -> None:
@@ -129,7 +128,7 @@ class StoredArrays:
             return out
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
-        """All elements of the leaf in C order, flat, in parts that are not to be changed."""
+        """All elements of the leaf in C order, flat, in parts that must not be modified."""
         leaf = self._leaves[name]
         with _reading():
             for piece in _pieces_of(leaf):
@@ -145,7 +144,7 @@ class StoredArrays:
                 count = min(max(_BLOCK_BYTES // dtype.itemsize, 1), piece.stop - at)
                 data = file.read(count * dtype.itemsize)
                 crc = zlib.crc32(data, crc)
-                yield np.frombuffer(data, dtype, count)  # raises where the file ends too early
+                yield np.frombuffer(data, dtype, count)  # raises if the file is truncated
                 at += count
         if crc != piece.crc32:
             raise CheckpointError(
@@ -167,13 +166,13 @@ class StoredArrays:
 
 
 def _pieces_of(leaf: Leaf) -> tuple[Piece, ...]:
-    """Where the elements of `leaf` are; nowhere if it has none."""
+    """The pieces that hold the elements of `leaf`; none if it has no elements."""
     alone = (Piece(0, 0, leaf.size, leaf.crc32),) if leaf.size else ()
     return leaf.pieces or alone
 
 
 def _kept_as(shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, tuple[int, ...]]:
-    """(safetensors' name of the dtype, shape) under which an array stands in a file."""
+    """(safetensors' name of the dtype, shape) under which an array is stored in a file."""
     native = NATIVE.get(dtype.name)
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return (native, tuple(shape)) if native else ("U8", (num_bytes,))

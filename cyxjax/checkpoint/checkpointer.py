@@ -1,7 +1,7 @@
-"""Steps of a run on disk: saved in the background, restored newest first, never restored damaged.
+"""Steps of a run on disk: saved in the background, and restored from the newest step that verifies.
 
-save: host copy (the only part the loop waits for) -> arrays -> digests -> MANIFEST.json -> one rename.
-restore: newest step whose every file verifies; a damaged one is set aside and the next older is taken.
+save: host copy (the only part that the loop waits for) -> arrays -> digests -> MANIFEST.json -> one rename.
+restore: the newest step whose files all verify; a damaged step is set aside and the next older one is used.
 """
 
 import logging
@@ -22,8 +22,8 @@ from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read, is_share
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.errors import CheckpointError, CyxjaxError, DamagedStep, GroupError
 
-_RETRY_S = 1.0  # before a failed last save is tried again; doubled each time
-_AFTER_ERROR_S = 5.0  # that a program which ends in an error waits for a save in the background
+_RETRY_S = 1.0  # before the last save is tried again after a failure; doubled each time
+_AFTER_ERROR_S = 5.0  # how long a program that ends with an error waits for a save in the background
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,15 +31,16 @@ class Checkpointer:
     """Saves and restores the steps of one run below `directory`.
 
     Args:
-        keep_last, keep_best: how many of the newest and of the best (by metric) steps outlive a save.
-        best: whether a low ("min") or a high ("max") metric is good.
-        is_writer: the first process of a job writes. The others restore, and write their shares alone.
-        async_save: write in a background thread, from a copy on the host of all that this process writes.
-            False: `save` returns when the step is on disk; a leaf at a time leaves the devices.
-        writers: the processes of the job, which write a spread state together and restore one step. Its
-            exchange is called from the background thread: no other calls of a process may share it.
-        warn: takes one line of text; the default logs it.
-        max_failures: so many failed saves in a row are an error; fewer are warnings and training goes on.
+        keep_last, keep_best: number of newest and of best steps (by metric) that are kept after a save.
+        best: whether a low ("min") or a high ("max") metric is better.
+        is_writer: whether this is the first process of a job, which writes. The others restore, and write
+            only their shares.
+        async_save: write in a background thread, from a host copy of everything that this process writes.
+            False: `save` returns when the step is on disk; leaves are copied from the devices one by one.
+        writers: the processes of the job, which write a distributed state together and restore the same step.
+            Its exchange is called from the background thread: nothing else in the process may use it.
+        warn: receives one line of text; the default logs it.
+        max_failures: this many failed saves in a row are an error; fewer are warnings and training continues.
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
     """
 
@@ -62,16 +63,16 @@ class Checkpointer:
         self._async, self._writers, self._warn, self._max_failures = async_save, writers, warn, max_failures
         self._thread: threading.Thread | None = None
         self._failures: list[Exception] = []  # in a row
-        self.unsaved = ""  # why the last state is on no disk, once `finish` has given up
+        self.unsaved = ""  # why the last state is not on disk, after `finish` gave up
         self._unsaved: Snapshot | None = None  # the newest state, if it could not be written
-        self._alone: GroupError | None = None  # a process of the writers is no more
+        self._alone: GroupError | None = None  # a process of the writers has ended
 
     def save(
         self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
     ) -> None:
-        """Put `state` on disk as `step`, in place of a step of that number; older steps are pruned after it.
+        """Saves `state` as `step`, replacing a step with this number; older steps are pruned afterwards.
 
-        Waits for a previous save to end, then only for the copy to the host: `state` may be donated after.
+        Waits for the previous save, then only for the copy to the host: `state` may be donated afterwards.
         Raises: CheckpointError for leaves that cannot be stored, and after max_failures in a row; TypeError,
             ValueError for meta that is not JSON.
         """
@@ -89,7 +90,7 @@ class Checkpointer:
             return
         written = {name: leaf for name, leaf in leaves.items() if self._store.is_writer or is_share(leaf)}
         snapshot = Snapshot(step, tree.host_copy(written), frozen_meta, metric)
-        # A daemon: an interpreter that ends meanwhile leaves a partial folder, never a hang.
+        # A daemon: if the interpreter exits meanwhile, a partial folder remains, but nothing hangs.
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -105,13 +106,13 @@ class Checkpointer:
         """The newest good step, or exactly `step`, in `target`'s tree; None if none was ever saved.
 
         Args:
-            target: arrays or ShapeDtypeStructs; numpy arrays come back in their places. Of a HostShare, its
-                elements, flat.
-            adapt: settles leaves stored with another shape or dtype; None refuses them.
-            part: `target` may be a part of what is stored, such as the parameters alone.
-            put: reads each leaf, one after the other, and makes of it what stands in its place.
+            target: arrays or ShapeDtypeStructs, which are replaced by numpy arrays; a HostShare is replaced
+                by its elements, flat.
+            adapt: converts leaves that were stored with a different shape or dtype; None refuses them.
+            part: `target` may be a part of what is stored, such as only the parameters.
+            put: reads each leaf, one after the other, and returns the leaf of the restored tree.
         Raises: CheckpointError if `step` is missing or damaged, if every step is damaged (all are listed,
-            nothing is renamed), or if the state is another one (its leaves are named).
+            nothing is renamed), or if the state does not match `target` (its leaves are named).
         """
         self.wait()
         load = partial(
@@ -130,7 +131,7 @@ class Checkpointer:
         return restored
 
     def newest_manifest(self) -> Manifest | None:
-        """Of the newest step that verifies, None without one; all processes call it. Raises: as restore."""
+        """Manifest of the newest step that verifies, or None; all processes call it. Raises: as restore."""
         verified = partial(restoring.verified, self.directory, writers=self._writers)
         return restoring.newest(self.directory, self._writers, verified)[0]
 
@@ -139,7 +140,7 @@ class Checkpointer:
         return sorted(self._store.metrics())
 
     def rewind(self, step: int, why: str = "abandoned") -> list[int]:
-        """Set aside (rename) the steps after `step`, which a run that resumes from it makes again.
+        """Sets aside (renames) the steps after `step`, which a run that resumes from it will write again.
 
         why: "abandoned", which `cyxjax checkpoint prune` deletes, or "earlier", which it leaves.
         """
@@ -152,47 +153,47 @@ class Checkpointer:
         return later
 
     def wait(self) -> None:
-        """Wait for the pending save. Raises: CheckpointError if the last max_failures saves all failed."""
+        """Waits for the pending save. Raises: CheckpointError if the last max_failures saves all failed."""
         self._join()
         self._raise_after_failures()
 
     def finish(self, patience_s: float, alive: Callable[[], None] = lambda: None) -> None:
-        """Waits for the pending save, and writes it again and again for `patience_s` if it failed.
+        """Waits for the pending save, and repeats it for up to `patience_s` if it failed.
 
-        `unsaved` says afterwards whether it is on disk. `alive` is called now and then. Raises: GroupError
-        where a process that saves with this one is no more, and nothing else.
+        Afterwards `unsaved` says whether it is on disk. `alive` is called regularly. Raises only GroupError,
+        if a process that saves together with this one has ended.
         """
         self._join()
         self._raise_if_alone()
         if self._unsaved is not None and self._store.is_writer:
             self._warn(
-                f"Step {self._unsaved.step} is the last: its save is tried again for {patience_s:g} s."
+                f"Step {self._unsaved.step} is the last one: its save is retried for {patience_s:g} s."
             )
         until, pause_s = time.monotonic() + patience_s, _RETRY_S
         while self._unsaved is not None and self._all_wait(until):
             alive()
             time.sleep(min(pause_s, max(until - time.monotonic(), 0)))
             pause_s *= 2
-            self._write(self._unsaved, warn=lambda line: None)  # not the same line again and again
+            self._write(self._unsaved, warn=lambda line: None)  # without repeating the warning
             self._raise_if_alone()
         if self._unsaved is not None:
             self.unsaved = f"{type(self._failures[-1]).__name__}: {str(self._failures[-1])[:300]}"
         self.forgive()
 
     def _all_wait(self, until: float) -> bool:
-        """Whether it is not yet `until`; by the first process's clock where all must try together."""
+        """Whether `until` is still ahead, by the first process's clock if all processes save together."""
         mine = time.monotonic() < until
         together = self._unsaved is not None and is_spread(self._unsaved.arrays)
         return bool(self._writers.exchange("trying a save again", mine)[0]) if together else mine
 
     def _join(self, timeout: float | None = None) -> bool:
-        """Whether no save is pending any more, after `timeout` seconds at most."""
+        """Waits up to `timeout` seconds; returns whether no save is pending."""
         if self._thread is not None:
             self._thread.join(timeout)
         return self._thread is None or not self._thread.is_alive()
 
     def forgive(self) -> None:
-        """Forgets the failures so far: the next save is tried whatever became of those before it."""
+        """Forgets the failures so far: the next save is tried regardless of them."""
         self._join()
         self._failures.clear()
 
@@ -200,7 +201,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # Where peers died, a save with them never ends; an error of ours is theirs too, and they write on.
+        # If peers died, a save with them never ends; other errors of ours are raised on all processes.
         theirs_too = isinstance(error, CyxjaxError) and not isinstance(error, GroupError)
         if error is None or theirs_too or self._join(_AFTER_ERROR_S):
             self.wait()
@@ -211,9 +212,9 @@ class Checkpointer:
                 self._store.write_together(snapshot, self._writers)
             else:
                 self._store.write(snapshot)
-        except GroupError as error:  # a process that is no more, or elsewhere
-            self._alone = error  # raised where the program waits for the save: this may be its thread
-        except Exception as error:  # a disk raises anything: said, and training goes on
+        except GroupError as error:  # a process has ended, or is at a different point
+            self._alone = error  # raised when the program waits for the save: this may be its thread
+        except Exception as error:  # storage raises any error: it is reported, and training continues
             self._failures.append(error)
             self._unsaved = snapshot
             if self._store.is_writer:
@@ -229,7 +230,7 @@ class Checkpointer:
         try:
             self._store.prune(*self._keep)
         except (OSError, CheckpointError) as error:
-            self._warn(f"Old checkpoints in {self.directory} stay: {error}. HINT: check its permissions.")
+            self._warn(f"Old checkpoints in {self.directory} remain: {error}. HINT: check its permissions.")
 
     def _set_aside(self, damaged: dict[int, DamagedStep]) -> None:
         for step, error in damaged.items():
@@ -254,7 +255,7 @@ class Checkpointer:
 
 
 class NullCheckpointer:
-    """A Checkpointer that is off, with what a fit calls: saves nothing, finds nothing."""
+    """A Checkpointer that is turned off, with the methods that a fit calls: saves and finds nothing."""
 
     directory: Path | None = None
     unsaved = ""
@@ -265,7 +266,7 @@ class NullCheckpointer:
         """Do nothing."""
 
     def restore(self, target: PyTree, step: int | None = None, **options: Any) -> Restored | None:
-        """None: there is never a step."""
+        """Returns None: there is never a step."""
         return None
 
     def steps(self) -> list[int]:

@@ -1,6 +1,6 @@
-"""Parameters of a step for other programs: one safetensors file, or orbax's folder, which is read too.
+"""Exports parameters of a step as a safetensors file or an orbax folder, and reads orbax folders.
 
-Only this module uses orbax. One process reads and writes alone: no barrier of orbax's is ever entered.
+Only this module uses orbax. One process reads and writes alone, without orbax's barriers.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from cyxjax.files import readable, replacing
 
 
 def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str, str]) -> None:
-    """One file, a block of an entry in memory at a time; about: texts for its header. Raises: OSError."""
+    """Writes one file, with one block of an entry in memory; about: texts for its header. Raises: OSError."""
     with replacing(path) as draft:
         write_file(draft, entries, about, mode=0o666)
 
@@ -25,7 +25,7 @@ def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     `orbax.checkpoint.PyTreeCheckpointer().restore(folder)` gives {"params": {"Dense_0": {"kernel": ...}}};
     arrays without elements are left out.
-    Raises: CheckpointError if the folder is there, or cannot be made.
+    Raises: CheckpointError if the folder already exists or cannot be created.
     """
     import orbax.checkpoint as ocp
     from flax.traverse_util import unflatten_dict
@@ -34,14 +34,14 @@ def to_orbax(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     try:
         with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as checkpointer:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
-    except Exception as error:  # orbax and TensorStore have no family of errors of their own
+    except Exception as error:  # orbax and TensorStore have no common error class
         raise CheckpointError(
-            f"{folder}: {str(error)[:300]} HINT: name a new folder in a place this user may write."
+            f"{folder}: {str(error)[:300]} HINT: name a new folder where you can write."
         ) from error
 
 
 def read_tree(folder: Path) -> Any:
-    """All arrays that plain orbax keeps in `folder`, host arrays in its own tree. Raises: CheckpointError."""
+    """All arrays in an orbax `folder`, as host arrays in its own tree. Raises: CheckpointError."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -59,7 +59,7 @@ def _handler() -> Any:
 
 
 def _alone() -> Any:
-    """Options under which orbax waits for no other process: this one is the only active one."""
+    """Options with which orbax waits for no other process: only this one is active."""
     import jax
     import orbax.checkpoint as ocp
 

@@ -1,8 +1,8 @@
-"""A folder of steps on disk: names, what crashes left behind, and the one rename that makes a step exist.
+"""A folder of steps on disk: names, leftovers of crashes, and the one rename that makes a step exist.
 
-`step_00000123` is a step. With `.tmp-<run>-<pid>` behind it, it is being written; with `.old-...`, replaced;
-with `.corrupt-<time>` it did not verify; with `.abandoned-<time>` it is of a future that was rewound; with
-`.earlier-<time>` of a run before one that began anew in the same folder, and nothing of ours deletes it.
+`step_00000123` is a step. The suffix `.tmp-<run>-<pid>` means that it is being written; `.old-...`, replaced;
+`.corrupt-<time>`, that it did not verify; `.abandoned-<time>`, that the run was rewound to before it;
+`.earlier-<time>`, that it is from a previous run in the same folder, and cyxjax never deletes it.
 """
 
 import os
@@ -23,14 +23,14 @@ _ASIDE = re.compile(r"step_\d{8,18}\.(corrupt|abandoned|earlier)-([0-9-]+)")
 
 
 def step_folder(directory: Path, step: int) -> Path:
-    """Where `step` lives."""
+    """The folder of `step`."""
     return directory / f"step_{step:08d}"
 
 
 def list_steps(directory: Path) -> list[int]:
-    """Numbers of all step folders, oldest first, verified or not. Other names are not ours and are ignored.
+    """Numbers of all step folders, oldest first, verified or not. Other names are ignored.
 
-    Raises: CheckpointError for a symlink: what it points to may lie anywhere and change at any time.
+    Raises: CheckpointError for a symlink: its target may be anywhere and change at any time.
     """
     steps = []
     for entry in _entries(directory):
@@ -53,7 +53,7 @@ def list_aside(directory: Path, why: str) -> list[str]:
 
 
 def remove_aside(directory: Path, keep_corrupt: int) -> list[str]:
-    """Delete what was set aside, but for the `keep_corrupt` damaged steps that were found last; what went."""
+    """Deletes what was set aside, except the `keep_corrupt` latest damaged steps; returns their names."""
     corrupt = sorted(list_aside(directory, "corrupt"), key=lambda name: name.partition(".corrupt-")[2])
     gone = sorted(corrupt[: max(len(corrupt) - keep_corrupt, 0)])
     gone += list_aside(directory, "abandoned")
@@ -63,9 +63,9 @@ def remove_aside(directory: Path, keep_corrupt: int) -> list[str]:
 
 
 def prepare(directory: Path) -> None:
-    """Make `directory` (0700) ready to be written, and remove what a killed writer left in it.
+    """Creates `directory` (0700) if needed, and removes what a killed writer left in it.
 
-    Raises: CheckpointError with the path, as `make_private` and `list_steps`.
+    Raises: CheckpointError with the path, like `make_private` and `list_steps`.
     """
     make_private(directory)
     list_steps(directory)
@@ -76,34 +76,34 @@ def prepare(directory: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make `directory` (0700) if it is not there. Raises: CheckpointError unless it is one to be written."""
+    """Creates `directory` (0700) if it does not exist. Raises: CheckpointError if it cannot be written."""
     with suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         raise CheckpointError(
-            f"{directory} cannot be made or written. HINT: name a folder this user may write."
+            f"{directory} cannot be created or written. HINT: name a folder that you can write to."
         )
 
 
 def identity(directory: Path) -> tuple[int, int]:
-    """Identifies `directory`: another folder of the same name has another value."""
+    """Identifies `directory`: a different folder with the same name has a different value."""
     info = os.stat(directory)
     return info.st_dev, info.st_ino
 
 
 def refuse_swapped(directory: Path, known: tuple[int, int]) -> None:
-    """Raises: CheckpointError if another folder, or a link to one, has taken the name of `directory`."""
+    """Raises: CheckpointError if a different folder, or a link to one, has replaced `directory`."""
     if directory.exists() and identity(directory) != known:
         what = f"a link to {os.path.realpath(directory)}" if directory.is_symlink() else "another folder"
         raise CheckpointError(
             f"{directory} is {what} since this run began; nothing is written there. "
-            "HINT: put back the folder that was there."
+            "HINT: restore the original folder."
         )
 
 
 @contextmanager
 def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
-    """A private folder to write `step` into: renamed to the step when the block ends well, else removed.
+    """A private folder to write `step` into: renamed to the step if the block succeeds, else removed.
 
     owner: `<run>-<pid>`, so that no two writers have the same folder.
     """
@@ -111,7 +111,7 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     folder = final.with_name(f"{final.name}.tmp-{owner}")
     folder.mkdir(mode=0o700)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try_flock(fd)  # while it is held, another process knows that the writer lives
+    try_flock(fd)  # while it is held, other processes know that the writer is alive
     try:
         yield folder
         for root, _, _ in os.walk(folder):
@@ -125,7 +125,7 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
 
 
 def set_aside(directory: Path, step: int, why: str) -> Path:
-    """New path of the folder of `step`, renamed to `<name>.<why>-<time>`: no reader takes it for a step."""
+    """New path of the folder of `step`, renamed to `<name>.<why>-<time>`, so that it is no longer a step."""
     folder = step_folder(directory, step)
     seconds, rest = divmod(time.time_ns(), 10**9)
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}-{rest:09d}"
@@ -136,7 +136,7 @@ def set_aside(directory: Path, step: int, why: str) -> Path:
 
 
 def remove(directory: Path, step: int, owner: str) -> None:
-    """Delete `step`. It stops being a step at once: renamed first, so a kill half way leaves no torn step."""
+    """Deletes `step`. It is renamed first, so that an interrupted deletion leaves no incomplete step."""
     folder = step_folder(directory, step)
     doomed = folder.with_name(f"{folder.name}.tmp-{owner}")
     folder.rename(doomed)
@@ -152,9 +152,9 @@ def _entries(directory: Path) -> list[os.DirEntry]:
 
 
 def _publish(folder: Path, final: Path, owner: str) -> None:
-    """Rename `folder` to `final`; a step already there is kept beside it until the new one is in place.
+    """Renames `folder` to `final`; an existing step is kept beside it until the new one is in place.
 
-    Raises: OSError if something else has that name (a FIFO would be waited for when it is removed).
+    Raises: OSError if `final` exists and is not a folder.
     """
     old = final.with_name(f"{final.name}.old-{owner}")
     if final.is_dir():
@@ -168,7 +168,7 @@ def _clean_leftover(path: Path, final: Path, kind: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     is_free = try_flock(fd)
     os.close(fd)
-    if not is_free:  # its writer lives
+    if not is_free:  # its writer is alive
         return
     if kind == "old" and not final.exists():
         path.rename(final)  # killed between the two renames of a replacement

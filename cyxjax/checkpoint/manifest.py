@@ -1,7 +1,7 @@
-"""What a finished checkpoint step says about itself: `MANIFEST.json`, and whether its files still agree.
+"""The manifest of a finished checkpoint step, `MANIFEST.json`, and the check of its files against it.
 
-A step exists only if its manifest verifies. Nothing here imports jax: listing and verifying are quick,
-and nothing here or below ever unpickles.
+A step exists only if its manifest verifies. Nothing here imports jax, so that listing and verifying are fast,
+and nothing is ever unpickled.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from cyxjax.files import read_plain
 FORMAT = "cyxjax-checkpoint"
 # Readers accept every minor version of their major one: a minor version only adds optional fields.
 FORMAT_VERSION = (2, 0)
-# Written where a state is spread over processes: each keeps its pieces of the leaves, flat, in its own file.
+# Written if a state is distributed: each process stores its pieces of the leaves, flat, in its own file.
 BY_SHARE = (3, 0)
 READS = (2, 3)  # major versions
 MANIFEST = "MANIFEST.json"
-MAX_MANIFEST_BYTES = 256 << 20  # far above what a run writes: of no larger file is anything read
+MAX_MANIFEST_BYTES = 256 << 20  # far more than a run writes: no larger file is read
 _PACKAGES = ("cyxjax", "jax", "flax", "optax", "numpy")
 _DTYPES = frozenset(
     ["bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
@@ -62,7 +62,7 @@ def _known_dtype(name: str) -> str:
 
 
 def _are_all(spans: list[tuple[int, int]], size: int) -> bool:
-    """Whether the spans, in their order, hold each of `size` elements once."""
+    """Whether the spans, in their order, cover each of `size` elements once."""
     ends, starts = [0, *(stop for _, stop in spans)], [*(start for start, _ in spans), size]
     return ends == starts and all(start < stop for start, stop in spans)
 
@@ -71,8 +71,8 @@ def _are_all(spans: list[tuple[int, int]], size: int) -> bool:
 class Leaf:
     """One array of the state: name in the tree, shape, dtype name, crc32 of its bytes in C order.
 
-    pieces: where its elements are, in order, each with a crc32 of its own, and the leaf's is 0; (): the whole
-    of it is in the first process's file.
+    pieces: where its elements are, in order, each with its own crc32, and that of the leaf is 0; (): the
+    whole leaf is in the file of the first process.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Leaf:
         if spans and not _are_all(spans, self.size):
             raise CheckpointError(
                 f"State leaf {self.name[:60]!r}: pieces {str(spans)[:100]} are not {self.size} elements. "
-                "HINT: all processes save the same state."
+                "HINT: save the same state on all processes."
             )
 
     @classmethod
     def of(cls, name: str, array: Any, crc32: int, pieces: tuple[Piece, ...] = ()) -> "Leaf":
-        """The leaf that `array` is. Raises: CheckpointError where a piece is missing."""
+        """The leaf of `array`. Raises: CheckpointError if a piece is missing."""
         return cls(name, tuple(array.shape), dtype_name(array.dtype), crc32, pieces)
 
     @property
@@ -108,15 +108,15 @@ class Leaf:
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of this name, numpy's or ml_dtypes'. Raises: TypeError."""
+    """The dtype with this name in numpy or ml_dtypes. Raises: TypeError."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
-@cache  # a model has thousands of leaves and a few dtypes; numpy puts their names together anew each time
+@cache  # a model has thousands of leaves and a few dtypes, whose names numpy would build each time
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype in manifests; of one that can be stored, `is_storable`."""
+    """The name of a dtype in manifests; `is_storable` says whether it can be stored."""
     return str(dtype)
 
 
@@ -129,14 +129,14 @@ def is_storable(dtype: Any) -> bool:
 class FileEntry:
     """One file of the step: path below the step's folder (posix), size, and sha256 in hex."""
 
-    path: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]  # none that leaves the folder
+    path: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]  # no path out of the folder
     num_bytes: Natural
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything known about one step but its arrays. `meta` is the caller's own JSON object."""
+    """Everything known about one step except its arrays. `meta` is the JSON object of the caller."""
 
     step: Natural
     leaves: tuple[Leaf, ...]
@@ -144,7 +144,7 @@ class Manifest:
     meta: dict[str, Any]
     metric: float | None
     versions: dict[str, str]
-    created_unix_s: Annotated[float, Field(strict=True, ge=0, lt=1e11)]  # beyond, no calendar has a date
+    created_unix_s: Annotated[float, Field(strict=True, ge=0, lt=1e11)]  # larger values have no calendar date
     format_version: tuple[Natural, Natural] = FORMAT_VERSION
 
     @cached_property
@@ -152,7 +152,7 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files)
 
     def encode(self) -> bytes:
-        """Canonical JSON with its own digest: the same manifest gives the same bytes everywhere."""
+        """Canonical JSON with a digest: the same manifest gives the same bytes everywhere."""
         body: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         body |= {"format": FORMAT, "leaves": [_without_empty(vars(x)) for x in self.leaves]}
         body |= {"files": [vars(x) for x in self.files]}
@@ -160,35 +160,35 @@ class Manifest:
 
 
 def _without_empty(leaf: dict[str, Any]) -> dict[str, Any]:
-    """Without `pieces` where there are none: the older versions know no such field."""
+    """The leaf without an empty `pieces`: older versions have no such field."""
     return {key: value for key, value in leaf.items() if key != "pieces" or value}
 
 
 def frozen_json(value: dict[str, Any]) -> dict[str, Any]:
-    """`value` as it will be read back: a copy that no later change reaches, tuples as lists, keys as strings.
+    """`value` as it will be read back: an independent copy with tuples as lists and keys as strings.
 
-    NaN and infinities are allowed: a diverged loss in the history must not keep a run from being saved.
+    NaN and infinities are allowed: a diverged loss in the history must not prevent a save.
     Raises: TypeError, ValueError if it is not JSON.
     """
     return dict(json.loads(json.dumps(value)))
 
 
 def loaded_versions() -> dict[str, str]:
-    """Versions of the packages that shape a checkpoint, for the people who will read it later."""
+    """Versions of the packages that affect a checkpoint, as information for later readers."""
     found = {name: sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules}
     return found | {"python": platform.python_version()}
 
 
 @cache
 def _fields() -> TypeAdapter[Manifest]:
-    """Checks the fields of a manifest; those that a later minor version adds are left out."""
+    """Checks the fields of a manifest; fields that a later minor version adds are ignored."""
     return TypeAdapter(Manifest)
 
 
 def decode(data: bytes) -> Manifest:
     """The manifest in `data`.
 
-    Raises: CheckpointError for anything but the exact bytes `encode` made with a version that can be read.
+    Raises: CheckpointError for anything except the exact bytes of `encode` in a version that can be read.
     """
     try:
         body = json.loads(data.decode("utf-8"))["manifest"]
@@ -208,7 +208,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the step in `folder`, its text checked against its own digest, files not looked at.
+    """The manifest of the step in `folder`, checked against its own digest; files are not checked.
 
     Raises: CheckpointError if it is missing, too large or altered.
     """
@@ -216,9 +216,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_bytes(folder: Path) -> bytes:
-    """What stands in the manifest of the step in `folder`, of which nothing is believed yet.
+    """The unchecked bytes of the manifest of the step in `folder`.
 
-    Raises: CheckpointError, with nothing read, if it is missing, no plain file or too large.
+    Raises: CheckpointError, with nothing read, if it is missing, not a regular file or too large.
     """
     try:
         return read_plain(folder / MANIFEST, MAX_MANIFEST_BYTES)
@@ -227,9 +227,9 @@ def manifest_bytes(folder: Path) -> bytes:
 
 
 def find_problems(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """Everything wrong with the step in `folder`; [] if exactly its files are there, each with its digest.
+    """The problems of the step in `folder`; [] if exactly its files exist, each with its digest.
 
-    share: (i, n): of the files' contents those of every n-th are read, from the i-th on.
+    share: (i, n): reads the contents of every n-th file only, starting with the i-th.
     """
     try:
         manifest = read_manifest(folder)
@@ -264,7 +264,7 @@ def list_files(folder: Path) -> list[str]:
             found.append(path.relative_to(folder).as_posix())
         elif not stat.S_ISDIR(mode):
             raise CheckpointError(
-                f"{str(path)!r} is a link or special file. HINT: remove it; a checkpoint has none."
+                f"{str(path)!r} is a link or special file; a checkpoint has none. HINT: remove it."
             )
     return found
 
@@ -281,7 +281,7 @@ def _file_problem(entry: FileEntry, path: Path | None, *, is_read: bool) -> str:
 
 
 def _sha256(path: Path, *, sync: bool = False) -> str:
-    # O_NOFOLLOW: a link put in place between listing and reading is an error, not a way out of the folder.
+    # O_NOFOLLOW: a link created between listing and reading is an error, not a way out of the folder.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         if sync:

@@ -1,7 +1,7 @@
-"""A copy of a run folder in an object store: finished steps go up in the background, the newest comes down.
+"""A copy of a run folder in an object store: uploads finished steps in the background, fetches the newest.
 
-A step is in the store once its manifest is, which is written last, and is good if every file agrees with
-it. Logs go up before the manifest, so those of a step that is there reach at least as far as the step.
+A step is in the store if its manifest is, which is written last, and is good if every file agrees with the
+manifest. Logs are uploaded before the manifest, so they reach at least to the newest step in the store.
 """
 
 import os
@@ -23,51 +23,51 @@ from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import describe, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
-PATIENCE_S, HURRIED_S = 30.0, 8.0  # the end waits so long for a store: usually, and after a request to stop
-_MOST_S = 300.0  # for which the end waits for one that does
+PATIENCE_S, HURRIED_S = 30.0, 8.0  # longest wait at the end without progress: usual, after a request to stop
+_MOST_S = 300.0  # how long `end` waits at most
 _POLL_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _LOGS_EVERY_S = 30.0
-_WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # of these stores a write makes no bucket
-_STAGE = ".mirror"  # in the folder of the checkpoints: hard links to the step that is on its way
+_WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # in these stores a write creates no bucket
+_STAGE = ".mirror"  # in the checkpoint folder: hard links to the step that is being uploaded
 
 
 class Mirror:
     """The run folder `folder` and its copy at `url`, of one process.
 
-    Raises: ConfigError where no library is installed for `url`.
+    Raises: ConfigError if no library for `url` is installed.
     """
 
     def __init__(self, url: str, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._say = url, folder, say
         self._store, root = _open(url)
         self._root = root.rstrip("/")
-        self._sent: dict[int, object] = {}  # step -> what tells its folder here from a later one
+        self._sent: dict[int, object] = {}  # step -> what distinguishes its local folder from a later one
         self._logs: dict[str, object] = {}
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
         self._ending, self._warned = threading.Event(), False
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
     def check_bucket(self) -> None:
-        """Raises: ConfigError where the store has no such bucket; other faults are left to later calls."""
+        """Raises: ConfigError if the bucket does not exist; other errors are left to later calls."""
         bucket = self._root.partition("/")[0]
         try:
             self._store.ls(bucket, detail=False)
         except FileNotFoundError as err:
             if self._url.startswith(_WITH_BUCKETS):
                 raise ConfigError(
-                    f"mirror={self._url}: there is no bucket {bucket!r}, so the run would have no copy. "
+                    f"mirror={self._url}: bucket {bucket!r} does not exist, so the run would have no copy. "
                     "HINT: create it, or check its name and AWS_ENDPOINT_URL.",
                     key="mirror",
                 ) from err
-        except Exception:  # a bucket that can be written may not be listed
+        except Exception:  # a writable bucket may not allow listing
             return
 
     def fetch(self) -> int | None:
-        """The newest good step of the store, brought here with its logs; None if a good one here is newer.
-        Later steps here are of another course: they are kept as `step_*.earlier-*`.
-        Raises: ConfigError as `check_bucket`; CheckpointError if the store cannot be read and there is no
-            step here to go on from.
+        """Fetches the newest good step of the store and its logs; None if a good local step is newer.
+        Later local steps are from another course of the run: they are kept as `step_*.earlier-*`.
+        Raises: ConfigError like `check_bucket`; CheckpointError if the store cannot be read and there is no
+            local step to continue from.
         """
         here, newest_s = list_steps(self._folder.checkpoints), self._newest_here_s()
         try:
@@ -83,7 +83,7 @@ class Mirror:
                 raise damaged
         except ConfigError:
             raise
-        except Exception as err:  # a library has errors of its own
+        except Exception as err:  # a library raises its own errors
             if not here:
                 raise CheckpointError(
                     f"mirror={self._url}: {describe(err)}. HINT: no checkpoint is here; try again when "
@@ -93,7 +93,7 @@ class Mirror:
         return None
 
     def _newest_here_s(self) -> float:
-        """When the newest good step here was made; 0.0 without one."""
+        """The time of the newest good local step; 0.0 without one."""
         checkpoints = self._folder.checkpoints
         made = [(created_s(step_folder(checkpoints, step)), step) for step in list_steps(checkpoints)]
         good = (
@@ -104,7 +104,7 @@ class Mirror:
         return next(good, 0.0)
 
     def _stored(self) -> list[Manifest]:
-        """The manifests in the store that can be read, the one made last first."""
+        """The readable manifests in the store, newest first."""
         found = []
         for path in self._remote_steps():
             with suppress(FileNotFoundError, CheckpointError):
@@ -121,18 +121,18 @@ class Mirror:
         return [name for name in names if name.rpartition("/")[2].startswith("step_")]
 
     def _take(self, manifest: Manifest) -> int:
-        """Brings the logs, then the step. Raises: DamagedStep, with neither brought, if it is not good."""
+        """Fetches the logs, then the step. Raises: DamagedStep, with nothing fetched, if it is not good."""
         checkpoints, step = self._folder.checkpoints, manifest.step
-        with locked(self._folder.root):  # nobody writes there
+        with locked(self._folder.root):  # no other job writes there
             folders.prepare(checkpoints)
             with folders.writing(checkpoints, step, f"{secrets.token_hex(4)}-{os.getpid()}") as folder:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    with suppress(FileNotFoundError):  # a problem of the step
+                    with suppress(FileNotFoundError):  # find_problems reports it
                         self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
-                logs = {}  # all, before one here is replaced
+                logs = {}  # read all before a local one is replaced
                 for log in self._folder.logs:
                     with suppress(FileNotFoundError):
                         logs[log] = self._store.cat_file(f"{self._root}/{log.name}")
@@ -141,16 +141,16 @@ class Mirror:
                 for later in list_steps(checkpoints):
                     if later > step:
                         folders.set_aside(checkpoints, later, "earlier")
-            # The step is here from now on: a start that was cut off before takes all of it again.
+            # From here on the step is local: a start that was interrupted earlier fetches all of it again.
         self._say(f"Took step {step} from {self._url}")
         return step
 
     def start(self) -> None:
-        """Begins to copy in the background."""
+        """Starts copying in the background."""
         self._thread.start()
 
     def end(self, hurried: bool, alive: Callable[[], None] = lambda: None) -> None:
-        """Waits, not for long, until everything is in the store; says so if it is not."""
+        """Waits for a limited time until everything is in the store; warns if it is not."""
         began_s = self._moved_s = time.monotonic()
         patience_s = HURRIED_S if hurried else PATIENCE_S
         self._ending.set()
@@ -172,7 +172,7 @@ class Mirror:
                 pause_s = _POLL_S
                 if ending:
                     return
-            except Exception as err:  # whatever a store does, training goes on
+            except Exception as err:  # training continues after any error of a store
                 self._tell(err)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if ending:
@@ -183,16 +183,16 @@ class Mirror:
     def _tell(self, err: BaseException) -> None:
         if not self._warned:
             self._warned = True
-            self._say(f"WARNING: mirror={self._url}: {describe(err)}. Training goes on; it is tried again.")
+            self._say(f"WARNING: mirror={self._url}: {describe(err)}. Training continues; it is tried again.")
 
     def _copy(self, logs: bool) -> None:
-        """Makes the store like the folder. Raises what the store raises."""
+        """Copies the changes of the folder to the store. Raises what the store raises."""
         while (step := self._unsent()) is not None:
             self._send(step)
         if logs:
             self._send_logs()
         here = set(list_steps(self._folder.checkpoints))
-        if here & self._sent.keys():  # else the folder was emptied or lost, and this copy is all there is
+        if here & self._sent.keys():  # else the folder was emptied or lost, and the store has the only copy
             for step in self._sent.keys() - here:
                 self._drop(self._remote(step))
                 del self._sent[step]
@@ -221,7 +221,7 @@ class Mirror:
         there = self._manifest_of(remote)
         if there != manifest:
             if there is not None:
-                self._store.rm_file(f"{remote}/{MANIFEST}")  # of another course
+                self._store.rm_file(f"{remote}/{MANIFEST}")  # from a different course of the run
             for path in sorted(stage.rglob("*")):
                 if path.is_file() and path != stage / MANIFEST:
                     self._put(path, f"{remote}/{path.relative_to(stage).as_posix()}")
@@ -282,12 +282,12 @@ def _open(url: str) -> tuple[Any, str]:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a file system without them
+    except OSError:  # a file system without hard links
         shutil.copy2(source, target)
 
 
 def _mark(path: Path) -> object:
-    """Identifies a version of a file: it changes when the file is replaced or grows; None: not there."""
+    """Identifies a version of a file: it changes if the file is replaced or grows; None: no such file."""
     try:
         info = path.stat()
     except FileNotFoundError:

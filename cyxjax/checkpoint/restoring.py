@@ -1,8 +1,8 @@
-"""A step as the state of all processes that go on from it: one verdict, of which each finds its share.
+"""Restores a step on all processes of a job, with the same verdict on all of them.
 
-The files of a step are compared with their digests once for all processes, not once for each; of what a
-process reads it compares every byte's crc32 besides. What one finds damaged is damaged for all, and no
-process goes on from a step that another does not see, or sees another under its number.
+The files of a step are compared with their digests once for all processes together; each process also checks
+the crc32 of every byte that it reads. A step that one process finds damaged is damaged for all, and no
+process continues from a step that another does not see, or that differs there.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Restored(NamedTuple):
-    """A restored step: `state` has the target's tree with numpy leaves; `meta` as it was given to save."""
+    """A restored step: `state` has the target's tree with numpy leaves; `meta` is that of save."""
 
     step: int
     state: PyTree
@@ -35,9 +35,9 @@ class Restored(NamedTuple):
 def newest(
     directory: Path, writers: Writers, load: Callable[[int], T]
 ) -> tuple[T | None, dict[int, DamagedStep]]:
-    """(what `load` gives of the newest step that it finds good, None without one; the damaged ones after it).
+    """(the result of `load` for the newest good step, or None; the damaged steps after it).
 
-    Raises: CheckpointError if every step is damaged (all are listed), or if some processes see none.
+    Raises: CheckpointError if every step is damaged (all are listed), or if some processes see no step.
     """
     steps, aside = _seen(directory, writers)
     damaged: dict[int, DamagedStep] = {}
@@ -51,17 +51,17 @@ def newest(
     if lines:
         raise CheckpointError(
             f"No checkpoint in {directory} is good:\n  " + "\n  ".join(lines) + "\n"
-            "HINT: name another folder, to start from scratch or to read from; nothing was deleted."
+            "HINT: name another folder, to start over or to restore from; nothing was deleted."
         )
     return None, damaged
 
 
 def only(directory: Path, step: int, load: Callable[[int], T]) -> T:
-    """What `load` gives of `step`. Raises: CheckpointError if it is missing or damaged."""
+    """The result of `load` for `step`. Raises: CheckpointError if it is missing or damaged."""
     try:
         return load(step)
     except DamagedStep as error:
-        raise CheckpointError(f"Step {step} in {directory}: {error}. HINT: take another step.") from error
+        raise CheckpointError(f"Step {step} in {directory}: {error}. HINT: restore another step.") from error
 
 
 def load(
@@ -77,7 +77,7 @@ def load(
     """`step` in the target's tree, its leaves read one after the other; all processes of `writers` call it.
 
     adapt, part, put: see `Checkpointer.restore`.
-    Raises: DamagedStep on all if one finds it damaged; CheckpointError if it is of another state.
+    Raises: DamagedStep on all if one finds it damaged; CheckpointError if the state does not match.
     """
     manifest = verified(directory, step, writers)
     stored = {leaf.name: leaf for leaf in manifest.leaves}
@@ -96,9 +96,9 @@ def load(
 
 
 def verified(directory: Path, step: int, writers: Writers) -> Manifest:
-    """The manifest of `step`, whose files have all been compared with it; all processes of `writers` call it.
+    """The manifest of `step`, after all files were compared with it; all processes of `writers` call it.
 
-    Raises: DamagedStep on all if one finds a problem; CheckpointError if they do not see one step.
+    Raises: DamagedStep on all if one finds a problem; CheckpointError if they do not see the same step.
     """
     folder = step_folder(directory, step)
     seals = writers.exchange(f"looking at checkpoint step {step}", _seal(folder))
@@ -114,9 +114,9 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
 
 
 def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, StoredArrays]:
-    """(manifest, arrays) of `step`, or of the newest that verifies, for this process alone.
+    """(manifest, arrays) of `step`, or of the newest that verifies, for this process only.
 
-    Raises: CheckpointError if it is not good, also later, as arrays are read.
+    Raises: CheckpointError if it is not good, also later when arrays are read.
     """
     look = partial(verified, directory, writers=ALONE)
     manifest = newest(directory, ALONE, look)[0] if step is None else only(directory, step, look)
@@ -126,7 +126,7 @@ def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, Store
 
 
 def _seen(directory: Path, writers: Writers) -> tuple[list[int], list[str]]:
-    """(steps, names of what was set aside) as the first process sees them, which alone changes them."""
+    """(steps, names of what was set aside) as the first process sees them; only that process changes them."""
     notes = writers.exchange(
         "looking for checkpoints", [list_steps(directory), list_aside(directory, "corrupt")]
     )
@@ -145,7 +145,7 @@ def _refuse_elsewhere(directory: Path, what: str, rank: int) -> None:
 
 
 def _seal(folder: Path) -> str | None:
-    """Tells the manifest of a step from any other; None where there is no such step."""
+    """A digest of the manifest of a step, or the error in reading it; None if the step does not exist."""
     if not folder.is_dir():
         return None
     try:
@@ -155,7 +155,7 @@ def _seal(folder: Path) -> str | None:
 
 
 def _each_once(problems: list[list[str]]) -> list[str]:
-    """Each problem once, of several processes with the first that found it."""
+    """Each problem once; with several processes, after the first process that found it."""
     finders = {line: rank for rank in reversed(range(len(problems))) for line in problems[rank]}
     return [f"process {rank}: {line}" if len(problems) > 1 else line for line, rank in finders.items()]
 
@@ -163,7 +163,7 @@ def _each_once(problems: list[list[str]]) -> list[str]:
 def _adapted(
     stored: StoredArrays, wanted: Mapping[str, Any], unlike: Mapping[str, str], adapt: Adapt | None
 ) -> dict[str, np.ndarray]:
-    """The leaves in `unlike` as `adapt` makes them. Raises: OtherStateError with those it does not settle."""
+    """The leaves in `unlike`, converted by `adapt`. Raises: OtherStateError with those that it refuses."""
     found: dict[str, np.ndarray] = {}
     refused = dict(unlike)
     for name, want in wanted.items():
@@ -178,13 +178,13 @@ def _adapted(
 
 
 def _filled(stored: StoredArrays, target: PyTree, adapted: dict[str, np.ndarray], put: Put) -> PyTree:
-    """The target's tree with leaves that were adapted, or are read from `stored`, one in memory at a time."""
+    """The target's tree with leaves that were adapted or are read from `stored`, one at a time in memory."""
     import jax
 
     def read(name: str, want: Any) -> np.ndarray:
         if name in adapted:
             return adapted.pop(name)
-        # of a share its elements, flat
+        # for a share its elements, flat
         return stored.part(name, want.start, want.stop) if is_share(want) else stored.whole(name)
 
     filled = [put(want, partial(read, name, want)) for name, want in tree.named_leaves(target).items()]

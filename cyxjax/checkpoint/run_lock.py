@@ -1,6 +1,4 @@
-"""One job for a run folder, and for a folder of checkpoints: a file that the kernel locks for its process.
-
-The file names the process."""
+"""Allows one job per run folder and per checkpoint folder, by a lock file that names the process."""
 
 import os
 import socket
@@ -20,12 +18,12 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextmanager
 def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """A block in which no other job may write `folder`; the death of this process ends it too.
+    """A block in which no other job can write to `folder`.
 
-    The kernel's lock on the file ends with the process, however it ends. The file stays: if it were removed,
-    another job could lock a new one while somebody still holds the old. On a file system without locks
+    The kernel releases the lock when the process ends, for any reason. The file remains: if it were removed,
+    another job could lock a new file while the old one is still locked. On a file system without locks
     nothing is locked.
-    Raises: CheckpointError naming the owner if another job has it, or the folder if it cannot be written.
+    Raises: CheckpointError that names the owner if another job has it, or the folder if it cannot be written.
     """
     path = Path(os.path.abspath(folder)) / LOCK
     make_private(path.parent)
@@ -35,16 +33,16 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
             owner = os.pread(fd, _MAX_OWNER_BYTES, 0).decode(errors="replace")
             raise CheckpointError(
                 f"{path.parent} is in use by {owner or 'another process'}. "
-                f"HINT: stop what `fuser {path}` lists, or name another folder."
+                f"HINT: stop the process that `fuser {path}` lists, or name another folder."
             )
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        with suppress(OSError):  # a full disk: saves say so
+        with suppress(OSError):  # a full disk, which saves report
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {pid} on {socket.gethostname()} since {now}".encode(), 0)
         try:
             yield
         finally:
-            if os.getpid() == pid:  # a forked child does not give back its parent's
+            if os.getpid() == pid:  # a forked child must not release the lock of its parent
                 with suppress(OSError):  # no locks on this file system
                     unflock(fd)
     finally:
@@ -52,7 +50,7 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _locks(fd: int) -> bool:
-    """Whether this process has the lock on `fd` now, or there are none."""
+    """Whether this process now has the lock on `fd`, or the file system has no locks."""
     try:
         return flock_now(fd)
     except OSError:

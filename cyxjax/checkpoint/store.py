@@ -1,4 +1,4 @@
-"""One folder of steps: write, prune and set them aside, in the caller's thread, one call at a time."""
+"""One folder of steps: writes, prunes and sets aside steps in the caller's thread, one call at a time."""
 
 import math
 import os
@@ -46,16 +46,16 @@ def kept_steps(
 
 
 def _monitor_of(manifest: Manifest) -> str:
-    """The name of a step's metric: a loss and an accuracy of two starts are never compared."""
+    """The name of a step's metric, so that a loss is never compared with an accuracy of a different start."""
     config = manifest.meta.get("config")
     return str(config.get("monitor", "")) if isinstance(config, dict) else ""
 
 
 class Snapshot(NamedTuple):
-    """What one step is made of, on the host."""
+    """The contents of one step."""
 
     step: int
-    arrays: dict[str, Any]  # host arrays and shares; leaves on the devices, where no copy is kept
+    arrays: dict[str, Any]  # host arrays and shares; leaves on the devices if no copy is made
     meta: dict[str, Any]
     metric: float | None
 
@@ -65,26 +65,26 @@ class Snapshot(NamedTuple):
 
 
 def created_s(folder: Path) -> float:
-    """When the step in `folder` was made, in seconds since 1970; 0.0 where its manifest is not good."""
+    """When the step in `folder` was made, in seconds since 1970; 0.0 if its manifest is not readable."""
     with suppress(CheckpointError):
         return read_manifest(folder).created_unix_s
     return 0.0
 
 
 def _commit(folder: Path, snapshot: Snapshot, notes: list[Note], version: tuple[int, int]) -> None:
-    """Writes the manifest: the files are those of a step from then on."""
+    """Writes the manifest, which completes the files of a step."""
     step, arrays, meta, metric = snapshot
     leaves, files = leaves_of(arrays, notes), tuple(FileEntry(**note["file"]) for note in notes)
     newest = [step_folder(folder.parent, earlier) for earlier in list_steps(folder.parent)[-1:]]
-    # Later than the newest step, which another machine may have made, with a clock ahead of ours.
+    # Later than the newest step, which a machine with a clock ahead of ours may have written.
     at_s = max([time.time(), *(created_s(there) + 0.001 for there in newest)])
     manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), at_s, version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
-    sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before that becomes a step
+    sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before the rename to a step
 
 
 class StepStore:
-    """The steps below `directory`, of which only a writer makes, cleans or changes one.
+    """The steps below `directory`, which only a writer creates, removes or changes.
 
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
     """
@@ -100,13 +100,13 @@ class StepStore:
             list_steps(directory)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Put `snapshot` on disk; the step exists when this returns, and nothing of it if this raises."""
+        """Writes `snapshot` to disk; the step exists when this returns, and nothing of it if this raises."""
         with self._writing(snapshot.step) as folder:
             _commit(folder, snapshot, [write_share(folder, snapshot.arrays, 0)], FORMAT_VERSION)
         self._verified.add(snapshot.step)
 
     def write_together(self, snapshot: Snapshot, writers: Writers) -> None:
-        """`write`, by all processes of `writers`, each its shares; raises on all of them."""
+        """Like `write`, by all processes of `writers`, each with its shares; raises on all of them."""
         write_together(
             self.directory,
             snapshot.arrays,
@@ -119,9 +119,9 @@ class StepStore:
 
     @contextmanager
     def _writing(self, step: int) -> Iterator[Path]:
-        """A private folder that becomes `step`; made here, where no other job is."""
+        """A private folder that becomes `step`."""
         folders.refuse_swapped(self.directory, self._known)
-        if not self.directory.exists():  # deleted: its name is free, and no other job is in the run folder
+        if not self.directory.exists():  # deleted: no other job is in the run folder
             folders.prepare(self.directory)
             self._known = folders.identity(self.directory)
         with folders.writing(self.directory, step, self._owner) as folder:
@@ -129,24 +129,24 @@ class StepStore:
             yield folder
 
     def _is_good(self, step: int) -> bool:
-        """Whether `step` verifies, now or when this object wrote it."""
+        """Whether `step` verifies now, or was written by this object."""
         return step in self._verified or not find_problems(step_folder(self.directory, step), step)
 
     def metrics(self) -> dict[int, float | None]:
-        """Metric by step, of the steps with a readable manifest; None where the newest measures another."""
+        """Metric by step, of steps with a readable manifest; None if the newest has a different metric."""
         found: dict[int, float | None] = {}
         measured: list[str] = []
         for step in reversed(list_steps(self.directory)):
             try:
                 manifest = read_manifest(step_folder(self.directory, step))
             except (CheckpointError, OSError):
-                continue  # not a step: it neither counts as kept nor is it ours to delete
+                continue  # not a step: it is neither counted nor deleted
             measured.append(_monitor_of(manifest))
             found[step] = manifest.metric if measured[-1] == measured[0] else None
         return found
 
     def prune(self, keep_last: int, keep_best: int, best: Best) -> list[int]:
-        """Delete all but the newest and best steps; the steps that went. The only good one never goes."""
+        """Deletes all but the newest and best steps, never the only good one; returns the deleted steps."""
         metrics = self.metrics()
         kept = kept_steps(metrics, keep_last, keep_best, best)
         gone = sorted(metrics.keys() - kept) if self.is_writer else []
@@ -158,7 +158,7 @@ class StepStore:
         return gone
 
     def set_aside(self, step: int, why: str) -> Path:
-        """The new path of `step`, which no reader takes for a step any more."""
+        """Renames `step`, so that it is no longer a step; returns the new path."""
         self._verified.discard(step)
         return folders.set_aside(self.directory, step, why)
 
@@ -179,10 +179,10 @@ def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, 
         )
     return (
         f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "
-        "Training goes on; earlier steps are untouched. HINT: check the disk."
+        "Training goes on; earlier steps are unchanged. HINT: check the disk."
     )
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether `error` says that the disk or the quota is full, of this process or of one that it names."""
+    """Whether `error` says that the disk or the quota is full, on this process or on one that it names."""
     return any(text in str(error) for text in _FULL_TEXTS)

@@ -10,19 +10,19 @@ from cyxjax.checkpoint.manifest import Leaf, dtype_name, is_storable
 from cyxjax.errors import CheckpointError, OtherStateError
 
 PyTree = Any
-# (name, stored array, wanted leaf) -> an array of the wanted shape (of a share: its elements, flat) and
-# dtype, or None: refuse the difference.
+# (name, stored array, wanted leaf) -> an array of the wanted shape (for a share: its elements, flat) and
+# dtype, or None to refuse the difference.
 Adapt = Callable[[str, np.ndarray, Any], np.ndarray | None]
-# (wanted leaf, what reads its values) -> the leaf of the restored tree.
+# (wanted leaf, function that reads its values) -> the leaf of the restored tree.
 Put = Callable[[Any, Callable[[], np.ndarray]], Any]
 _MAX_LISTED = 10
 
 
 @dataclass(frozen=True, eq=False)
 class HostShare:
-    """What one process holds of a leaf: its elements `start` to `stop` in C order, on the host.
+    """The share of a leaf that one process holds: elements `start` to `stop` in C order, on the host.
 
-    shape: the leaf's. is_whole: whether each process holds all of the leaf; equal on all.
+    shape: of the whole leaf. is_whole: whether each process holds the whole leaf; the same on all.
     """
 
     shape: tuple[int, ...]
@@ -39,11 +39,11 @@ class HostShare:
 
 def is_share(leaf: Any) -> TypeGuard[HostShare]:
     """Whether `leaf` is a `HostShare`, or a share of a leaf on the mesh, which has the same attributes."""
-    return hasattr(leaf, "is_whole")  # no array has it
+    return hasattr(leaf, "is_whole")  # arrays have no such attribute
 
 
 def host_value(leaf: Any) -> np.ndarray:
-    """A whole leaf on the host, on CPU a view, which the next step may change; of a share its elements."""
+    """A leaf on the host (on CPU a view, which the next step may change), or the elements of a share."""
     if is_share(leaf):
         return leaf.values()
     if not hasattr(leaf, "is_fully_replicated"):
@@ -57,11 +57,11 @@ def as_read(want: Any, read: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    """Leaf by name, in tree order; names are paths such as `params/Dense_0/kernel`.
+    """Leaves by name, in tree order; names are paths such as `params/Dense_0/kernel`.
 
     Raises: CheckpointError if two leaves have one name (keys "a/b" and "a" -> "b" beside each other).
     """
-    from cyxjax.core import trees  # and jax: not before there is a state to look at
+    from cyxjax.core import trees  # imports jax: only when there is a state
 
     flat = trees.named_leaves(tree)
     named = {name or "value": leaf for name, leaf in flat}
@@ -73,7 +73,7 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def host_copy(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Numpy copies of all leaves by name, which no later step can change; of a share, a HostShare."""
+    """Numpy copies of all leaves by name, which no later step can change; a HostShare for a share."""
     import jax
 
     # All copies off the device start before the first is waited for.
@@ -82,7 +82,7 @@ def host_copy(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
-    """Raises: CheckpointError naming a leaf that is no array of numbers."""
+    """Raises: CheckpointError that names a leaf that is not an array of numbers."""
     import jax
 
     for name, leaf in leaves.items():
@@ -91,12 +91,12 @@ def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
             what = f"an array of dtype {leaf.dtype}" if is_array else f"a {type(leaf).__name__}"
             raise CheckpointError(
                 f"State leaf {name!r} is {what}, expected an array of numbers. "
-                "HINT: put it in meta; of a typed PRNG key save jax.random.key_data(key)."
+                "HINT: put it in meta; for a typed PRNG key save jax.random.key_data(key)."
             )
 
 
 def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> dict[str, str]:
-    """Why leaves of `target` cannot be filled from `leaves` as stored, by name. `part`: extras are fine."""
+    """Why leaves of `target` cannot be filled from the stored `leaves`, by name. part: extras are fine."""
     wanted = named_leaves(target)
     found = {name: "is wanted but not stored" for name in wanted if name not in leaves}
     if not part:
@@ -115,7 +115,7 @@ def refuse(unlike: Mapping[str, str]) -> None:
     if unlike:
         shown = [f"{name} {why}" for name, why in sorted(unlike.items())[:_MAX_LISTED]]
         raise OtherStateError(
-            f"The checkpoint is of another state: {'; '.join(shown)} ({len(unlike)} in all). "
+            f"The checkpoint holds a different state: {'; '.join(shown)} ({len(unlike)} in all). "
             "HINT: continue with the model, optimizer, callbacks and comm it was saved with; or start over "
             "with its parameters: init_from: its folder, in another run_dir.",
             unlike,
@@ -128,6 +128,6 @@ def _copy(leaf: Any) -> Any:
         if leaf.is_whole:
             return elements.reshape(leaf.shape)
         return HostShare(tuple(leaf.shape), np.dtype(leaf.dtype), leaf.start, leaf.stop, elements)
-    # From a CPU device numpy gets a view of the very buffer that donation reuses; from others, a copy.
+    # From a CPU device numpy gets a view of the buffer that donation reuses; from other devices a copy.
     is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
     return host_value(leaf) if is_copied else np.array(host_value(leaf))

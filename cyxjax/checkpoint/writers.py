@@ -1,8 +1,8 @@
-"""A step that several processes write: each its shares of the leaves; it exists for all of them or for none.
+"""A step that several processes write, each its shares of the leaves; it exists completely or not at all.
 
-open: the first process makes the private folder -> each writes its own file, a leaf at a time, and a note of
-what is in it -> publish: the first joins the notes to the manifest and renames. After each of the three all
-hear of all failures, so that all go on or all give up.
+open: the first process creates the private folder -> each process writes its own file, leaf by leaf, and a
+note about its contents -> publish: the first process joins the notes to the manifest and renames the folder.
+After each of these phases all processes receive all failures, so that all continue or all give up.
 """
 
 import json
@@ -22,29 +22,29 @@ from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE, read_plain, write_whole
 
 Exchange: TypeAlias = Callable[[str, Any], list[Any]]
-"""(what is done, this process's JSON value) -> those of all processes, in order; all call it."""
+"""(name of the action, JSON value of this process) -> values of all processes, in order; all call it."""
 Note: TypeAlias = dict[str, Any]
-"""file: the entry of a process's file; crc32 of each array in it; pieces: where its shares begin and end."""
-_NOTES = "notes"  # of the processes, beside the arrays until the manifest has them
+"""file: the entry of a process's file; crc32 of each array in it; pieces: start and stop of its shares."""
+_NOTES = "notes"  # folder of the notes, beside the arrays until the manifest contains them
 
 
 class Writers(NamedTuple):
-    """The processes that save together, as one of them sees it; the first is the writer."""
+    """The processes that save together, from the view of one of them; the first is the writer."""
 
     rank: int
     exchange: Exchange
 
     def all_do(self, what: str, do: Callable[[], Any]) -> list[Any]:
-        """What `do` gave on each process.
+        """The results of `do` on all processes.
 
-        Raises on all of them where it raised on one: its error there; elsewhere, with the process, a
-        DamagedStep if one was found damaged, else a CheckpointError.
+        Raises on all of them if it raised on one: there its own error; on the others an error that names the
+        process, a DamagedStep if a step was found damaged, else a CheckpointError.
         """
         cause: Exception | None = None
         note: dict[str, Any]
         try:
             note = {"done": do()}
-        except Exception as error:  # a disk raises anything; the others wait for a word
+        except Exception as error:  # storage raises any error; the other processes wait for a note
             text, is_damage = f"{type(error).__name__}: {str(error)[:300]}", isinstance(error, DamagedStep)
             cause, note = error, {"failed": text, "is_damage": is_damage}
         notes = self.exchange(what, note)
@@ -62,7 +62,7 @@ ALONE = Writers(0, lambda what, note: [note])
 
 
 def is_spread(leaves: Mapping[str, Any]) -> bool:
-    """Whether a process holds but a share of some leaf; equal on all processes."""
+    """Whether a process holds only a share of some leaf; the same on all processes."""
     return any(is_share(leaf) and not leaf.is_whole for leaf in leaves.values())
 
 
@@ -73,11 +73,11 @@ def write_together(
     writing: Callable[[], AbstractContextManager[Path]],
     commit: Callable[[Path, list[Note]], None],
 ) -> None:
-    """Writes one step below `directory`, on all processes at once, each holding one leaf at a time.
+    """Writes one step below `directory`, on all processes together, each holding one leaf at a time.
 
-    writing: makes the private folder, whose name all are told, and publishes it when it is closed. commit:
-    writes the manifest into it. Both are called by the first process alone.
-    Raises: on every process where one failed; nothing of the step is left then.
+    writing: creates the private folder, whose name all receive, and publishes it on exit. commit: writes the
+    manifest into it. Both are called only by the first process.
+    Raises: on every process if one failed; then nothing of the step remains.
     """
     with ExitStack() as opened:
 
@@ -106,10 +106,10 @@ def write_together(
 
 
 def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> Note:
-    """Writes the file of one process; what is in it. Whole leaves are the first process's."""
+    """Writes the file of one process and returns its note. The first process writes whole leaves."""
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder}, which the first process made, is not there. HINT: name a folder all hosts share."
+            f"{folder}: created by the first process, not seen here. HINT: name a folder all hosts share."
         )
     shares = {name: leaf for name, leaf in leaves.items() if _is_cut(leaf)}
     own = {name: leaf for name, leaf in shares.items() if leaf.start < leaf.stop}
@@ -123,7 +123,7 @@ def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> Note:
 
 
 def leaves_of(leaves: Mapping[str, Any], notes: list[Note]) -> tuple[Leaf, ...]:
-    """`leaves` as the notes of all processes say that they were written."""
+    """`leaves` as they were written, according to the notes of all processes."""
 
     def leaf_of(name: str, leaf: Any) -> Leaf:
         held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]

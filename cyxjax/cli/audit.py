@@ -1,4 +1,4 @@
-"""`cyxjax audit RUN`: whether each sample was used exactly once per epoch, and where not."""
+"""`cyxjax audit RUN`: checks that each sample was used exactly once per epoch, and names what differs."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from cyxjax.train.runs.audit import examine, records_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Audits one run folder; the exit code: 0, or 1 with a line for each thing that is wrong.
+    """Audits one run folder; returns the exit code: 0, or 1 with a line for each problem.
 
-    Raises: DataError for a folder without a ledger, or with one that is not ours.
+    Raises: DataError for a folder without a ledger, or with one that cyxjax did not write.
     """
     given = _parser().parse_args(argv)
     run = open_run(Path(os.path.abspath(given.run)))
@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="cyxjax audit", description=__doc__, example="cyxjax audit runs/digits")
-    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument(
-        "run", type=existing_folder, metavar="RUN", help="a run folder, in which ledger.jsonl lies"
+        "run", type=existing_folder, metavar="RUN", help="a run folder that contains ledger.jsonl"
     )
-    parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after so many")
+    parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after N findings")
     return parser

@@ -23,15 +23,15 @@ from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.observe.state_digests import contradicted_leaves
 
 _ASIDE = {
-    "corrupt": "set aside, it did not verify",
-    "abandoned": "set aside, the run went on from an earlier step",
-    "earlier": "kept, of an earlier run in this folder",
+    "corrupt": "set aside because it did not verify",
+    "abandoned": "set aside because the run continued from an earlier step",
+    "earlier": "kept from an earlier run in this folder",
 }
 _EXAMPLES = {"export": " digits.safetensors", "prune": " --keep-last 2"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the commands; the exit code: 0, or 1 if `verify` found damage.
+    """Runs one of the commands; returns the exit code: 0, or 1 if `verify` found damage.
 
     Raises: CheckpointError for a folder without steps, in use, or damaged where a good step is needed.
     """
@@ -46,28 +46,30 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(required=True, metavar="ls|verify|export|prune")
     ls = _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
     ls.add_argument("--json", action="store_true", help="print all steps as one JSON list")
-    verify = _command(commands, "verify", _verify, "read every file and compare its digest; 1 if one differs")
-    verify.add_argument("--step", type=int, help="this step only")
+    verify = _command(
+        commands, "verify", _verify, "read every file and compare its digest; exit code 1 if one differs"
+    )
+    verify.add_argument("--step", type=int, help="verify only this step")
     verify.add_argument("--json", action="store_true", help="print all steps as one JSON list")
     export = _command(commands, "export", _export, "write parameters for other programs")
     export.add_argument(
-        "file", type=Path, help="the file to write, replaced if there; for orbax a new folder"
+        "file", type=Path, help="the file to write, overwritten if it exists; for orbax a new folder"
     )
     export.add_argument("--to", choices=("safetensors", "orbax"), default="safetensors", help="the format")
-    export.add_argument("--step", type=int, help="this step; default: the newest that verifies")
+    export.add_argument("--step", type=int, help="the step to export; default: the newest that verifies")
     export.add_argument("--part", action="append", help="part of the state; default: params and model_state")
     prune = _command(
-        commands, "prune", _prune, "delete all but the newest and best steps, and what was set aside"
+        commands, "prune", _prune, "delete all steps except the newest and best, and what was set aside"
     )
     prune.add_argument("--keep-last", type=number(1, 10**9), required=True, metavar="N")
     prune.add_argument("--keep-best", type=number(0, 10**9), default=1, metavar="K")
-    prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric is good")
+    prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric values are best")
     prune.add_argument(
         "--keep-corrupt",
         type=number(0, 10**9),
         default=1,
         metavar="C",
-        help="of the steps set aside because they did not verify, keep the C found last; default: 1",
+        help="of the steps set aside because they did not verify, keep the C latest; default: 1",
     )
     return parser
 
@@ -136,7 +138,7 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
     rows = []
     for step in steps:
         problems = find_problems(step_folder(directory, step), step) or [
-            f"{leaf} has another digest than bits.jsonl records of this step"
+            f"the digest of {leaf} differs from the one in bits.jsonl for this step"
             for leaf in contradicted_leaves(directory, step, open_run(_run_of(directory)).bits)
         ]
         rows.append({"step": step, "good": not problems, "problems": problems})
@@ -176,7 +178,7 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
 def _prune(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.store import StepStore
 
-    with locked(directory):  # not beside a running job, whose own retention deletes the same folders
+    with locked(directory):  # not during a job, which deletes old steps in the same folder itself
         store = StepStore(directory, is_writer=True)
         gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, given.best)]
         gone += remove_aside(directory, given.keep_corrupt)

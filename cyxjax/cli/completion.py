@@ -1,6 +1,6 @@
-"""`cyxjax completion bash|zsh|fish`: prints the script with which a shell completes `cyxjax` commands.
+"""`cyxjax completion bash|zsh|fish`: prints a script that completes `cyxjax` commands in a shell.
 
-The script is text that stands by itself: a shell that completes does not start Python.
+The script is self-contained: completing a command does not start Python.
 """
 
 import io
@@ -33,7 +33,7 @@ _cyxjax() {{
 }}
 complete -o filenames -F _cyxjax cyxjax
 """
-# zsh's own, not bash's through bashcompinit: that leaves out the space behind a word
+# for zsh itself, not bash's through bashcompinit, which leaves out the space after a word
 _ZSH = """# cyxjax for zsh: eval "$(cyxjax completion zsh)" in ~/.zshrc
 (( $+functions[compdef] )) || {{ autoload -U compinit && compinit }}
 _cyxjax() {{
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax completion",
-        description="Prints a script by which a shell completes commands, options and files.",
+        description="Prints a script that completes commands, options and files in a shell.",
         example='eval "$(cyxjax completion bash)"    (in ~/.bashrc; in zsh, zsh; in fish, pipe it to source)',
     )
     parser.add_argument("shell", choices=["bash", "zsh", "fish"])
@@ -77,7 +77,7 @@ def _parser() -> Parser:
 
 
 def options_of(command: str) -> list[str]:
-    """The options that a command's help page names, and the pages of the commands below it."""
+    """The options in the help pages of a command and of its subcommands."""
     pages = [
         _page(command),
         *(_page(command, below) for below in words_of(command) if command != "completion"),
@@ -86,7 +86,7 @@ def options_of(command: str) -> list[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """What may follow a command that takes one of a few words: of checkpoint ls, verify, export, prune."""
+    """The words that may follow a command; for checkpoint: ls, verify, export, prune."""
     usage = _page(command).partition("\n\n")[0].replace(" | ", "|")
     return [word for group in _CHOICE.findall(usage) for word in re.split(r"[|,]", group)]
 
@@ -119,7 +119,7 @@ def zsh(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As one word of zsh."""
+    """`text` as one word of zsh."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

@@ -13,8 +13,8 @@ from cyxjax.launch.environment import here
 
 _COMMAND = Command(
     "cyxjax config",
-    "Shows the resolved configuration of an experiment, all defaults included, and which file or the command "
-    "line gave each value. --json: as JSON. --schema: the JSON schema of an experiment file, for editors.",
+    "Shows the resolved configuration of an experiment, all defaults included, and the source of each "
+    "value: a file or the command line. --json: as JSON. --schema: the JSON schema of the file, for editors.",
     "cyxjax config --config configs/digits.yaml --epochs 10",
 )
 _COMMENT = textwrap.TextWrapper(79, subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""`cyxjax doctor`: checks what this machine, or the group under a launcher, offers a training run."""
+"""`cyxjax doctor`: checks this machine, or under a launcher the group, before a training run."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     with quiet_output() if given.json else nullcontext():
         for check in checks:
             failed |= check.level == "FAIL"
-            # Rank 0 prints for the group; where no group forms, each rank prints what it found.
+            # Rank 0 prints for the group; if no group forms, each rank prints what it found.
             if place.is_master or (check.topic, check.level) == ("group", "FAIL"):
                 shown.append(check)
                 if not given.json:
@@ -45,8 +45,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax doctor",
         description="Checks versions, devices, threads, ports and disk of this machine. Under a launcher it "
-        "examines the group: hosts, names, ports, clocks, versions, devices, memory, disk, the run folder "
-        "and all-reduces; with --config FILE (and keys, as of train) also configuration and data.",
+        "checks the group: hosts, names, ports, clocks, versions, devices, memory, disk, the run folder "
+        "and all-reduces; with --config FILE (and keys, as in train) also configuration and data.",
         example="cd /where/runs/go && cyxjax doctor    "
         "(of a group: cyxjax launch --nproc-per-node 2 -m cyxjax.cli doctor)",
     )

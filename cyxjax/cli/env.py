@@ -46,12 +46,12 @@ def _parser() -> Parser:
         description="Shows the rank, world size, address and backend that were found, and their source.",
         example="cyxjax env --json > env.json    (for a bug report)",
     )
-    parser.add_argument("--json", action="store_true", help="print all that a bug report needs, as JSON")
+    parser.add_argument("--json", action="store_true", help="print what a bug report needs, as JSON")
     return parser
 
 
 def for_bug_report(env: Mapping[str, str]) -> dict[str, Any]:
-    """The place and who says so, software, machine, devices, what is set, and the state of the code here."""
+    """The place and its source, software, machine, devices, variables, and the state of the code."""
     first = claims(env)[0]
     set_here = {name: env[name] for name in sorted(env) if name.startswith(_TELLING) or name in first.names}
     return {
@@ -65,13 +65,13 @@ def for_bug_report(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def describe_place(env: Mapping[str, str]) -> list[str]:
-    """Lines for people: the place, its source, the wires, and what else claims a place."""
+    """Lines to print: the place, its source, the backend, and other sources that claim a place."""
     first, *others = claims(env)
     gpus = environment.visible_gpus(env)
     try:
         wires = environment.settle(first, env)
         notes = environment.advice(wires, sys.platform, first)
-    except CyxjaxError as err:  # what a start would say
+    except CyxjaxError as err:  # the error that a start would raise
         wires, notes = "none", [str(err)]
     lines = [
         f"source      {_source(first, env)}",

@@ -1,6 +1,6 @@
-"""The checks of `cyxjax doctor` for a group: what all ranks found is judged, then the group is tried.
+"""The checks of `cyxjax doctor` for a group: rank 0 judges what all ranks found.
 
-Tried are files in the run folder, and all-reduces.
+The group is also tested: with files in the run folder, and with all-reduces.
 """
 
 import os
@@ -20,15 +20,15 @@ from cyxjax.files import flock_now, try_flock, write_whole
 from cyxjax.launch.output import ranks_text, unequal_facts
 
 _LOW_BYTES = 1 << 30
-_CLOCK_S = 1.0  # beyond it the times in logs and records of two hosts tell a wrong order
-_SHOWN = 3  # findings of one kind; more say the same
+_CLOCK_S = 1.0  # a larger difference makes the order of events in the logs of two hosts wrong
+_SHOWN = 3  # findings of one kind; more would repeat them
 _ROOM = {
     "memory": "fewer processes on that host, or a smaller batch_size",
     "disk": "free space, or set run_dir elsewhere",
 }
 
 _SIZES = (4, 64_000, 1_000_000, 16_000_000)  # bytes of the arrays that are reduced
-_TIMES = 7  # each; the median counts
+_TIMES = 7  # measurements per size, of which the median is used
 
 Facts = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ def judge(
     wrong: Sequence[Mapping[str, Sequence[str]]],
     clocks: Sequence[tuple[float, float]],
 ) -> Iterator[Check]:
-    """Rows of a group. ranks: what each rank is; wrong: what each found, by topic (`group_doctor`).
+    """Rows about a group. ranks: the facts of each rank; wrong: the problems it found, by topic.
 
     clocks: when each rank began an exchange with all others, and when it ended, by its own clock.
     """
@@ -49,11 +49,11 @@ def judge(
     here = "; ".join(f"{host}: {ranks_text(who)}" for host, who in hosts.items())
     yield Check("ok", "group", f"{len(ranks)} ranks on {len(hosts)} hosts met with the same code: {here}")
     yield from _rows("names", "warn", found["names"], "every host name resolves to its host on other hosts")
-    yield from _rows("ports", "FAIL", found["ports"], "every rank was reached on a port of its own")
-    yield from _rows("clocks", "warn", _wrong_clocks(clocks), "those of all hosts agree with rank 0's")
-    yield from _rows("versions", "FAIL", _unequal(ranks, "software"), "packages are equal on all ranks")
+    yield from _rows("ports", "FAIL", found["ports"], "every rank was reached on its own port")
+    yield from _rows("clocks", "warn", _wrong_clocks(clocks), "the clocks of all hosts agree with rank 0's")
+    yield from _rows("versions", "FAIL", _unequal(ranks, "software"), "packages are the same on all ranks")
     yield from _run(ranks)
-    yield from _rows("devices", "warn", _unequal(ranks, "devices"), "as many on each rank")
+    yield from _rows("devices", "warn", _unequal(ranks, "devices"), "the same number on each rank")
     for topic, remedy in _ROOM.items():
         yield _least(ranks, topic, remedy)
     if found["folder"]:
@@ -64,12 +64,12 @@ def judge(
 
 
 def _rows(topic: str, level: Literal["warn", "FAIL"], wrong: Iterable[str], fine: str) -> Iterable[Check]:
-    """A row for each of the first things that are wrong, or one that nothing is."""
+    """A row for each of the first problems in `wrong`, or one `ok` row."""
     return [Check(level, topic, text) for text in islice(wrong, _SHOWN)] or [Check("ok", topic, fine)]
 
 
 def _wrong_clocks(clocks: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Clocks that are certainly ahead of rank 0's, or behind it: a rank begins before another one ends."""
+    """Clocks that are certainly ahead of rank 0's or behind it: each rank begins before any other ends."""
     began_s, ended_s = clocks[0]
     for rank, (its_began_s, its_ended_s) in enumerate(clocks):
         ahead_s, behind_s = its_began_s - ended_s, began_s - its_ended_s
@@ -82,18 +82,18 @@ def _wrong_clocks(clocks: Sequence[tuple[float, float]]) -> Iterator[str]:
 
 
 def _unequal(ranks: Sequence[Facts], fact: str) -> Iterator[str]:
-    """What differs of a fact that is a value by name."""
+    """The differences in a fact that is a dict of named values."""
     return unequal_facts({rank: facts[fact] for rank, facts in enumerate(ranks)})
 
 
 def _run(ranks: Sequence[Facts]) -> Iterator[Check]:
-    """config: by key, and data: contents by name; of a `--config FILE`, else {}."""
+    """Compares configuration keys and data contents; no rows without a `--config FILE`."""
     problems = [f"on rank {rank}: {facts['problem']}" for rank, facts in enumerate(ranks) if facts["problem"]]
     if problems or any(facts["config"] for facts in ranks):
         wrong = problems or _unequal(ranks, "config")
-        yield from _rows("config", "FAIL", wrong, "all keys are equal on all ranks")
+        yield from _rows("config", "FAIL", wrong, "all keys are the same on all ranks")
     for name, first in ranks[0]["data"].items() if not problems else ():
-        fine = f"{name}: {first['samples']:,} samples, equal on all ranks"
+        fine = f"{name}: {first['samples']:,} samples, the same on all ranks"
         yield from _rows("data", "FAIL", islice(_other_data(ranks, name, first), 1), fine)
 
 
@@ -118,9 +118,9 @@ def _least(ranks: Sequence[Facts], topic: str, remedy: str) -> Check:
 
 @contextmanager
 def own_file(folder: Path, rank: int) -> Iterator[tuple[list[str], str]]:
-    """(what went wrong, name of a file of ours in `folder`), written as checkpoints are, and locked.
+    """(what went wrong, name of our file in `folder`), which is written as checkpoints are, and locked.
 
-    A folder that was not there is made, and removed again where nothing else came into it.
+    A missing folder is created, and removed at the end if it is empty.
     """
     made = [p for p in (folder.absolute(), *folder.absolute().parents) if not p.exists()]
     host = os.uname().nodename
@@ -128,7 +128,7 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[list[str], str]]:
     wrong, held = [], -1
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # 106 kB: more than a file system keeps beside the name
+        # 106 kB: more than a file system stores with the name
         write_whole(folder / name, b"cyxjax doctor" * 8192, mode=0o600)
         held = os.open(folder / name, os.O_RDWR)
         flock_now(held)
@@ -166,11 +166,11 @@ def others_files(folder: Path, names: Sequence[str], rank: int) -> Iterator[str]
         yield (
             f"not shared: rank {rank} does not see what {ranks_text(unseen)} wrote to its run folder "
             f"({folder}). "
-            "HINT: set run_dir to a folder all hosts see; fsdp, zero1 and a restart on another host need it."
+            "HINT: set run_dir to a shared folder; fsdp, zero1 and a restart on another host need one."
         )
     if unlocked:
         yield (
-            f"a lock of {ranks_text(unlocked)} does not hold rank {rank} off: two jobs could write one "
+            f"a lock of {ranks_text(unlocked)} does not exclude rank {rank}: two jobs could write to one "
             "run. HINT: mount it with locks (NFS 4, or 3 without nolock)."
         )
 

@@ -1,7 +1,7 @@
 """`cyxjax doctor` under a launcher: forms the group as a run would, and checks it.
 
-Every rank finds facts of its own and of its neighbours; rank 0 judges them (`group_checks`). Ranks talk
-through the coordination service, so that what is broken between two of them can still be told.
+Every rank collects facts about itself and its neighbours; rank 0 judges them (`group_checks`). Ranks talk
+through the coordination service, so that a broken connection between two ranks can still be reported.
 """
 
 import shutil
@@ -25,9 +25,9 @@ _DIAL_S = 3.0
 
 
 def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
-    """Rows about the group this process belongs to, on every rank; all ranks must go through them.
+    """Rows about the group of this process, on every rank; all ranks must consume all of them.
 
-    config_words: of `cyxjax.train`, to compare; [] for none. folder: where runs go, without a configuration.
+    config_words: arguments of `cyxjax.train` to compare, or []. folder: run folder without a configuration.
     """
     from cyxjax.distributed import process_group
     from cyxjax.distributed.agreement import agree
@@ -55,7 +55,7 @@ def group_checks(config_words: Sequence[str], folder: Path) -> Iterator[Check]:
 
 
 def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
-    """What this rank says of itself; JSON."""
+    """The facts of this rank, as plain values for JSON."""
     import jax
 
     return {
@@ -70,7 +70,7 @@ def own_facts(topology: Topology, port: int, folder: Path) -> dict[str, Any]:
 
 
 def read_run(words: Sequence[str]) -> dict[str, Any]:
-    """Configuration and data of an experiment, as ranks compare them; why they cannot be read."""
+    """Configuration and data of an experiment, as ranks compare them, or the problem in reading them."""
     nothing: dict[str, Any] = {"config": {}, "data": {}, "problem": ""}
     if not words:
         return nothing
@@ -98,7 +98,7 @@ def read_run(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _own_address(topology: Topology) -> str:
-    """This host's address on the way to the meeting place."""
+    """This host's address on the route to MASTER_ADDR."""
     try:
         family, where = resolve(topology.master_addr, topology.master_port)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -114,13 +114,13 @@ def _free_disk(folder: Path) -> int:
 
 
 def neighbours(rank: int, world_size: int) -> list[int]:
-    """Ranks that `rank` dials: all of a small group, else those 1, 2, 4, ... further on."""
+    """Ranks that `rank` connects to: all others in a small group, else those 1, 2, 4, ... ranks ahead."""
     steps = range(1, world_size) if world_size <= 16 else (1 << n for n in range(world_size.bit_length()))
     return sorted({(rank + step) % world_size for step in steps} - {rank})
 
 
 def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What is wrong with names and ports, as `rank` sees its neighbours."""
+    """The problems with names and ports of the neighbours of `rank`."""
     wrong: dict[str, list[str]] = {"names": [], "ports": []}
     host = ranks[rank]["host"]
     for other in neighbours(rank, len(ranks)):
@@ -133,7 +133,7 @@ def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, list
         addresses = _addresses(its["host"])
         if its["host"] != host and its["address"] not in addresses:
             wrong["names"].append(
-                f"on rank {rank} {its['host']} leads to {', '.join(addresses) or 'nowhere'}, "
+                f"on rank {rank} {its['host']} resolves to {', '.join(addresses) or 'nothing'}, "
                 f"not to {its['address']}. "
                 "HINT: correct /etc/hosts or DNS there, or give addresses (MASTER_ADDR=IP)."
             )
@@ -141,7 +141,7 @@ def look_around(rank: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, list
 
 
 def dial(address: str, port: int) -> str:
-    """Why nobody is reached there; "" where somebody listens."""
+    """The reason why a connection fails; "" if it succeeds."""
     try:
         socket.create_connection((address, port), timeout=_DIAL_S).close()
     except OSError as err:

@@ -15,7 +15,7 @@ from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 
-# Of a history, what follows from the numbers alone: no times, no counts of processes.
+# The parts of a history that depend only on the numbers: no times, no counts of processes.
 _CURVES = (
     *("train_losses", "train_accuracies", "val_losses", "val_accuracies", "learning_rates", "metrics"),
     *("epochs", "val_epochs", "grad_norms", "grad_norm_epochs"),
@@ -27,9 +27,9 @@ _SHOWN = 12  # digits of a digest on the screen
 class StepBits(NamedTuple):
     """One checkpoint, as digests."""
 
-    leaves: dict[str, str]  # by name, as params/Dense_0/kernel
+    leaves: dict[str, str]  # by name, such as params/Dense_0/kernel
     history: str
-    exact: dict[str, str]  # what the bits depend on, as an exact run wrote it
+    exact: dict[str, str]  # what the bits depend on, as recorded by an exact run
     config: dict[str, Any]
 
     @property
@@ -38,7 +38,7 @@ class StepBits(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints digests; the exit code: 0, or 1 if two runs differ.
+    """Prints digests; returns the exit code: 0, or 1 if two runs differ.
 
     Raises: CheckpointError for a run without checkpoints, or two without a common step.
     """
@@ -56,13 +56,13 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax hash", description=__doc__, example="cyxjax hash runs/on-2-hosts runs/on-8-hosts"
     )
-    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("run", type=existing_folder, metavar="RUN", help="a run folder")
     parser.add_argument(
-        "other", type=existing_folder, nargs="?", metavar="RUN", help="one to compare it with"
+        "other", type=existing_folder, nargs="?", metavar="RUN", help="a run to compare it with"
     )
     parser.add_argument(
-        "--all", action="store_true", help="of one run: every checkpoint, not only the newest"
+        "--all", action="store_true", help="with one RUN: every checkpoint, not only the newest"
     )
     return parser
 
@@ -77,7 +77,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def read_bits(run: Path, step: int) -> StepBits:
-    """Raises: CheckpointError where the step is damaged, with run and step."""
+    """The digests of one checkpoint. Raises: CheckpointError that names run and step if it is damaged."""
     folder = Path(os.path.abspath(open_run(run).checkpoints))
     elsewhere = f"HINT: move {step_folder(folder, step)} elsewhere to compare the rest."
     try:
@@ -119,7 +119,7 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     between = first_other_state(one, other)
     if not common and between is None:
         raise CheckpointError(
-            f"no step has a checkpoint in both: {steps[one]} and {steps[other]}. "
+            f"no step has a checkpoint in both runs: {steps[one]} and {steps[other]}. "
             "HINT: save both with the same checkpoint_every_n_steps."
         )
     lines = [between.text] if between is not None and not (between.equal and common) else []
@@ -132,7 +132,7 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     if common:
         lines.append(f"equal: every bit of {len(common)} checkpoints, the last of step {before}")
         later = {run: of[-1] for run, of in steps.items() if of[-1] > before}
-        lines += [f"not compared: {run} goes on to step {end}" for run, end in later.items()]
+        lines += [f"not compared: {run} continues to step {end}" for run, end in later.items()]
     return lines, between is None or between.equal
 
 
@@ -169,7 +169,7 @@ def _differences(one: StepBits, other: StepBits) -> list[str]:
 
 
 def _cause(before: int, one: StepBits, other: StepBits) -> list[str]:
-    """Where to look: between which steps, and what is known to differ."""
+    """Where the difference may come from: between which steps, and which known facts differ."""
     lines = [f"they were equal at step {before}" if before else "no earlier step has a checkpoint in both"]
     for name in sorted(one.exact.keys() | other.exact.keys()):
         left, right = (bits.exact.get(name, "not recorded") for bits in (one, other))
@@ -179,7 +179,7 @@ def _cause(before: int, one: StepBits, other: StepBits) -> list[str]:
 
 
 def _sha256_of(blocks: Iterable[Any]) -> str:
-    """Digest of an array's bytes in C order, a block in memory at a time."""
+    """Digest of an array's bytes in C order, with one block in memory at a time."""
     digest = hashlib.sha256()
     for block in blocks:
         digest.update(block.tobytes())
@@ -187,5 +187,5 @@ def _sha256_of(blocks: Iterable[Any]) -> str:
 
 
 def _sha256(value: Any) -> str:
-    """Of plain values."""
+    """Digest of plain values."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

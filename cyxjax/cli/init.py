@@ -1,4 +1,4 @@
-"""`cyxjax init DIR`: a project of your own that trains at once: model, data, configuration, test."""
+"""`cyxjax init DIR`: a new project that is ready to train: model, data, configuration, test."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from flax import linen
 
 class Net(linen.Module):
     width: int = 32
-    num_classes: int = 2  # set to what the data have
+    num_classes: int = 2  # set this to the number of classes in your data
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -29,7 +29,7 @@ import numpy as np
 
 
 def load(samples: int = 1200, seed: int = 0) -> tuple:
-    """Two spirals. Put your own arrays, or a data set with __len__ and __getitem__, in their place."""
+    """Two spirals. Replace them with your own arrays, or a dataset with __len__ and __getitem__."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2, samples).astype(np.int32)
     turn = rng.uniform(0.25, 1.0, samples)
@@ -49,7 +49,7 @@ optimizer: {name: adam, lr: 0.01}
 schedule: {name: cosine}
 checkpoint_every_n_epochs: 10
 """
-_TEST = '''"""python -m pytest: several devices train as one does, and the model learns."""
+_TEST = '''"""python -m pytest: several devices train like one device, and the model learns."""
 
 from my_data import load
 from my_model import Net
@@ -74,13 +74,13 @@ FILES = {"my_model.py": _MODEL, "my_data.py": _DATA, "config.yaml": _CONFIG, "te
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the files; the exit code. Raises: ConfigError where one of them is there already."""
+    """Writes the files; returns the exit code. Raises: ConfigError if one of them already exists."""
     parser = Parser(prog="cyxjax init", description=__doc__, example="cyxjax init my_project")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder, or one without these files")
     folder = parser.parse_args(argv).folder
     there = [name for name in FILES if (folder / name).exists()]
     if there:
-        raise ConfigError(f"{folder} holds {', '.join(there)} already. HINT: name a new folder.")
+        raise ConfigError(f"{folder} already contains {', '.join(there)}. HINT: name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
         write_whole(folder / name, text)

@@ -24,7 +24,7 @@ _EXTRAS = {
     "tensorboardX": "tensorboard",
     "mlflow-skinny": "mlflow",
 }
-_DEVICE_TIMEOUT_S = 60  # jax on a broken driver can hang; a child process cannot hang us
+_DEVICE_TIMEOUT_S = 60  # jax can hang on a broken driver, so it is started in a child process
 _LOW_DISK_BYTES = 1 << 30
 _ASK_JAX = (
     "import json, jax; d = jax.local_devices(); "
@@ -34,7 +34,7 @@ _ASK_JAX = (
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at: `level` says whether it is in the way of training."""
+    """The result of one check; `level` says whether it prevents training."""
 
     level: Literal["ok", "warn", "FAIL"]
     topic: str
@@ -46,7 +46,7 @@ class Check:
 
 
 def machine_checks(env: Mapping[str, str], folder: Path) -> Iterator[Check]:
-    """Every check, in the order a run would meet them; made one by one."""
+    """Yields each check, in the order in which a run would need them."""
     yield from versions()
     yield devices()
     yield threads()
@@ -69,7 +69,7 @@ def versions() -> Iterator[Check]:
 
 
 def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Check:
-    """What jax computes on, after one addition there, asked in a child process."""
+    """The devices that jax uses, after one test sum on them, in a child process."""
     try:
         child = subprocess.run(
             [sys.executable, "-c", program],
@@ -95,12 +95,12 @@ def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Ch
 def threads() -> Check:
     """Cores this process may use."""
     return Check(
-        "ok", "threads", f"{environment.thread_share(1)} of {os.cpu_count()} cores are this process's"
+        "ok", "threads", f"{environment.thread_share(1)} of {os.cpu_count()} cores are usable by this process"
     )
 
 
 def memory_pages(env: Mapping[str, str]) -> Check:
-    """How processes on CPUs get their memory, and whether the kernel gives huge pages."""
+    """The memory pages of processes on CPUs, and whether the kernel provides huge pages."""
     refusal = pages.refused_by_kernel(env)
     return Check("warn", "pages", refusal) if refusal else Check("ok", "pages", pages.described(env, 1))
 
@@ -119,11 +119,11 @@ def port(number: int) -> Check:
 
 
 def disk(folder: Path, low_bytes: int = _LOW_DISK_BYTES) -> Check:
-    """Free space where runs would be written, and whether they may be."""
+    """Free space where runs would be written, and whether the folder is writable."""
     free_bytes = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
         return Check("FAIL", "disk", f"{folder} is not writable. HINT: set run_dir to a folder that is.")
     text = f"{free_bytes / 1e9:.1f} GB free in {folder}"
     if free_bytes < low_bytes:
-        return Check("warn", "disk", f"{text}. HINT: checkpoints need room; set run_dir elsewhere.")
+        return Check("warn", "disk", f"{text}. HINT: checkpoints need space; set run_dir to another disk.")
     return Check("ok", "disk", text)

@@ -18,33 +18,33 @@ from cyxjax.files import redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
 ROWS: dict[str, tuple[str, str]] = {
-    "train": ("cyxjax.train.__main__:main", "train the experiment of a YAML file"),
+    "train": ("cyxjax.train.__main__:main", "train the experiment in a YAML file"),
     "launch": ("cyxjax.launch.__main__:main", "start the processes of a script or module on this host"),
     "top": ("cyxjax.launch.supervise.top:main", "watch a running job on this host: steps, phases, memory"),
     "checkpoint": (
         "cyxjax.cli.checkpoint:main",
         "list, verify, export and prune the checkpoints of a run",
     ),
-    "init": ("cyxjax.cli.init:main", "write a project of your own that trains at once"),
-    "predict": ("cyxjax.cli.stored_run:predict", "write a run's model's outputs for the rows of a file"),
-    "evaluate": ("cyxjax.cli.stored_run:evaluate", "measure a run's model on its own or other samples"),
+    "init": ("cyxjax.cli.init:main", "write the files of a new project that is ready to train"),
+    "predict": ("cyxjax.cli.stored_run:predict", "write the outputs of a run's model for the rows of a file"),
+    "evaluate": ("cyxjax.cli.stored_run:evaluate", "evaluate a run's model on its own or other samples"),
     "export": (
         "cyxjax.cli.stored_run:export",
-        "write a run's model as safetensors, HF folder, StableHLO or ONNX",
+        "write the model of a run as safetensors, HF folder, StableHLO or ONNX",
     ),
-    "audit": ("cyxjax.cli.audit:main", "prove that a run saw every sample once an epoch, in its place"),
-    "report": ("cyxjax.cli.report:main", "draw a run, or several compared, as one HTML page"),
-    "hash": ("cyxjax.cli.hash:main", "digest every bit of a run, or name what differs between two"),
+    "audit": ("cyxjax.cli.audit:main", "check that a run used each sample exactly once per epoch, in order"),
+    "report": ("cyxjax.cli.report:main", "write an HTML report of a run, or of several runs compared"),
+    "hash": ("cyxjax.cli.hash:main", "print digests of a run's state, or what differs between two runs"),
     "replay": (
         "cyxjax.train.replay.steps:main",
-        "run a step that was not finite again, and name what broke first",
+        "rerun a step with non-finite values, and name the first bad layer",
     ),
-    "manifest": ("cyxjax.launch.job_files:main", "write the job files of Slurm and Kubernetes"),
-    "plan": ("cyxjax.cli.plan:main", "show what a step sends and holds in memory; trains nothing"),
+    "manifest": ("cyxjax.launch.job_files:main", "write job files for Slurm or Kubernetes"),
+    "plan": ("cyxjax.cli.plan:main", "show what a step sends and holds in memory, without training"),
     "config": ("cyxjax.cli.config:main", "show the resolved configuration of an experiment"),
     "env": ("cyxjax.cli.env:main", "show which rank, world size and backend were found, and why"),
     "doctor": ("cyxjax.cli.doctor:main", "check this machine: versions, devices, threads, ports, disk"),
-    "completion": ("cyxjax.cli.completion:main", "print what a shell needs to complete these words"),
+    "completion": ("cyxjax.cli.completion:main", "print a script that completes these commands in a shell"),
 }
 
 
@@ -58,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except (OSError, OverflowError) as err:
         if words[0] in ("train", "launch"):
-            raise  # a run's own guards must see how it ended
-        drop_output()  # what is still buffered would fail once more while Python ends
-        if not isinstance(err, BrokenPipeError):  # `cyxjax checkpoint ls DIR | head` has seen enough
+            raise  # the run's own handlers must see the error
+        drop_output()  # buffered output would fail once more when Python exits
+        if not isinstance(err, BrokenPipeError):  # as from `cyxjax checkpoint ls DIR | head`
             print(f"cyxjax: {known(err, system=True)}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dispatch(words: Sequence[str]) -> int:
-    """Runs one command. Raises: ConfigError for a word that is no command, and what the command raises."""
+    """Runs one command. Raises: ConfigError for an unknown command, and what the command raises."""
     if not words or words[0] in ("-h", "--help", "help"):
         show(f"{overview()}\n")
         return 0
@@ -86,7 +86,7 @@ def dispatch(words: Sequence[str]) -> int:
 
 
 def overview() -> str:
-    """The commands, one a line."""
+    """The commands, one per line."""
     width = max(map(len, ROWS))
     lines = [f"  {name:{width}}  {text}" for name, (_, text) in ROWS.items()]
-    return "\n".join(["usage: cyxjax COMMAND ...   (cyxjax COMMAND --help says more)", "", *lines])
+    return "\n".join(["usage: cyxjax COMMAND ...   (more: cyxjax COMMAND --help)", "", *lines])

@@ -21,29 +21,29 @@ from cyxjax.launch.environment import here
 from cyxjax.observe import scaling
 from cyxjax.observe.compiled_plan import bytes_per_step, collectives, memory_bytes, plan_lines, state_bytes
 
-_BYTES_PER_S, _LATENCY_S = 1.25e9, 20e-6  # of the wire, where only other options ask for a prediction
+_BYTES_PER_S, _LATENCY_S = 1.25e9, 20e-6  # of the network, if other options ask for a prediction
 _RESTART_S = 60.0
 _STEPS, _WARM = 13, 3
-_ON_CPU = "plan in one process, with `--cpu-devices 4` where there are fewer devices"
+_ON_CPU = "plan in one process, with `--cpu-devices 4` if it has fewer devices"
 _COMMAND = Command(
     "cyxjax plan",
     "Compiles one step of an experiment and shows what it sends, holds and computes. Writes nothing. "
     "--device-gb N: what a replica would hold at 1 to 4,096 replicas under mean, zero1 and fsdp, and the "
     "cheapest that fits N GB. --bandwidth 100Gbit, --latency 5us, --replicas 1:4096 (any of them): runs some "
-    "steps here and predicts the time of a step and an epoch at other numbers of replicas, by strategy. "
+    "steps here and predicts the time of a step and an epoch for other numbers of replicas, by strategy. "
     "--mtbf 1000h (of a host), --restart 60s: how often to save, and the expected goodput. "
-    "--json: all of it but --device-gb as one JSON object.",
+    "--json: everything except --device-gb as one JSON object.",
     "cyxjax plan --config configs/digits.yaml --bandwidth 10Gbit --latency 20us --mtbf 1000h",
 )
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints what a step sends and holds, with the words of `cyxjax.train`; writes nothing."""
+    """Prints what a step sends and holds, for the arguments of `cyxjax.train`; writes nothing."""
     given, words = own_options(argv)
     config = load_config(words, _COMMAND, here())
     if config.reproducibility == "exact":
         raise ConfigError(
-            "a plan is of one program, and a step with reproducibility='exact' is several. "
+            "a plan describes one program, but a step with reproducibility='exact' runs several. "
             "HINT: plan with --reproducibility none; exact sends about as much."
         )
     from cyxjax.distributed import process_group
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     state = trainer.state
     lowered = step.lower(state, batch)
     compiled = lowered.compile()
-    # before the steps, which take the state
+    # before the steps, which consume the state
     found, held, memory = collectives(compiled.as_text()), state_bytes(state), memory_bytes(compiled)
     cost = lowered.cost_analysis() or {}
     drawn_out = given.wire and _scaled(
@@ -96,13 +96,13 @@ def _show(lines: Iterable[str]) -> None:
 
 
 def work_line(cost: Mapping[str, float]) -> str:
-    """FLOPs of a step, from the program before it is compiled: libraries hide theirs."""
+    """FLOPs of a step, counted before compilation: the calls of libraries do not show theirs."""
     flops = cost.get("flops", 0.0)
     return f"{flops / 1e9:,.3f} GFLOP per replica" if flops > 0 else "unknown on this backend"
 
 
 def own_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options that are a plan's own, and the words without them. Raises: ConfigError."""
+    """The options of `plan` itself, and the words without them. Raises: ConfigError."""
     parser = Parser(prog=_COMMAND.prog, add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--device-gb", type=number(1e-6, 1e6, float))
@@ -130,7 +130,7 @@ def time_span(text: str) -> float:
 
 
 def replica_counts(text: str) -> tuple[int, ...]:
-    """The counts in `1:4096`, powers of two, with the ends."""
+    """The powers of two in a range such as `1:4096`, and both ends."""
     first, _, last = text.partition(":")
     low = number(1, 1_000_000)(first)
     high = number(low, 1_000_000)(last)
@@ -161,7 +161,7 @@ def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> t
 def _scaling_lines(work: scaling.Work, sent: Sent, given: argparse.Namespace, num_replicas: int) -> list[str]:
     lines = [
         *scaling.curve(work, sent, given.wire, given.replicas),
-        "(predicted; processes that share the cores of a host take several times as long)",
+        "(predicted; processes that share the cores of a host need several times as long)",
     ]
     if num_replicas > 1:
         lines.append(f"measured with {num_replicas} replicas here: the time includes their exchange.")
@@ -183,7 +183,7 @@ def _scaling_facts(work: scaling.Work, sent: Sent, given: argparse.Namespace) ->
 
 
 def _step_s(compiled: Any, state: Any, batch: Any) -> float:
-    """The median of some steps; as many on every rank."""
+    """The median time of some steps; their number is the same on every rank."""
     import jax
 
     took = []
@@ -202,5 +202,5 @@ def _by_replicas(plan: Any, batch: Any, device_gb: float) -> list[str]:
 
     devices = jax.devices()
     if len(devices) < 4 or len(devices) != jax.local_device_count():
-        return [f"memory at other numbers of replicas is read from two programs. HINT: {_ON_CPU}"]
+        return [f"memory for other numbers of replicas is computed from two programs. HINT: {_ON_CPU}"]
     return table(list(held_by(plan, devices, batch)), device_gb * 1e9)

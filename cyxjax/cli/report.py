@@ -1,4 +1,4 @@
-"""`cyxjax report RUN [RUN ...]`: a run as one page of HTML, or several compared: named, or in a folder."""
+"""`cyxjax report RUN [RUN ...]`: an HTML report of one run, or of several that are compared."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from cyxjax.train.reporting import audit_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page and says where it lies. Raises: ConfigError for folders that hold no run."""
+    """Writes the page and prints its path. Raises: ConfigError for folders that hold no run."""
     given = _parser().parse_args(argv)
     path = given.output or (given.runs[0] / "report.html" if len(given.runs) == 1 else Path("report.html"))
     facts = [_facts(run) for folder in given.runs for run in _runs_in(folder)]
@@ -37,19 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax report",
-        description="Draws a run, or several compared, as one HTML file that opens offline.",
+        description="Writes a report of a run, or of several compared, as one HTML file that opens offline.",
         example="cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
     )
     parser.add_argument(
-        "runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder, or a folder of such"
+        "runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder, or a folder of runs"
     )
-    parser.add_argument("--json", action="store_true", help="print the results instead of drawing them")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON; write no page")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="default: report.html in RUN; for several runs, in this folder",
+        help="default: report.html in RUN; for several runs, in the current folder",
     )
     return parser
 
@@ -70,16 +70,16 @@ def as_json(run: RunFacts) -> dict[str, Any]:
 
 
 def _runs_in(root: Path) -> list[RunFolder]:
-    """The run in `root`, or all below it. Raises: ConfigError without any."""
+    """The run in `root`, or all below it. Raises: ConfigError if there is none."""
     found = []
     for folder, inner, _ in os.walk(os.path.abspath(root)):
         run = RunFolder(Path(folder))
         if any(path.is_file() for path in (run.history, run.metrics, run.events, run.config)):
             found.append(open_run(run.root))
-            inner.clear()  # a run holds no others
+            inner.clear()  # a run folder contains no other runs
     if not found:
         raise ConfigError(
-            f"{root} holds no run. HINT: name the run_dir of an experiment, or a folder of such."
+            f"{root} holds no run. HINT: name the run_dir of an experiment, or a folder of them."
         )
     return sorted(found, key=lambda run: run.root)
 

@@ -17,10 +17,10 @@ _TABLES = (".npy", ".npz", ".csv")
 
 def evaluate(argv: Sequence[str]) -> int:
     """`cyxjax evaluate RUN`: prints the metrics of the run's model on its own or other samples."""
-    parser = _parser("evaluate", "Measures a run's model on its own samples, or on others of their format.")
+    parser = _parser("evaluate", "Evaluates a run's model on its own samples, or others in the same format.")
     parser.add_argument("--part", choices=("train", "val", "test"), default="test", help="which samples")
-    parser.add_argument("--root", help="file or folder to read them from, in place of the run's data.root")
-    parser.add_argument("--max-batches", type=number(1, 10**9), help="so many batches only")
+    parser.add_argument("--root", help="file or folder to read samples from instead of the run's data.root")
+    parser.add_argument("--max-batches", type=number(1, 10**9), help="stop after this many batches")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = _parsed(parser, argv)
 
@@ -54,16 +54,18 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def predict(argv: Sequence[str]) -> int:
-    """`cyxjax predict RUN INPUT OUTPUT`: writes the model's outputs, a row for each of INPUT's."""
+    """`cyxjax predict RUN INPUT OUTPUT`: writes the model's outputs, one row for each row of INPUT."""
     parser = _parser(
         "predict",
-        "Writes the outputs of a run's model, a row for each row of the input.",
+        "Writes the outputs of a run's model, one row for each row of the input.",
         " x.npy scores.csv",
     )
     parser.add_argument(
-        "input", type=Path, help=".npy; .npz with x, or one array for each input's name; .csv"
+        "input", type=Path, help=".npy; .npz with x, or with one array per input, by name; .csv"
     )
-    parser.add_argument("output", type=Path, help=".npy, .npz (several outputs) or .csv; replaced if there")
+    parser.add_argument(
+        "output", type=Path, help=".npy, .npz (several outputs) or .csv; overwritten if it exists"
+    )
     given = _parsed(parser, argv)
     for path in (given.input, given.output):
         if path.suffix not in _TABLES:
@@ -73,7 +75,7 @@ def predict(argv: Sequence[str]) -> int:
     if not given.input.is_file():
         raise ConfigError(f"{given.input}: no such file. HINT: np.save(file, x) writes one.")
     written, read = [path.absolute().parent.resolve() / path.name for path in (given.output, given.input)]
-    if written in (read, read.resolve()):  # a link is replaced by what is written, not followed
+    if written in (read, read.resolve()):  # a link is replaced by the new file, not followed
         raise ConfigError(
             f"{given.output}: that is the input, which would be overwritten. HINT: name another file."
         )
@@ -93,23 +95,25 @@ def predict(argv: Sequence[str]) -> int:
 def export(argv: Sequence[str]) -> int:
     """`cyxjax export RUN FILE --to FORMAT`: the trained model as a file for other programs."""
     parser = _parser("export", "Writes a run's model for other programs.", " digits.safetensors")
-    parser.add_argument("file", type=Path, help="the file to write, replaced if there; for hf a new folder")
+    parser.add_argument(
+        "file", type=Path, help="the file to write, overwritten if it exists; for hf a new folder"
+    )
     parser.add_argument(
         "--to",
         choices=_TO,
         default="safetensors",
-        help="safetensors: parameters, with the configuration in its header; hf: a folder with config.json "
+        help="safetensors: parameters, with the configuration in the header; hf: a folder with config.json "
         "and model.safetensors, by the names of init_from.map or torch's; stablehlo: a program that needs "
         "neither cyxjax nor the model's code; onnx: the same for ONNX runtimes (pip install 'cyxjax[onnx]')",
     )
-    parser.add_argument("--platforms", help="stablehlo: also for these, such as cuda,tpu")
+    parser.add_argument("--platforms", help="stablehlo: additional platforms, such as cuda,tpu")
     given = _parsed(parser, argv)
     taken = {"stablehlo": ("platforms", "batch_size"), "onnx": ("batch_size",)}.get(given.to, ())
     for name in ("platforms", "batch_size"):
         if getattr(given, name) and name not in taken:
             raise ConfigError(f"--{name.replace('_', '-')} does not apply to {given.to}. HINT: leave it out.")
     if given.to == "hf" and given.file.exists():
-        raise ConfigError(f"{given.file} is there already. HINT: name a new folder.")
+        raise ConfigError(f"{given.file} already exists. HINT: name a new folder.")
 
     with _stored_run(given) as run:
         from cyxjax.train.runs import run as stored_run
@@ -130,10 +134,10 @@ def _parser(name: str, text: str, example: str = "") -> Parser:
     parser = Parser(prog=f"cyxjax {name}", description=text, example=f"cyxjax {name} runs/digits{example}")
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
-        "--step", type=number(0, 10**9), help="this checkpoint; default: the newest that verifies"
+        "--step", type=number(0, 10**9), help="step of the checkpoint; default: the newest that verifies"
     )
     parser.add_argument(
-        "--batch-size", type=number(1, 10**9), help="samples a device takes at once; default: the run's"
+        "--batch-size", type=number(1, 10**9), help="samples per device and batch; default: the run's"
     )
     return parser
 
@@ -142,16 +146,16 @@ def _parsed(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(argv)
     written = getattr(given, "file", None) or getattr(given, "output", None)
     if written and not written.absolute().parent.is_dir():
-        raise ConfigError(f"{written}: there is no such folder. HINT: make it first.")
+        raise ConfigError(f"{written}: its folder does not exist. HINT: create it first.")
     return given
 
 
 @contextmanager
 def _stored_run(given: argparse.Namespace) -> Iterator[Any]:
-    """The run that is named, in the group of the environment, left at the end."""
+    """The named run, in the process group of the environment, which is left at the end."""
     from cyxjax.train.runs.run import load_run, stored_config
 
-    stored_config(given.run)  # a wrong folder costs no start of jax
+    stored_config(given.run)  # fails for a wrong folder before jax starts
     from cyxjax.distributed import process_group
 
     yield load_run(given.run, given.step)

@@ -1,1 +1,1 @@
-"""What a run is: its keys, their sections, files and command line. Loads no jax."""
+"""The configuration of a run: keys, sections, files and command line. Imports no jax."""

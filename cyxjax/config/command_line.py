@@ -1,4 +1,4 @@
-"""Command-line words to plain values: `--optimizer.lr 0.1 --no-shuffle --model.options.hidden [64,32]`."""
+"""Command-line words as plain values: `--optimizer.lr 0.1 --no-shuffle --model.options.hidden [64,32]`."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
             options[-1][1].append(word)
         else:
             raise ConfigError(
-                f"command line: {word!r} stands before any option. HINT: give a file as --config {word}."
+                f"command line: {word!r} comes before any option. HINT: give a file as --config {word}."
             )
     return options
 
@@ -67,7 +67,7 @@ def _add(place: dict[str, Any], name: str, words: list[str], model: type[BaseMod
     for part in path:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
-            raise ConfigError(f"command line: --{part} is a section. HINT: give its keys, --{name} value.")
+            raise ConfigError(f"command line: --{part} is a section. HINT: set its keys: --{name} VALUE.")
     place[last] = False if negated else _value(key, words, field_at(model, key.split(".")))
 
 
@@ -82,7 +82,7 @@ def _resolve(name: str, words: Sequence[str], model: type[BaseModel]) -> tuple[s
     if kind is None:
         near = where_it_belongs(last, model, path)
         raise ConfigError(
-            f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists them all."
+            f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists all options."
         )
     return name, False
 

@@ -1,4 +1,4 @@
-"""Compares two configurations: which keys make other numbers. What a key affects: config/effects.py."""
+"""Compares two configurations: which keys change the numbers. config/effects.py says what a key affects."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,9 +19,9 @@ def effect_of(key: str) -> Effect:
 def differing_values(
     then: Mapping[str, Any], now: Mapping[str, Any], *, later: bool = False
 ) -> list[tuple[str, str, str]]:
-    """(key, value of `then`, value of `now`) of the keys that make other numbers.
+    """(key, value of `then`, value of `now`) of the keys that change the numbers.
 
-    later: `now` may be of a later version, whose keys `then` lacks.
+    later: `now` may be of a later version, with keys that `then` lacks.
     """
     before, after = _flat(then), _flat(now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
@@ -37,13 +37,13 @@ def differing_values(
 
 
 def _comparable(was: str, now: str) -> bool:
-    """Whether both augmentations are known, and their programs as one version of jax writes them."""
+    """Whether both augmentations are known, and their programs were written by the same version of jax."""
     versions = {text.rpartition("(jax ")[2] for text in (was, now) if text != "none"}
     return bool(was and now) and len(versions) < 2
 
 
 def _knows(tree: Any, key: str) -> bool:
-    """Whether the dotted `key` was there to be set, also where it, or the section it is in, was None."""
+    """Whether the dotted `key` exists; it may be None, or be in a section that is None."""
     for part in key.split("."):
         if not isinstance(tree, Mapping):
             return True
@@ -59,6 +59,6 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted key, without those that say nothing."""
+    """Values by dotted key, without None and empty ones."""
     said = ((key, list(value) if isinstance(value, tuple) else value) for key, value in dotted(tree))
     return {key: value for key, value in said if value not in (None, [], {})}

@@ -1,11 +1,11 @@
 """What a key of the configuration affects, and what an exact run cannot have.
 
-The effect stands on the field, and all that compares reads it there.
+The effect is an annotation of the field; every comparison reads it there.
 
-Every key has a mark. `Numbers` keys affect the numbers of training; `Arrays` keys also decide which arrays
-the state is made of; `Content` keys are compared by what they name. `Length` keys matter to the numbers where
-a schedule ends with the run. `Course` keys change no number, but all ranks must have the same; `Speed` and
-`View` keys are each rank's own.
+Every key has one. `Numbers` keys affect the numbers of training; `Arrays` keys also decide which arrays
+the state is made of; `Content` keys are compared by what they name. `Length` keys affect the numbers
+if a schedule ends with the run. `Course` keys change no number, but must be the same on all ranks; `Speed`
+and `View` keys may differ between ranks.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ ARRAYS: frozenset[Effect] = frozenset({"arrays", "content"})
 
 
 class Affects(NamedTuple):
-    """Beside the type of a field."""
+    """The annotation of a field that says what it affects."""
 
     effect: Effect
 
@@ -47,31 +47,31 @@ def effects_of(model: type[BaseModel]) -> dict[str, Effect]:
 
 
 def not_exact(config: Any) -> Iterator[tuple[bool, str]]:
-    """(whether it stands in the way of an exact run, what it is and what to do instead)."""
+    """(whether it prevents an exact run, the reason and what to do instead) for each condition."""
     yield (
         config.global_batch_size is None,
-        "needs global_batch_size: batch_size counts samples per replica, and would grow with their number",
+        "needs global_batch_size: with batch_size the global batch would grow with the number of replicas",
     )
     yield (
         (config.global_batch_size or 0) % config.virtual_replicas != 0,
-        f"cuts the global batch into virtual_replicas = {config.virtual_replicas} equal parts, and "
-        f"global_batch_size = {config.global_batch_size} does not divide by it",
+        f"splits the global batch into virtual_replicas = {config.virtual_replicas} equal parts, but "
+        f"global_batch_size = {config.global_batch_size} is not divisible by it",
     )
     yield (
         config.gradient_accumulation_steps > 1,
-        f"accumulates anyway: instead of gradient_accumulation_steps = {config.gradient_accumulation_steps} "
-        "raise virtual_replicas, whose parts a device computes one after another",
+        f"does not allow gradient_accumulation_steps = {config.gradient_accumulation_steps}: "
+        "increase virtual_replicas instead, whose parts a device computes one after another",
     )
     yield (
         config.comm != "mean",
-        f"knows comm = 'mean' alone: {config.comm!r} keeps a state or a sum that depends on the replicas",
+        f"supports comm = 'mean' only: {config.comm!r} keeps a state or a sum that depends on the replicas",
     )
     yield (
         config.offload != "none",
-        f"makes a step of several programs, and offload = {config.offload!r} is of one: leave it out",
+        f"runs a step as several programs, but offload = {config.offload!r} needs one: leave it out",
     )
     yield (
         config.sync_batchnorm,
-        "takes batch statistics of each part: sync_batchnorm would tie all parts into one program; "
-        "use fewer virtual_replicas for larger parts",
+        "computes batch statistics for each part, but sync_batchnorm needs all parts in one program: leave "
+        "it out, and use fewer virtual_replicas for larger parts",
     )

@@ -1,4 +1,4 @@
-"""One line for each thing wrong in a configuration: source, key, what was found, the nearest right name."""
+"""One line per error in a configuration: source, key, what was found, and the nearest valid name."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +37,7 @@ def field_at(model: type[BaseModel], loc: Iterable[str | int]) -> Any:
     return kind
 
 
-# What other trainers call it. A name that stands in a section of ours, such as `lr`, needs no row.
+# Names in other trainers -> our keys. The name of a key in one of our sections, such as `lr`, needs no row.
 _ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "base_lr", "max_lr"), "optimizer.lr"),
     **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs"), "epochs"),
@@ -62,7 +62,7 @@ _ELSEWHERE = {
     "workers": "num_workers",
     **dict.fromkeys(("extends", "defaults", "include", "inherit", "_base_"), "base"),
 }
-# Of an experiment, what a program does not say in its DistributedTrainingConfig.
+# Keys of an experiment that a DistributedTrainingConfig does not have.
 _OF_AN_EXPERIMENT = {
     *("model", "data", "loss", "optimizer", "lr", "weight_decay", "schedule", "metrics", "callbacks"),
     *("run_dir", "sinks", "wandb", "report"),
@@ -70,13 +70,13 @@ _OF_AN_EXPERIMENT = {
 
 
 def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] = ()) -> str:
-    """For the unknown `key` below `loc`: the section it stands in, our name for it, or the nearest name."""
+    """A hint for the unknown `key` at `loc`: the section that has it, our name, or the nearest name."""
     everywhere, ours = list(_paths(model)), _ELSEWHERE.get(key, key)
     homes = [path for path in everywhere if path.rpartition(".")[2] == key]
     if homes:
         return f"Use {' or '.join(homes)}."
     if "model" not in model.model_fields and ours.partition(".")[0] in _OF_AN_EXPERIMENT:
-        return "A program gives it to its optimizer, cx.DistributedTrainer(...) or fit(...)."
+        return "In a program, pass it to the optimizer, cx.DistributedTrainer(...) or fit(...)."
     if ours != key and (ours == "base" or field_at(model, ours.split(".")) is not None):
         return f"Use {ours}."
     section = section_of(field_at(model, loc)) or model
@@ -84,7 +84,7 @@ def where_it_belongs(key: str, model: type[BaseModel], loc: Iterable[str | int] 
         key: key for key in section.model_fields
     }
     close = difflib.get_close_matches(key, known, 1)
-    return f"Did you mean {known[close[0]]!r}?" if close else "No key is like it."
+    return f"Did you mean {known[close[0]]!r}?" if close else "No key has a similar name."
 
 
 def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -98,9 +98,9 @@ def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 @contextmanager
 def blamed(config: Any, section: str = "") -> Iterator[None]:
-    """A ConfigError about a value of `config`, or of its `section`, says where that value stands.
+    """Adds the source of the value to a ConfigError about a value of `config` or of its `section`.
 
-    A DataError says it of the section, if one is given.
+    A DataError gets the source of the section, if one is given.
     """
     try:
         yield
@@ -117,7 +117,7 @@ def blamed(config: Any, section: str = "") -> Iterator[None]:
 
 
 def _where(config: Any, key: str) -> str:
-    """The file or command line that said `key`; "" for several keys at once."""
+    """The file or command line that set `key`; all sources for the key ""."""
     source: Source = vars(config)["_source"]
     return source if isinstance(source, str) else source(key)
 
@@ -128,11 +128,11 @@ def explain(
     source: Source,
     assigned: str | None = None,
 ) -> str:
-    """All errors of `err`, one line each, the last ending in one hint.
+    """All errors of `err`, one per line, with one hint at the end.
 
     `source` says where a dotted key came from (a text, or a function of the key).
     """
-    lines: dict[tuple, str] = {}  # of a field that may be of several types the last says most: the names
+    lines: dict[tuple, str] = {}  # of a field with several types, the last error is used: it lists the names
     for error in err.errors(include_url=False):
         loc = _field_of(error["loc"] or ((assigned,) if assigned else ()), model)
         where = source if isinstance(source, str) else source(".".join(map(str, loc)))
@@ -142,7 +142,7 @@ def explain(
 
 
 def _field_of(loc: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str | int, ...]:
-    """`loc` without the type that was tried, where pydantic names one behind a field's own name."""
+    """`loc` without the type that was tried, which pydantic may append to the name of a field."""
     above = field_at(model, loc[:-1]) if len(loc) > 1 and isinstance(loc[-1], str) else None
     is_type = above is not None and section_of(above) is None and field_at(model, loc) is None
     return loc[:-1] if is_type else loc
@@ -153,7 +153,7 @@ def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[Bas
     if error["type"] in ("extra_forbidden", "no_such_attribute"):
         return f"unknown key {key!r}. {where_it_belongs(str(loc[-1]), model, loc[:-1])}"
     if error["type"] in ("model_type", "model_attributes_type"):
-        return f"{key} = {_short(error.get('input'))}: a section, expected `{key}: {{name: ...}}`."
+        return f"{key} = {_short(error.get('input'))}: this is a section, expected `{key}: {{name: ...}}`."
     message = error["msg"].removeprefix("Value error, ").removesuffix(".").replace("valid tuple", "list")
     if not loc:
         return f"{message}."

@@ -1,4 +1,4 @@
-"""What an experiment file says: how to train, and what. Imports no jax, as `run`."""
+"""The configuration in an experiment file: how to train, and what. Imports no jax, like `run`."""
 
 from pathlib import Path
 from typing import Literal
@@ -28,32 +28,32 @@ class TrainConfig(DistributedTrainingConfig):
     checkpoint_dir: View[str] = "checkpoints"
     """Folder of the checkpoints: inside run_dir, or an absolute path."""
     mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S+$")
-    """s3://..., gs://..., file:///...: a copy of the run folder, from which an empty machine goes on."""
+    """s3://..., gs://..., file:///...: a copy of the run folder; a new machine can resume from it."""
     resume: Course[Literal["auto", "never", "must"]] = "auto"
     """auto: resume from the run folder's newest good checkpoint; must: fail if there is none."""
     cpu_devices: Speed[int | None] = Field(default=None, ge=1, le=1024)
-    """Virtual devices on a machine without accelerators, divided among the processes; none: one each."""
+    """Virtual devices on a machine without accelerators, divided among the processes; none: one for each."""
     model: Arrays[ModelConfig] = ModelConfig()
     data: Content[DataConfig] = DataConfig()
     loss: Arrays[NameOrNamed] = "auto"
-    """cross_entropy, mse, l1, huber, ..., model (its own), module:function; or {name: x, options: ...}."""
+    """cross_entropy, mse, l1, huber, ..., model (its own), module:function, or {name: x, options: ...}."""
     optimizer: Arrays[OptimizerConfig] = OptimizerConfig()
     schedule: Arrays[ScheduleConfig] = ScheduleConfig()
     metrics: Numbers[tuple[Named, ...]] = ()
-    """Further metrics: f1, auc, r2, perplexity, confusion_matrix, top_k, ..., or `module:attribute`."""
+    """Additional metrics: f1, auc, r2, perplexity, confusion_matrix, top_k, ..., or `module:attribute`."""
     callbacks: Arrays[tuple[Named, ...]] = ()
     """EMA, EarlyStopping, ReduceLROnPlateau, BestCheckpoint, module:attribute; or {name: x, options: ...}."""
     sinks: View[tuple[SinkName, ...]] = ("jsonl",)
     """Where metrics are written: jsonl, csv, tensorboard, wandb, trackio, mlflow, or module:attribute."""
     wandb: View[WandbConfig] = WandbConfig()
     report: Course[bool] = True
-    """Write events.jsonl, and report.html at the end."""
+    """Write events.jsonl during the run and report.html at its end."""
     report_samples: Course[Count] = Field(default=1000, ge=0)
     """Number of test samples whose predicted classes the report shows; 0: none."""
     profile: View[str | None] = Field(default=None, pattern=r"^\d{1,12}:\d{1,12}$")
-    """FIRST:STOP: trace these steps of each rank into run_dir/profile, with a summary."""
+    """FIRST:STOP: trace steps FIRST to STOP - 1 of each rank into run_dir/profile, with a summary."""
     fast_dev_run: Course[bool] = False
-    """Two steps and two evaluation batches, to check that everything fits; keeps no checkpoint."""
+    """Run two steps and two evaluation batches, to check that everything works; no checkpoint is kept."""
 
     _local_run = field_validator("run_dir")(on_this_machine)
 
@@ -61,7 +61,7 @@ class TrainConfig(DistributedTrainingConfig):
     @classmethod
     def _inside(cls, folder: str) -> str:
         if ".." in Path(folder).parts:
-            raise ValueError("expected a folder inside run_dir, or an absolute path: `..` leaves it unseen")
+            raise ValueError("expected a folder inside run_dir, or an absolute path; `..` is not allowed")
         return folder
 
     @property

@@ -1,4 +1,4 @@
-"""The help page of a command that takes an experiment: every key, its kind, its default, a sentence."""
+"""The help page of a command that takes an experiment: the type, default and description of every key."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ _INDENT = 30  # columns of an option's name and kind, before its sentence
 
 @dataclass(frozen=True)
 class Command:
-    """A command whose words are `--config FILE` and overrides."""
+    """A command whose arguments are `--config FILE` and overrides."""
 
     prog: str
     text: str  # what it does
@@ -39,27 +39,27 @@ def help_page(command: Command, values: BaseModel) -> str:
         "",
         *_entry(
             "--config FILE",
-            "The experiment file, or several: a later one wins, and keys on the command line win over all.",
+            "The experiment file, or several; later files win, and the command line wins over all.",
             width,
         ),
-        *_entry("--print-config", "Show the resolved configuration and stop.", width),
-        *_entry("-h, --help", "Show this page and stop; after --config FILE with the file's values.", width),
+        *_entry("--print-config", "Print the resolved configuration and exit.", width),
+        *_entry("-h, --help", "Print this page and exit; after --config FILE with the file's values.", width),
     ]
     return "\n".join([*lines, *_options(values, width)]) + "\n"
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the configuration, as pages of help describe it."""
+    """A key of the configuration, as help pages describe it."""
 
     key: str  # dotted: optimizer.lr
     annotation: Any  # its type
     default: str  # as it would be typed; "" for a key that must be given
-    text: str  # its sentence
+    text: str  # its description
 
     @property
     def kind(self) -> str:
-        """What it takes: `INT`, `true|false`, `none|FLOAT`; of options `KEY VALUE`."""
+        """The kind of its value: `INT`, `true|false`, `none|FLOAT`; for options `KEY VALUE`."""
         return "KEY VALUE" if get_origin(_bare(self.annotation)) is dict else _kind(self.annotation)
 
     @property
@@ -96,7 +96,7 @@ def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list
 
 
 def sentences(section: type[BaseModel]) -> dict[str, str]:
-    """The docstring of each field, by its name; read from the source, which a training does without."""
+    """The docstring of each field by its name, read from the source code; training does not need it."""
     own = reversed(section.__mro__[: -len(BaseModel.__mro__)])
     bodies = [
         node.body

@@ -1,7 +1,7 @@
-"""From a YAML file and the command line to one checked `TrainConfig`; nothing is written.
+"""Builds one checked `TrainConfig` from YAML files and the command line; writes nothing.
 
-Files and command line are merged as plain values and checked once, so all give the same messages and
-"was it given?" stays known. The help page is drawn from the same models.
+Files and command line are merged as plain values and checked once, so that all give the same messages, and
+it stays known which keys were given. The help page is made from the same models.
 """
 
 import re
@@ -23,13 +23,13 @@ from cyxjax.run_folder import RunFolder
 
 TRAIN = Command(
     "python -m cyxjax.train",
-    "Trains the experiment of a YAML file. Run it again, and it goes on where it stopped.",
+    "Trains the experiment in a YAML file. Run the same command again to continue where it stopped.",
     "python -m cyxjax.train --config configs/digits.yaml --epochs 10 --optimizer.lr 0.01",
 )
 
 
 class Layer(NamedTuple):
-    """The values of one source; a later layer wins over an earlier one."""
+    """The values of one source; a later layer overrides an earlier one."""
 
     source: str  # a file, or "command line"
     values: dict[str, Any]
@@ -45,7 +45,7 @@ def load_config(
 ) -> TrainConfig:
     """The experiment that `argv` describes: `--config FILE ...`, then overrides such as `--optimizer.lr 0.1`.
 
-    `env`: the variables that files may name as `${env:NAME}`.
+    `env`: the variables that files may use as `${env:NAME}`.
     Raises: ConfigError for anything wrong; SystemExit(0) after `--help` (the page of `command`) or
         `--print-config`.
     """
@@ -69,7 +69,7 @@ def load_config(
 
 @dataclass(frozen=True)
 class Sources:
-    """Says where a dotted key came from; "" for several keys at once."""
+    """Returns the source that set a dotted key; all sources for the key ""."""
 
     layers: tuple[Layer, ...]
 
@@ -91,10 +91,10 @@ class Sources:
 
 
 def _read_layers(path: str, env: Mapping[str, str], above: tuple[Path, ...] = ()) -> list[Layer]:
-    """What the file `path` sets, after what its `base` sets. above: the files that it is a base of."""
+    """The layers of the file `path`, those of its `base` first. above: the files that have it as a base."""
     here = Path(path).resolve()
     if here in above:
-        raise ConfigError(f"{path}: base: the file is its own base. HINT: remove one `base` of them.")
+        raise ConfigError(f"{path}: base: the file is its own base. HINT: remove one of these `base` keys.")
     values = _fill(read_yaml(path), TrainConfig, env, path)
     base = values.pop("base", None)
     below = _read_layers(str(Path(path).parent / str(base)), env, (*above, here)) if base else []
@@ -130,9 +130,9 @@ def _fill(value: Any, kind: Any, env: Mapping[str, str], path: str) -> Any:
 
 
 def open_run(root: Path) -> RunFolder:
-    """The names in the run folder `root`, with the folder of checkpoints that its configuration says.
+    """The run folder `root`, with the checkpoint folder that its configuration names, or the default one.
 
-    Raises: ConfigError for a configuration that cannot be read; a folder without one has the usual names.
+    Raises: ConfigError for a configuration that cannot be read.
     """
     usual = RunFolder(root)
     if not usual.config.exists():
@@ -148,7 +148,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     if over.get("global_batch_size") is not None and "batch_size" not in over:
-        merged.pop("batch_size", None)  # the nearer source chose the other way to say it
+        merged.pop("batch_size", None)  # the later source uses the other key
     if over.get("batch_size") is not None and "global_batch_size" not in over:
         merged.pop("global_batch_size", None)
     return merged
@@ -165,7 +165,7 @@ def refuse_secrets(values: dict[str, Any], source: Any) -> None:
 
 
 def _fast(config: TrainConfig) -> dict[str, Any]:
-    """What `fast_dev_run` changes: two steps, two evaluation batches, nothing that a real run would meet."""
+    """What `fast_dev_run` changes: two steps, two evaluation batches, and no effect on a real run."""
     return {
         "checkpoint_every_n_epochs": 0,
         "checkpoint_every_n_steps": 0,

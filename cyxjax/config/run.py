@@ -1,5 +1,5 @@
 """The configuration of a run: one typed value, for the library (`DistributedTrainingConfig`) and for an
-experiment file (`TrainConfig`). Imports no jax, so that `--help` and a wrong key answer at once.
+experiment file (`TrainConfig`). Imports no jax, so that `--help` and errors in keys appear immediately.
 """
 
 import re
@@ -22,121 +22,121 @@ _POLICY = re.compile(r"(params|compute|output)=(float32|bfloat16|float16)")
 
 
 def _named_switch(value: Any, info: ValidationInfo) -> Any:
-    """The word for true and false, as which YAML reads on and off."""
+    """`value`, with true and false replaced by their words: YAML reads on and off as true and false."""
     off, on = ("none", "full") if info.field_name == "remat" else ("off", "auto")
     return (on if value else off) if isinstance(value, bool) else value
 
 
 class DistributedTrainingConfig(Strict):
-    """How to train: what `DistributedTrainer.fit` takes. Set fields by name; each is checked at once.
+    """How to train: the configuration of `DistributedTrainer.fit`. Fields are set by keyword.
 
-    Raises: ConfigError for an unknown field or a bad value, on construction and on assignment.
+    Raises: ConfigError for an unknown field or an invalid value, on construction and on assignment.
     """
 
     epochs: Length[Count] = Field(default=10, ge=1)
     """Passes over the data."""
     steps_per_epoch: Numbers[Count | None] = Field(default=None, ge=1)
-    """Length of an epoch of a loader or stream, in steps; none: one pass over the data."""
+    """Number of steps in an epoch of a loader or stream; none: one pass over the data."""
     batch_size: Numbers[Count] = Field(default=64, ge=1)
     """Samples per replica per micro-step."""
     global_batch_size: Numbers[Count | None] = Field(default=None, ge=1)
-    """Samples per optimizer step over all replicas and micro-steps; instead of batch_size, never with it."""
+    """Samples per optimizer step over all replicas and micro-steps. Not together with batch_size."""
     gradient_accumulation_steps: Numbers[int] = Field(default=1, ge=1, le=10**6)
-    """Micro-steps whose gradients make one optimizer step."""
+    """Micro-steps whose gradients are accumulated for one optimizer step."""
     shuffle: Numbers[bool] = True
-    """A new order in each epoch, a pure function of seed and epoch."""
+    """Use a new order of samples in each epoch, a pure function of seed and epoch."""
     seed: Numbers[int] = Field(default=42, ge=0, lt=2**32)
-    """Fixes initial parameters, order of samples, dropout and augmentation."""
+    """Determines the initial parameters, the order of samples, dropout and augmentation."""
     drop_last: Numbers[bool] = False
-    """Skip the last short batch; otherwise it is padded, and the padding has zero weight."""
+    """Skip the last batch if it is not full; otherwise it is padded, and the padding has zero weight."""
     validation_split: Numbers[float] = Field(default=0.0, ge=0, lt=1)
-    """Fraction of the training data used for validation if no validation data is given."""
+    """Fraction of the training data to use for validation if no validation data is given."""
     num_workers: Speed[int] = Field(default=0, ge=0, le=1024)
-    """Threads that read samples of datasets with `__getitem__`."""
+    """Number of threads that read samples from datasets with `__getitem__`."""
     prefetch: Speed[int] = Field(default=2, ge=0, le=10_000)
-    """Batches prepared ahead of the step."""
+    """Number of batches prepared in advance."""
 
     precision: Arrays[str] = "float32"
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""
     remat: Numbers[bool | Literal["none", "full", "dots_saveable", "dots_with_no_batch_dims_saveable"]] = (
         "none"
     )
-    """Activations that the backward pass recomputes: none, all (or true), all except matrix products."""
+    """Activations that the backward pass recomputes: none, all (or true), or all except matrix products."""
     offload: Numbers[Literal["none", "optimizer"]] = "none"
     """optimizer: keep the optimizer state in host memory between steps."""
     max_grad_norm: Numbers[Amount | None] = Field(default=None, gt=0)
-    """Clip the mean gradient to this global norm."""
+    """Clip the mean gradient to this global norm; none: no clipping."""
     on_nonfinite: Arrays[Literal["abort", "skip", "rollback"]] = "abort"
-    """What all ranks do together when a loss or gradient is not finite."""
+    """What all ranks do if a loss or gradient is not finite: stop, skip the step, or restore a checkpoint."""
     on_loss_spike: Numbers[Literal["ignore", "rollback"]] = "ignore"
     """rollback: after a loss spike, return to the checkpoint before it and continue with later samples."""
     loss_spike_factor: Numbers[Amount] = Field(default=2.0, gt=1)
-    """A loss is high if it is at least this many times the median of the steps before."""
+    """A loss is high if it is at least this many times the median loss of the previous steps."""
     loss_spike_window: Numbers[int] = Field(default=100, ge=2, le=10**6)
-    """Number of steps in that median; with fewer steps no loss is high."""
+    """Number of steps in that median; with fewer previous steps, no loss is high."""
     loss_spike_steps: Numbers[Count] = Field(default=3, ge=1)
     """Number of consecutive high losses that count as a spike."""
     max_rollbacks: Course[Count] = Field(default=3, ge=1)
     """Maximum number of rollbacks in one process; one more is an error."""
     sentinel_every_n_steps: Course[Count] = Field(default=500, ge=0)
-    """Optimizer steps between comparisons of the replicas' parameters, also made at saves; 0: never."""
+    """Optimizer steps between comparisons of the replicas' parameters; saves compare them too. 0: never."""
     on_desync: Course[Literal["abort", "warn", "heal"]] = "abort"
-    """What to do when replicas differ: an error, a warning, or copy the majority's values to all."""
+    """What to do if replicas differ: stop with an error, warn, or copy the values of the majority to all."""
     sync_batchnorm: Numbers[bool] = False
-    """Batch statistics over all replicas instead of each replica's own."""
+    """Compute batch statistics over all replicas instead of for each replica."""
 
     init_from: Numbers[InitFrom] = InitFromConfig()
     trainable: Arrays[Patterns] = ()
-    """Name patterns of the parameters to train, such as "head/*"; the others are frozen; none: all."""
+    """Name patterns of the parameters to train, such as "head/*"; the others are frozen. Empty: all."""
     lora: Arrays[LoraConfig] = LoraConfig()
 
     lr_scaling: Numbers[Literal["none", "linear", "sqrt"]] = "none"
-    """Scale the learning rate by the effective batch over base_batch_size."""
+    """Scale the learning rate by global batch size / base_batch_size, or by its square root."""
     base_batch_size: Numbers[Count | None] = Field(default=None, ge=1)
-    """The batch the learning rate was chosen for; needed by lr_scaling."""
+    """The global batch size that the learning rate was chosen for; required by lr_scaling."""
     warmup_steps: Arrays[Count] = Field(default=0, ge=0)
-    """Optimizer steps in which the learning rate rises linearly to its peak."""
+    """Optimizer steps over which the learning rate rises linearly to its peak."""
     early_stopping_patience: Course[Count | None] = Field(default=None, ge=1)
     """Stop after this many evaluations without a better `monitor`; none: never."""
     monitor: Course[str] = "val_loss"
-    """The metric for early stopping and the best checkpoint: train_ or val_ and its name."""
+    """The metric for early stopping and the best checkpoint: its name with the prefix train_ or val_."""
     monitor_mode: Course[Literal["min", "max"] | None] = None
-    """Which values of `monitor` are better; none: as the metric says (a loss low, an accuracy high)."""
+    """Which values of `monitor` are better; none: the metric's own mode (loss: min, accuracy: max)."""
     max_steps: Length[Count | None] = Field(default=None, ge=1)
     """Stop after this many optimizer steps, regardless of `epochs`."""
     max_time: Course[Seconds | None] = Field(default=None, gt=0)
-    """Stop and save after this many seconds (or 90s, 30m, 1h30m)."""
+    """Save and stop after this time: a number of seconds, or a text such as 90s, 30m or 1h30m."""
     evaluate_every_n_epochs: Course[Count] = Field(default=1, ge=0)
-    """Epochs between evaluations on the validation data; 0: none by epochs."""
+    """Epochs between evaluations on the validation data; 0: no evaluations by epochs."""
     evaluate_every_n_steps: Course[Count] = Field(default=0, ge=0)
-    """Optimizer steps between evaluations, besides those by epochs; 0: none by steps."""
+    """Optimizer steps between evaluations, in addition to those by epochs; 0: no evaluations by steps."""
     max_eval_batches: Course[Count | None] = Field(default=None, ge=1)
-    """Evaluate on this many batches only; none: on all data."""
+    """Maximum number of batches in an evaluation; none: all data."""
     comm: Arrays[str] = "mean"
-    """How gradients are reduced and parameters updated: a strategy, or module:function."""
+    """How gradients are reduced and parameters are updated: a strategy by name, or module:function."""
     comm_options: Arrays[Options] = {}
     """Options of the strategy, for example `bucket_size_mb: 25`."""
     reproducibility: Numbers[Literal["none", "exact"]] = "none"
-    """exact: the same bits at any number of processes and devices of one kind; needs global_batch_size."""
+    """exact: the same bits with any number of processes and devices of one kind; needs global_batch_size."""
     virtual_replicas: Numbers[int] = Field(default=8, ge=1, le=2**16)
-    """Number of parts of the global batch in an exact run; at least the number of devices."""
+    """Number of equal parts of the global batch in an exact run; at least the number of devices."""
     exact_threads: Numbers[int | None] = Field(default=None, ge=1, le=1024)
-    """CPU threads per process of an exact run, which affect its numbers; none: as virtual_replicas."""
+    """CPU threads per process of an exact run; they affect its bits. none: virtual_replicas."""
     exact: Course[Literal["refuse", "warn"]] = "refuse"
     """What to do if an exact run would resume with different bits (another machine, version or code)."""
     exact_digest_every_n_steps: Course[Count] = Field(default=100, ge=0)
     """Optimizer steps between digests of an exact run's state, for `cyxjax hash`; 0: none."""
     steps_in_flight: Course[int] = Field(default=8, ge=1, le=10_000)
-    """Steps queued on the device before the host waits for the older half; two dispatches at least."""
+    """Steps queued on the device before the host waits for the older half; at least two dispatches."""
     steps_per_dispatch: Numbers[Annotated[int, Field(ge=1, le=256)] | Literal["auto"]] = "auto"
-    """Steps of a dispatch, at most; a save ends it. auto: up to 16 and 2 * steps_in_flight, if short."""
+    """Maximum steps per dispatch. auto: up to 16 and 2 * steps_in_flight for short steps on CPUs."""
     compile_cache: Speed[bool | str] = "auto"
-    """Where compiled programs are kept for the next start: a folder, off, or auto (the user's ~/.cache)."""
+    """Where compiled programs are cached for the next start: a folder, off, or auto (the user's ~/.cache)."""
     memory_pages: Speed[Literal["auto", "kept", "off"]] = "auto"
-    """Pages of memory on CPUs: kept from step to step, off (also what a launcher has set), or auto."""
+    """Memory pages on CPUs: kept between steps, off (this also undoes the launcher's setting), or auto."""
 
     checkpoint_dir: View[str] = "./checkpoints"
-    """Folder of the checkpoints; in an experiment inside run_dir, or an absolute path."""
+    """Folder of the checkpoints; in an experiment, a folder inside run_dir or an absolute path."""
     checkpoint_every_n_epochs: Course[Count] = Field(default=5, ge=0)
     """Epochs between checkpoints; 0: none by epochs. The end of the run is saved unless all three are 0."""
     checkpoint_every_n_steps: Course[Count] = Field(default=0, ge=0)
@@ -144,20 +144,20 @@ class DistributedTrainingConfig(Strict):
     checkpoint_every_n_minutes: Course[Amount] = Field(default=0.0, ge=0)
     """Minutes between checkpoints; 0: none by time."""
     checkpoint_async: Course[bool] = True
-    """Write in the background from a copy in host memory; false: training waits for the disk."""
+    """Write in the background from a copy in host memory; false: training waits until the file is written."""
     keep_last: View[Count] = Field(default=3, ge=1)
     """Number of newest checkpoints to keep."""
     keep_best: View[Count] = Field(default=1, ge=0)
     """Number of best checkpoints by `monitor` to keep in addition."""
     save_on_master_only: View[bool] = True
-    """Rank 0 writes, gathering what the ranks hold in parts. false is refused: there is no other way."""
+    """Rank 0 gathers the parts that other ranks hold and writes all files; false is not supported."""
     resume: Course[Literal["auto", "never", "must"]] = "never"
     """never: start over; auto: resume from the newest good checkpoint; must: fail if there is none."""
 
     verbose: View[bool] = True
     """Rank 0 prints progress."""
     log_every_n_batches: View[Count] = Field(default=10, ge=1)
-    """Optimizer steps between metric records; a log shows the newest every ten seconds."""
+    """Optimizer steps between metric records; a log prints the newest record every ten seconds."""
 
     if not TYPE_CHECKING:  # an editor and a type checker see the fields as keywords
 
@@ -166,7 +166,7 @@ class DistributedTrainingConfig(Strict):
 
     @classmethod
     def from_values(cls, values: dict[str, Any], source: Source) -> Self:
-        """The configuration that plain `values` describe; errors name `source` (a text, or by dotted key)."""
+        """The configuration from plain `values`; errors name `source` (a text, or a function of the key)."""
         config = cls.__new__(cls)
         config._fill(values, source)
         return config
@@ -177,7 +177,7 @@ class DistributedTrainingConfig(Strict):
             Strict.__init__(self, **values)
         except ValidationError as err:
             raise ConfigError(explain(err, type(self), source)) from None
-        # Beside the fields, as a cached property is: two configurations are equal wherever they came from.
+        # Not a field, like a cached property: two configurations from different sources can be equal.
         object.__setattr__(self, "_source", source)
 
     _local = field_validator("checkpoint_dir")(on_this_machine)
@@ -186,7 +186,7 @@ class DistributedTrainingConfig(Strict):
     @classmethod
     def _only_rank_0_writes(cls, value: bool) -> bool:
         if not value:
-            raise ValueError("rank 0 writes every checkpoint; expected true (or leave it out)")
+            raise ValueError("rank 0 writes every checkpoint; expected true (or leave the key out)")
         return value
 
     @field_validator("precision")
@@ -195,7 +195,7 @@ class DistributedTrainingConfig(Strict):
         text = _LIGHTNING.get(text, text)
         parts = text.split(",")
         if text not in _DTYPES and not all(_POLICY.fullmatch(part.strip()) for part in parts):
-            raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... of these")
+            raise ValueError(f"expected {', '.join(_DTYPES)}, or params=...,compute=...,output=... with them")
         return text
 
     _words = field_validator("remat", "compile_cache")(_named_switch)
@@ -206,7 +206,7 @@ class DistributedTrainingConfig(Strict):
         if self.global_batch_size is not None and "batch_size" in self.model_fields_set:
             raise ValueError(
                 f"batch_size = {self.batch_size} and global_batch_size = {self.global_batch_size} are both "
-                "given; only one may be, the other follows from the number of replicas"
+                "given; set only one, the other follows from the number of replicas"
             )
         if self.lr_scaling != "none" and self.base_batch_size is None:
             raise ValueError(f"lr_scaling = {self.lr_scaling!r} needs base_batch_size")
@@ -222,7 +222,7 @@ class DistributedTrainingConfig(Strict):
 
     @property
     def pool_threads(self) -> int | None:
-        """CPU threads that each process must have; None: what suits it."""
+        """CPU threads that each process must have; None: no fixed number."""
         if self.reproducibility == "none":
             return None
         return self.exact_threads or self.virtual_replicas
@@ -234,11 +234,11 @@ class DistributedTrainingConfig(Strict):
 
     @property
     def run_folder(self) -> RunFolder | None:
-        """Where a run keeps what it records besides checkpoints; None: nowhere."""
+        """The folder of what a run records besides checkpoints; None: nothing else is recorded."""
         return None
 
     def resolved(self) -> dict[str, Any]:
-        """Plain values for YAML or JSON; a batch size that was not chosen is left out, so they load again."""
+        """Plain values for YAML or JSON that load again: of the two batch sizes, only the chosen one."""
         values = self.model_dump(mode="json")
         values.pop("batch_size" if self.global_batch_size is not None else "global_batch_size")
         return values

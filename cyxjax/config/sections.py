@@ -1,6 +1,6 @@
 """The sections of an experiment file (no jax here).
 
-A section is flat: a `name` that picks one of several things, and the numbers that thing takes.
+A section is flat: a `name` that selects one of several implementations, and its parameters.
 """
 
 from pathlib import Path
@@ -18,19 +18,19 @@ from pydantic import (
 from cyxjax.config.values import Amount, Count, Named, Options, Strict, on_this_machine, one_of
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lamb", "lion", "adagrad", "rmsprop")
-OPTAX = (  # further ones by optax's names; a test holds that they are all that need nothing but gradients
+OPTAX = (  # by optax's names; a test checks that these are all others that need only gradients
     *("adabelief", "adadelta", "adafactor", "adamax", "adamaxw", "adan", "amsgrad", "fromage", "lars"),
     *("nadam", "nadamw", "noisy_sgd", "novograd", "optimistic_adam_v2"),
     *("optimistic_gradient_descent", "radam", "rprop", "sign_sgd", "signum", "sm3", "yogi"),
 )
-OPTAX_CONTRIB = (  # of optax.contrib; its schedule_free rules evaluate other parameters than they train
+OPTAX_CONTRIB = (  # without the schedule_free rules, which evaluate different parameters than they train
     *("acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "galore", "madgrad", "muon"),
     *("prodigy", "simplified_ademamix"),
 )
-TOLD_THE_LOSS = ("polyak_sgd",)  # they are given the mean of a step's global batch
+TOLD_THE_LOSS = ("polyak_sgd",)  # they receive the mean loss of a step's global batch
 SINKS = ("jsonl", "csv", "tensorboard", "wandb", "trackio", "mlflow")
 SCHEDULES = ("constant", "cosine", "linear")
-OPTAX_SCHEDULES = (  # by optax's names; a value that one starts or peaks at is 1, the factor of optimizer.lr
+OPTAX_SCHEDULES = (  # by optax's names; the initial or peak value is 1, a factor of optimizer.lr
     *("exponential_decay", "polynomial_schedule", "piecewise_constant_schedule", "cosine_onecycle_schedule"),
     *("linear_onecycle_schedule", "piecewise_interpolate_schedule", "warmup_exponential_decay_schedule"),
     *("warmup_cosine_decay_schedule", "warmup_constant_schedule", "cosine_decay_schedule", "linear_schedule"),
@@ -53,7 +53,7 @@ class ModelConfig(Strict):
     """The network."""
 
     name: str = "mlp"
-    """A name of the registry (mlp, cnn, resnet18, resnet50, vae, gpt) or `package.module:callable`."""
+    """A name in the registry (mlp, cnn, resnet18, resnet50, vae, gpt) or `package.module:callable`."""
     options: Options = {}
     """Options of the network, for example `hidden: [128, 64]`."""
 
@@ -62,13 +62,13 @@ class DataConfig(Strict):
     """The dataset."""
 
     name: str = "digits"
-    """A name of the catalogue (digits, mnist, cifar10, npz, csv, text, ...) or `package.module:function`."""
+    """A name in the catalogue (digits, mnist, cifar10, npz, csv, text, ...) or `package.module:function`."""
     root: str | None = None
     """Folder or file the data is read from; none for data that comes with a library."""
     options: Options = {}
     """Options of the format, for example `sequence_length: 64`."""
     augment: tuple[Named, ...] = ()
-    """Augmentation of training samples on the device: names of dm-pix, or `module:function`."""
+    """Augmentations of training samples on the device: functions of dm-pix, or `module:function`."""
 
     _local = field_validator("root")(on_this_machine)
 
@@ -77,7 +77,7 @@ class GroupConfig(Strict):
     """Settings for a group of parameters."""
 
     match: str = Field(min_length=1)
-    """Names of parameters, `*` for any part: `encoder/*`, `*/bias`. The first group that matches counts."""
+    """Pattern of parameter names, `*` for any text: `encoder/*`, `*/bias`. The first match applies."""
     lr: Amount | None = Field(default=None, gt=0)
     """Peak learning rate; none: the optimizer's."""
     weight_decay: Amount | None = Field(default=None, ge=0)
@@ -87,7 +87,7 @@ class GroupConfig(Strict):
 
 
 def _group(value: Any) -> dict[str, Any]:
-    """A group as plain values. Raises: ValueError saying which key is wrong."""
+    """A group as plain values. Raises: ValueError that names each wrong key."""
     if not isinstance(value, dict):
         raise ValueError("expected `{match: PATTERN, lr: NUMBER}`")
     try:
@@ -104,52 +104,52 @@ class OptimizerConfig(Strict):
     """The optimizer."""
 
     name: OptimizerName = "adam"
-    """sgd, momentum, adam, adamw, lamb, lion, adagrad, rmsprop, another of optax, or module:attribute."""
+    """sgd, momentum, adam, adamw, lamb, lion, adagrad, rmsprop, any other of optax, or module:attribute."""
     options: Options = {}
-    """Arguments of the optimizer by optax's (or your) names, for example `b2: 0.95`."""
+    """Further arguments of the optimizer, by optax's (or your) names, for example `b2: 0.95`."""
     lr: Amount = Field(default=0.001, gt=0)
     """Peak learning rate, before `lr_scaling`."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Momentum of `momentum` and `rmsprop`; `sgd` has none."""
     nesterov: bool = False
-    """Look-ahead form of `momentum`."""
+    """Use Nesterov's form of `momentum`."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the two moments of adam, adamw, lamb and lion."""
+    """Decay rates of the two moments of adam, adamw, lamb and lion."""
     eps: Amount = Field(default=1e-8, gt=0)
-    """Added to the denominator of the adaptive rules."""
+    """Added to the denominator of the adaptive optimizers."""
     weight_decay: Amount = Field(default=0.0, ge=0)
-    """Decoupled decay for adamw, lamb and lion; an L2 term of the gradient for the others."""
+    """Decoupled weight decay for adamw, lamb and lion; an L2 term in the gradient for the others."""
     groups: tuple[Group, ...] = ()
     """Settings for parameters by name, for example `[{match: "encoder/*", lr: 0.0001}]`."""
 
     @model_serializer(mode="wrap")
     def _given(self, dump: Any) -> dict[str, Any]:
-        """As plain values; of a rule that is not ours, whose defaults are its own, only what was given."""
+        """Plain values; of an optimizer that is not ours, which has its own defaults, only those given."""
         values = dump(self)
         keys = values if self.name in OPTIMIZERS else self.model_fields_set
         return {key: value for key, value in values.items() if key in keys}
 
 
 class WandbConfig(Strict):
-    """Weights & Biases, used when `sinks` names it. Its key comes from `wandb login` or WANDB_API_KEY."""
+    """Weights & Biases, used if `sinks` names it. The API key comes from `wandb login` or WANDB_API_KEY."""
 
     project: str = "cyxjax"
     """Project the run belongs to."""
     run_name: str | None = None
     """Name shown for the run; none: the run folder's name."""
     mode: Literal["offline", "online", "disabled"] = "offline"
-    """Offline writes into the run folder, for `wandb sync` later."""
+    """offline: write into the run folder, to upload later with `wandb sync`."""
     init_timeout: Amount = Field(default=120.0, gt=0)
-    """Seconds to wait for the service before training goes on without it."""
+    """Seconds to wait for the service before training continues without it."""
 
 
 class ScheduleConfig(Strict):
-    """How the learning rate goes after the warm-up (`warmup_steps`), counted in optimizer steps."""
+    """The learning rate after the warm-up (`warmup_steps`), as a function of optimizer steps."""
 
     name: ScheduleName = "constant"
-    """constant, cosine, linear, of optax (exponential_decay, ...), or module:attribute (step -> factor)."""
+    """constant, cosine, linear, optax's (exponential_decay, ...), or module:attribute (step -> factor)."""
     options: Options = {}
-    """What a schedule of optax (or yours) takes, for example `transition_steps: 100`."""
+    """Arguments of an optax schedule, or of your own, by name, for example `transition_steps: 100`."""
     decay_steps: Count | None = Field(default=None, ge=1)
     """Steps from the end of the warm-up to the final rate; none: to the end of the run (cosine, linear)."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
@@ -157,14 +157,14 @@ class ScheduleConfig(Strict):
 
 
 class InitFromConfig(Strict):
-    """Initial values that were trained elsewhere: a path, or a path with rules for names."""
+    """Initial parameters that were trained elsewhere: a path, or a path with rules for names."""
 
     path: str | None = None
-    """safetensors (a file, or a folder of shards), a run folder, orbax, flax msgpack, torch state_dict."""
+    """A path: safetensors (file or folder of shards), a run folder, orbax, flax msgpack, torch state_dict."""
     map: dict[str, str | None] = {}
-    """Name in the file -> in the model, `*` any text, null to leave out: "enc.*.weight": "Enc_*/kernel"."""
+    """Name in the file -> in the model; `*`: any text; null: ignore. "enc.*.weight": "Enc_*/kernel"."""
     strict: bool = True
-    """Every array of the model must be found and every one of the file used; false: use what matches."""
+    """Every array of the model must be found, and every array of the file used; false: use what matches."""
 
     _local = field_validator("path")(on_this_machine)
 
@@ -175,13 +175,13 @@ class LoraConfig(Strict):
     rank: int = Field(default=0, ge=0, le=2**16)
     """Rank of the adapters; 0: no adapters."""
     alpha: Amount = Field(default=16.0, gt=0)
-    """The product of an adapter is scaled by alpha / rank."""
+    """The product of an adapter's two factors is scaled by alpha / rank."""
     pattern: Patterns = ("*kernel",)
     """Names of the kernels that get adapters, `*` for any text: "attention/*/kernel"."""
 
     @model_validator(mode="after")
     def _says_its_rank(self) -> "LoraConfig":
-        """`rank: 0` turns adapters off; a section that only forgot it would train the whole model."""
+        """Refuses a section without `rank`, which would train the whole model; `rank: 0` says so."""
         if self.model_fields_set and "rank" not in self.model_fields_set:
             raise ValueError("rank is missing; expected a number such as rank: 8, or 0 for no adapters")
         return self

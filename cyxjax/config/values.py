@@ -52,7 +52,7 @@ def seconds(value: Any) -> Any:
 
 
 Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
-# Above what any run needs, and below what overflows where it is converted: steps are counted in int32.
+# More than any run needs, and too small to overflow in conversions: steps are counted in int32.
 Count = Annotated[int, Field(le=10**9)]
 Amount = Annotated[float, Field(le=1e12)]
 Seconds = Annotated[Amount, BeforeValidator(seconds, json_schema_input_type=float | str)]
@@ -68,7 +68,7 @@ def _named(value: Any) -> Any:
 
 
 def _name_or_named(value: Any) -> Any:
-    """A name as it is; {name, options} as `_named` has it, without options as the name."""
+    """A name unchanged; {name, options} as from `_named`, or only the name if there are no options."""
     found = value if isinstance(value, str) else _named(value)
     return found["name"] if isinstance(found, dict) and not found["options"] else found
 
@@ -78,12 +78,12 @@ NameOrNamed = Annotated[str | dict[str, Any], BeforeValidator(_name_or_named)]
 
 
 def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
-    """The check that a text is one of `names`, or the name of a `kind` that is not ours."""
+    """A check that a text is one of `names`, or names a `kind` of your own or of an installed package."""
     known = dict.fromkeys(names)
 
     def check(name: str) -> str:
         if not is_known(kind, name, known):
-            raise ValueError(f"no {kind} of this name. {known_or(kind, name, known)}")
+            raise ValueError(f"no {kind} has this name. {known_or(kind, name, known)}")
         return name
 
     return AfterValidator(check)
@@ -97,25 +97,25 @@ def accepts_bool(annotation: Any) -> bool:
 
 
 def _refuse_shell(value: Any) -> None:
-    """Raises: ValueError for what only a shell fills in, at any depth: it would be taken by the letter."""
+    """Raises: ValueError for what only a shell expands, at any depth: it would be taken literally."""
     if isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             _refuse_shell(part)
     elif isinstance(value, str) and _SHELL.search(value):
         raise ValueError(
-            "only a shell fills in `~` and variables; write the whole path, or ${env:NAME} or "
+            "only a shell expands `~` and variables; write the full path, or ${env:NAME} or "
             "${env:NAME:default} in a file, or give the value on the command line"
         )
 
 
 def on_this_machine(path: str | None) -> str | None:
-    """`path`. Raises: ValueError for an address elsewhere, which would be taken for a folder here, and for an
-    empty text, which would be taken for the folder one happens to be in.
+    """Returns `path`. Raises: ValueError for a URL, which would be taken for a local folder, and for an
+    empty text, which would be taken for the current folder.
     """
     if path is not None and (not path.strip() or _SCHEME.match(path)):
         raise ValueError(
-            "expected a path of this machine; an address is neither read nor written here (mount it or "
-            "copy it; `mirror` names where a run folder is copied to)"
+            "expected a path on this machine; a URL is neither read nor written here (mount it or "
+            "copy it; `mirror` is the URL that a run folder is copied to)"
         )
     return path
 
@@ -129,7 +129,7 @@ class Strict(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),
-        defer_build=True,  # most sections are built as a part of another
+        defer_build=True,  # most sections are built as part of another one
     )
 
     @field_validator("*", mode="before")
@@ -137,9 +137,9 @@ class Strict(BaseModel):
     def _refuse_bool(cls, value: Any, info: Any) -> Any:
         field = cls.model_fields[info.field_name]
         if isinstance(value, bool) and not accepts_bool(field.annotation):
-            raise ValueError("true/false where another kind of value belongs")
+            raise ValueError("expected a value that is not true/false")
         if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            _refuse_shell(value)  # a section looks at its own
+            _refuse_shell(value)  # a section checks its own values
         return value
 
     if not TYPE_CHECKING:  # a type checker then knows which fields there are
@@ -149,7 +149,7 @@ class Strict(BaseModel):
             try:
                 super().__setattr__(name, value)
             except ValidationError as err:
-                # pydantic has stored the value before a check over several fields refuses it
+                # pydantic stores the value before a check over several fields refuses it
                 object.__setattr__(self, "__dict__", before)
                 object.__setattr__(self, "__pydantic_fields_set__", given)
                 from cyxjax.config.errors import explain

@@ -1,4 +1,4 @@
-"""Reads YAML files: a mapping, without what YAML would take for something else than it shows."""
+"""Reads YAML files that hold a mapping; refuses what YAML would read differently from what it looks like."""
 
 import re
 from io import BytesIO
@@ -12,7 +12,7 @@ from yaml.constructor import ConstructorError
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import read_plain, readable
 
-_MAX_BYTES = 1 << 20  # an experiment file is a page; more is a mistake (a data file, a model)
+_MAX_BYTES = 1 << 20  # an experiment file is a page; a larger file is a mistake (data, a model)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def read_yaml(path: str) -> dict[str, Any]:
     if not file.exists():
         near = nearest(file.name, [p.name for p in file.parent.glob("*.y*ml")])
         raise ConfigError(f"{path}: no such file. {near} HINT: give --config the path of an experiment file.")
-    with readable(path, ConfigError, "indent with spaces, one `name: value` a line"):
-        # as a stream: of a text the errors of YAML would show lines, where a secret may stand
+    with readable(path, ConfigError, "indent with spaces, one `name: value` per line"):
+        # as a stream: for a text, errors of YAML would quote lines, which may hold a secret
         values = _Loader(BytesIO(read_plain(file, _MAX_BYTES))).get_single_data()
     if values is not None and not isinstance(values, dict):
         raise ConfigError(
@@ -36,12 +36,12 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Without aliases, and keys that are repeated or are no strings."""
+    """Refuses aliases, repeated keys, and keys that are not strings."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise ComposerError(None, None, "an alias (*name); write the value out there", mark)
+            raise ComposerError(None, None, "an alias (*name); write out the value instead", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """Refuses a whole number that YAML 1.1 does not read as the digits say: 010 is 8."""
+        """Refuses an integer that YAML 1.1 does not read as a decimal number: 010 is 8."""
         found = super().construct_yaml_int(node)
         if re.match(r"[-+]?0[0-9_]", node.value) or ":" in node.value:
             problem = f"{node.value} would be {found}; write it without a leading zero or colon, or quote it"

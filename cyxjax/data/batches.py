@@ -1,12 +1,12 @@
-"""Assigns places of the epoch's order to steps, replicas, micro-batches and slots; padding and weights.
+"""Assigns places of the epoch's order to steps, replicas, micro-batches and slots, with padding and weights.
 
     step t sees places [first + t*G, first + (t+1)*G),   G = batch_size * num_replicas * accumulation
     place of (replica r, micro-batch m, slot j) in step t:   first + t*G + m*B*R + j*R + r   (core/draws)
 
-`first` is 0, or the place at which a resumed run goes on: samples are counted, not batches, so the rest of an
-epoch is dealt out anew by whatever batch size and world size there are now.
+`first` is 0, or the place at which a resumed run continues: samples are counted, not batches, so the rest of
+an epoch is assigned with the current batch size and world size.
 
-Dealing with stride keeps a short last batch even: replicas differ by at most one real sample, and the
+Assigning with a stride balances a short last batch: replicas differ by at most one real sample, and the
 set of samples in a micro-batch does not depend on how many replicas share it.
 """
 
@@ -25,10 +25,10 @@ from cyxjax.data.order import Order, Places
 from cyxjax.data.sources import ArrayDataset, Dataset
 from cyxjax.errors import ConfigError, DataError
 
-# A permuted block costs hardly more than a permuted batch: 1 ms of numpy calls, whatever their length.
+# Permuting a block costs hardly more than permuting a batch: 1 ms of numpy calls, regardless of length.
 _PLACES_AT_ONCE = 1 << 13
-# Small batches are gathered several at once: 64 rows of 16 numbers took 20 us alone, 3 us among 1,024. Larger
-# ones gain nothing, and leave the processor's cache.
+# Several small batches are gathered together: 64 rows of 16 numbers took 20 us alone, 3 us among 1,024.
+# Larger ones gain nothing, and exceed the processor's cache.
 _BYTES_AT_ONCE = 1 << 18
 
 
@@ -52,7 +52,7 @@ class BatchPlan:
                 f"of {self.global_batch_size}. HINT: use drop_last=False or a smaller batch_size."
             )
 
-    @cached_property  # as the next one: asked for several times a step
+    @cached_property  # like the next one: read several times per step
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all replicas and micro-batches, padding included."""
         return self.batch_size * self.num_replicas * self.accumulation
@@ -73,7 +73,7 @@ class BatchPlan:
         return replace(self, first=first)
 
     def span(self, step: int) -> tuple[int, int]:
-        """(the first place of `step`, one past its last real one): samples consumed before and with it."""
+        """(the first place of `step`, one past its last real place): samples consumed before and after it."""
         start = self.first + step * self.global_batch_size
         return start, min(start + self.global_batch_size, self.num_samples)
 
@@ -97,15 +97,15 @@ class HostBatch(NamedTuple):
     weight: npt.NDArray[np.float32]  # shape (rows,): 1 for a real sample, 0 for padding
     total: int  # real samples in the step over ALL replicas; equal on every rank
     places: Places  # shape (rows,): place in the epoch's order; the key of a row's random draws
-    ids: Places | None = None  # shape (rows,): the samples that were read; None where they have no numbers
+    ids: Places | None = None  # shape (rows,): the samples that were read; None if they have no ids
     stop: int = 0  # samples of the epoch consumed with this step, over ALL replicas; it began at stop - total
-    place: Any = None  # where a loader says that it stands after this step
+    place: Any = None  # the position that a loader reports after this step
 
 
 class HostBlock(NamedTuple):
     """Consecutive steps that were read together."""
 
-    steps: list[HostBatch]  # views of `rows`, without those that only fill up the block
+    steps: list[HostBatch]  # views of `rows`, without the steps that only fill the block
     rows: HostBatch  # the rows of all steps, one after another; total and stop are those of the last one
 
 
@@ -114,8 +114,8 @@ def iterate(
 ) -> Iterator[HostBatch]:
     """The epoch's batches for `replicas` from `start_step` on.
 
-    Batch t depends on (order, plan, t) alone, so going on at sample s is `plan.rest(s)`: nothing is skipped
-    by reading it.
+    Batch t depends only on (order, plan, t), so `plan.rest(s)` continues at sample s without reading the
+    samples before it.
     """
     for block in iterate_blocks(dataset, order, plan, replicas, start_step):
         yield from block.steps
@@ -129,9 +129,9 @@ def iterate_blocks(
     start_step: int = 0,
     size: int | None = None,
 ) -> Iterator[HostBlock]:
-    """As `iterate`, in blocks of `size` steps; samples from the start fill up the epoch's last block.
+    """Like `iterate`, in blocks of `size` steps; samples from the start fill up the last block of the epoch.
 
-    None: of as many as are read together sooner, and the last block as it is.
+    size None: as many steps as are fastest to read together, and a last block that may be shorter.
     """
     first_step = plan.places(0, replicas).reshape(-1)
     each = size or _steps_at_once(dataset, len(first_step))
@@ -156,7 +156,7 @@ def read_batch(
 
 
 def _steps_at_once(dataset: Dataset, rows: int) -> int:
-    """How many steps of so many rows are gathered by one call: one, unless the arrays lie in memory."""
+    """The number of steps of `rows` rows gathered per call: one, unless the arrays are in memory."""
     row_bytes = dataset.row_bytes if isinstance(dataset, ArrayDataset) else _BYTES_AT_ONCE
     return max(1, _BYTES_AT_ONCE // max(1, rows * row_bytes))
 
@@ -169,7 +169,7 @@ def _read(
     weight = (places < plan.num_samples).astype(np.float32)
     rows, made = places.shape[1], []
     for i, (start, stop) in enumerate(map(plan.span, steps)):
-        mine = itemgetter(slice(i * rows, (i + 1) * rows))  # no function of ours: a step is short
+        mine = itemgetter(slice(i * rows, (i + 1) * rows))  # not a Python function, to save time
         x = map_leaves(mine, inputs)
         y = x if targets is inputs else map_leaves(mine, targets)
         made.append(HostBatch(x, y, weight[i], stop - start, places[i], indices[i], stop))
@@ -180,9 +180,9 @@ def _read(
 
 
 def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulation: int = 1) -> int:
-    """Samples per replica and micro-step when `global_batch_size` is shared by all of them.
+    """Samples per replica and micro-step if all of them share `global_batch_size`.
 
-    Raises: ConfigError when it does not divide, naming the nearest global batch size that does.
+    Raises: ConfigError if it is not divisible, with the nearest global batch sizes that are.
     """
     shares = num_replicas * accumulation
     if global_batch_size >= shares and global_batch_size % shares == 0:
@@ -190,6 +190,6 @@ def batch_size_from_global(global_batch_size: int, num_replicas: int, accumulati
     below = global_batch_size // shares * shares
     fits = f"{below} or {below + shares}" if below > 0 else f"{shares}"
     raise ConfigError(
-        f"global_batch_size={global_batch_size} does not divide by {num_replicas} replicas x "
+        f"global_batch_size={global_batch_size} is not divisible by {num_replicas} replicas x "
         f"{accumulation} gradient accumulation steps = {shares}. HINT: use {fits}."
     )

@@ -1,4 +1,4 @@
-"""Data sets by name: `load_dataset("digits")`, `load_dataset("csv", "prices.csv", target="price")`.
+"""Datasets by name: `load_dataset("digits")`, `load_dataset("csv", "prices.csv", target="price")`.
 
 Four come with scikit-learn and need no network; the others are read from files."""
 
@@ -28,14 +28,14 @@ def load_digits(**split: Any) -> Splits:
 def _digits() -> np.ndarray:
     """float64 (1797, 65): 64 pixels and the label, from the file that scikit-learn installs.
 
-    To load the library itself would cost each start of each rank a second.
+    Importing the library itself would take a second at each start of each rank.
     """
     spec = find_spec("sklearn")
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder, "datasets", "data", "digits.csv.gz")
         if path.is_file():
             return np.loadtxt(path, delimiter=",")
-    bunch = extra("sklearn.datasets", "cyxjax[digits]").load_digits()  # it is not there, or elsewhere
+    bunch = extra("sklearn.datasets", "cyxjax[digits]").load_digits()  # the file is missing, or elsewhere
     return np.column_stack([bunch.data, bunch.target])
 
 
@@ -55,7 +55,7 @@ def load_diabetes(**split: Any) -> Splits:
 
 
 def _table(name: str, loader: str, task: Any, **split: Any) -> Splits:
-    """A table whose columns (and regression target) are standardised by the training rows alone."""
+    """A table whose columns (and regression target) are standardised with the training rows only."""
     bunch = getattr(extra("sklearn.datasets", "cyxjax[digits]"), loader)()
     regression = task == "regression"
     targets = bunch.target.astype(np.float32)[:, None] if regression else bunch.target.astype(np.int32)
@@ -93,10 +93,10 @@ _LOADERS: dict[str, Callable[..., Splits]] = {
 
 
 def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> Splits:
-    """Train, validation and test splits of the data set `name`, the same in every run.
+    """Train, validation and test splits of the dataset `name`, the same in every run.
 
-    `root` is the file or folder of the sets that are read from files. Options are the loader's own, such as
-    `sequence_length` of "text", `target` of "csv", `val_fraction`, `test_fraction` and `split_seed`.
+    `root` is the file or folder of datasets that are read from files. Options are those of the loader, such
+    as `sequence_length` of "text", `target` of "csv", `val_fraction`, `test_fraction` and `split_seed`.
 
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
@@ -114,9 +114,9 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
 
 
 def as_splits(name: str, found: Any) -> Splits:
-    """What a loader gave: Splits, or (train, validation, test), each a data set or (inputs, targets) arrays.
+    """`found` as Splits: Splits, or (train, validation, test), each a dataset or (inputs, targets) arrays.
 
-    Of three the task is read off the training targets: whole numbers are classes, others are to be met.
+    For three parts the training targets determine the task: integers are classes, others a regression.
     Raises: DataError for anything else.
     """
     if isinstance(found, Splits):

@@ -3,7 +3,7 @@
 (x,) and x alone      -> inputs x, targets x (an autoencoder's)
 (x, y)                -> inputs x, targets y
 (x1, x2, ..., y)      -> inputs (x1, x2, ...), targets y
-{"image": x, "label": y} -> the targets column is the one named as in TARGET_NAMES; the rest are inputs
+{"image": x, "label": y} -> the column with a name in TARGET_NAMES is the target; the others are inputs
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ TARGET_NAMES = ("targets", "target", "labels", "label", "y")
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the input and target columns of a record; None finds them."""
+    """Names of the input and target columns of a record; None: found by TARGET_NAMES."""
 
     inputs: tuple[str, ...] | None = None
     targets: str | None = None
 
     @classmethod
     def of(cls, inputs: str | Sequence[str] | None, targets: str | None) -> "Columns":
-        """Of names as a caller gives them."""
+        """From names as a caller passes them."""
         names = (inputs,) if isinstance(inputs, str) else inputs
         return cls(None if names is None else tuple(names), targets)
 
@@ -52,7 +52,7 @@ def _split_names(record: Mapping[str, Any], columns: Columns) -> tuple[Any, Any]
 
 
 def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(name, leaf) of every leaf of nested tuples, named tuples and dicts; None is no leaf."""
+    """(name, leaf) of every leaf of nested tuples, named tuples and dicts; None is not a leaf."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from leaves(value, f"{name}[{key!r}]")
@@ -64,8 +64,8 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """`fn` on every leaf of `tree` and the same place in `others`; KeyError or IndexError if they differ."""
-    if type(tree) is np.ndarray:  # most trees are one array, and this is asked for in each step
+    """`fn` of each leaf of `tree` and its counterparts in `others`; KeyError or IndexError if they differ."""
+    if type(tree) is np.ndarray:  # fast path: most trees are one array, and this runs in each step
         return fn(tree, *others)
     if isinstance(tree, Mapping):
         return {key: map_leaves(fn, tree[key], *(other[key] for other in others)) for key in tree}
@@ -76,9 +76,9 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A numpy array over `leaf`'s own memory where possible; memmaps are left as they are.
+    """A numpy array that shares the memory of `leaf` if possible; memmaps are returned unchanged.
 
-    Raises: DataError as `refuse_words`, and for a masked array.
+    Raises: DataError like `refuse_words`, and for a masked array.
     """
     if hasattr(leaf, "detach"):  # a torch tensor, perhaps on a device and part of a graph
         leaf = leaf.detach().cpu()
@@ -87,7 +87,7 @@ def as_array(leaf: Any) -> Any:
         raise DataError(
             "a masked array, whose mask would be lost. HINT: fill it (x.filled(0)); a mask goes into weights."
         )
-    if array.dtype.kind == "O":  # numbers, or rows of them of one length, that were kept as objects
+    if array.dtype.kind == "O":  # numbers, or rows of equal length, stored as objects
         plain = np.array(array.tolist())
         array = plain if plain.dtype.kind in "biufc" else array
     refuse_words(array)
@@ -95,7 +95,7 @@ def as_array(leaf: Any) -> Any:
 
 
 def refuse_words(array: np.ndarray) -> None:
-    """Raises: DataError where a value is no number, with the line that makes integer labels of strings."""
+    """Raises: DataError for a value that is not a number; its hint makes integer labels of strings."""
     if array.dtype.kind not in "OUSTMm":
         return
     odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
@@ -117,7 +117,7 @@ def own_arrays(item: Any) -> Any:
 
 
 def stack_rows(rows: Sequence[Any], columns: Columns) -> tuple[Any, Any]:
-    """(inputs, targets) of samples, stacked along a new first dimension; one object where they are one."""
+    """(inputs, targets) of samples, stacked along a new first dimension; one object if both are the same."""
     pairs = [split(row, columns) for row in rows]
     inputs = stack([x for x, _ in pairs])
     return inputs, inputs if all(y is x for x, y in pairs) else stack([y for _, y in pairs])
@@ -126,14 +126,14 @@ def stack_rows(rows: Sequence[Any], columns: Columns) -> tuple[Any, Any]:
 def stack(items: Sequence[Any]) -> Any:
     """Items (arrays, numbers, tuples or dicts of them) stacked leaf by leaf along a new first dimension.
 
-    Raises: DataError for items of unlike form, and for words.
+    Raises: DataError for items of different structure, and for words.
     """
     try:
         whole = map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(
             f"samples cannot be stacked: {type(error).__name__}: {error}. HINT: make each a tuple (input, "
-            "target) of arrays of one shape, padded to one length."
+            "target) of arrays of equal shape, padded to one length."
         ) from error
     for _, leaf in leaves(whole):
         refuse_words(leaf)
@@ -141,7 +141,7 @@ def stack(items: Sequence[Any]) -> Any:
 
 
 def refuse_batches(items: list[Any], columns: Columns) -> None:
-    """Returns for a list of samples. Raises: DataError for one that looks like batches, a target a row."""
+    """Accepts a list of samples. Raises: DataError if it looks like batches, with one target per row."""
     if not items or not isinstance(items[0], tuple | Mapping):
         return
     inputs, targets = split(items[0], columns)
@@ -153,7 +153,7 @@ def refuse_batches(items: list[Any], columns: Columns) -> None:
         raise DataError(
             f"a list of {len(items)} whose first has inputs of shape {wide[0]} and a target of shape {shape}:"
             f" batches, or samples of {shape[0]} targets? HINT: fit(cx.data.Batches(data)) for batches; "
-            "of samples give the arrays, fit(np.stack(inputs), np.stack(targets))."
+            "for samples pass arrays, fit(np.stack(inputs), np.stack(targets))."
         )
 
 
@@ -162,9 +162,9 @@ def is_frame(data: Any) -> bool:
 
 
 def of_frame(frame: Any, columns: Columns) -> tuple[Any, Any]:
-    """(inputs, targets): numbers as one array (N, columns), unless `columns` names them; targets as they are.
+    """(inputs, targets): numbers as one array (N, columns), unless `columns` names them; targets unchanged.
 
-    Raises: DataError naming an input column that holds no numbers.
+    Raises: DataError that names an input column without numbers.
     """
     given, targets = split({str(name): frame[name] for name in frame.columns}, columns)
     if isinstance(given, Mapping):
@@ -176,7 +176,7 @@ def of_frame(frame: Any, columns: Columns) -> tuple[Any, Any]:
 
 
 def matrix_of(frame: Any) -> np.ndarray:
-    """All columns as one array (N, columns). Raises: DataError naming one that holds no numbers."""
+    """All columns as one array (N, columns). Raises: DataError that names one without numbers."""
     return np.stack([_numbers(str(name), frame[name]) for name in frame.columns], 1)
 
 

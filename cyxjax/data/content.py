@@ -1,12 +1,12 @@
-"""A digest of a data set, to compare what two hosts, or two starts of a run, read.
+"""A digest of a dataset, to compare the data that two hosts, or two starts of a run, read.
 
 - Arrays in memory, mapped files up to 1 GiB, and subsets of them: a digest of every byte and its place.
 - Larger mapped files, tables and datasets with only `__getitem__`: up to 24 samples, read by their ids. A
-  difference in another sample is not seen.
+  difference in another sample is not found.
 
-Samples are read twice: what a random augmentation makes differs between two reads and is not compared.
-Processors of other makes round a preprocessing differently, so hosts may differ by a rounding: without
-`to_the_bit` floats are compared by the samples alone, within 1e-5.
+Samples are read twice: values that differ between two reads, as from a random augmentation, are not compared.
+Different processors may round a preprocessing differently: without `to_the_bit`, floats are compared
+only in the samples, within 1e-5.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from cyxjax.data.columns import leaves
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset, Dataset, Subset
 
-Summary = list[Any]  # of a leaf: its type and shape, then what its values come to
+Summary = list[Any]  # of a leaf: its type and shape, then its value, or sums and a checksum of its values
 MAX_RECORDS = 24
-MAX_S = 1.0  # for reading them: with slower records fewer are read
-MAX_MAPPED_BYTES = 1 << 30  # of mapped files that are read whole: they may lie on a slow disk
-_SLICE_BYTES = 1 << 20  # of an array in one checksum
+MAX_S = 1.0  # for reading them; fewer are read if it is exceeded
+MAX_MAPPED_BYTES = 1 << 30  # of mapped files that are read completely, which may be on a slow disk
+_SLICE_BYTES = 1 << 20  # of an array per checksum
 _TOLERANCE = 1e-5
 _RANDOM = ["random"]  # the summary of a leaf that differed between two reads
 _EPOCH = 2**31 - 1  # an order that no training epoch has
@@ -37,7 +37,7 @@ _EPOCH = 2**31 - 1  # an order that no training epoch has
 def content_of(dataset: Dataset, most: int = MAX_RECORDS) -> dict[str, Any]:
     """JSON for `find_difference`: number of samples, summaries of `most` of them, and digests of arrays.
 
-    Checkpoints of cyxjax 0.2.0 have sums under "whole", which are not compared, in place of the digests.
+    Checkpoints of cyxjax 0.2.0 have sums under "whole" instead of digests; these are not compared.
     """
     content = {"samples": len(dataset), "records": _records(dataset, most)}
     arrays = _arrays(dataset)
@@ -47,9 +47,9 @@ def content_of(dataset: Dataset, most: int = MAX_RECORDS) -> dict[str, Any]:
 
 
 def digest(leaf: np.ndarray, rows: np.ndarray | None = None) -> str:
-    """Of every byte of `leaf` and its place; of `leaf[rows]` where rows are given, copied a slice at a time.
+    """Digest of every byte of `leaf` and its place, or of `leaf[rows]`, which is copied slice by slice.
 
-    CRC-32 of slices of 1 MiB, by threads, and SHA-256 of these: 2.7 GB/s a thread.
+    The SHA-256 of the CRC-32 of slices of 1 MiB, computed by threads: 2.7 GB/s per thread.
     """
     count = len(leaf) if rows is None else len(rows)
     step = max(1, _SLICE_BYTES * len(leaf) // max(1, leaf.nbytes))
@@ -93,9 +93,9 @@ def _kind(leaf: np.ndarray, count: int) -> str:
 def find_difference(
     a: Mapping[str, Any], b: Mapping[str, Any], *, to_the_bit: bool = True
 ) -> tuple[str, str, str] | None:
-    """(what differs, how it is in `a`, in `b`) of two contents; None if what both hold agrees.
+    """(what differs, how it is in `a`, in `b`) of two contents; None if the parts in both agree.
 
-    to_the_bit: False takes floats that differ by a rounding for equal.
+    to_the_bit: False treats floats that differ by rounding as equal.
     """
     if a["samples"] != b["samples"]:
         return "the number of samples", str(a["samples"]), str(b["samples"])
@@ -114,7 +114,7 @@ def find_difference(
 
 
 def drawn_anew(content: Mapping[str, Any]) -> list[str]:
-    """Ids of the samples that were not the same when they were read twice."""
+    """Ids of the samples that differed when they were read twice."""
     return [name for name, record in content["records"].items() if _RANDOM in (record or [])]
 
 
@@ -133,27 +133,27 @@ def _records(dataset: Dataset, most: int) -> dict[str, list[Summary] | None]:
 def _record(dataset: Dataset, i: int) -> list[Summary] | None:
     try:
         first, second = ([leaf for _, leaf in leaves(dataset.take(np.array([i])))] for _ in range(2))
-    except Exception:  # whatever a user's dataset raises: it is for training to report, if it comes to i
+    except Exception:  # any error of a user's dataset: training reports it if it reads sample i
         return None
     same = [np.array_equal(x, y, equal_nan=x.dtype.kind in "fc") for x, y in zip(first, second, strict=True)]
     return [_summary(x) if is_same else _RANDOM for x, is_same in zip(first, same, strict=True)]
 
 
 def _summary(leaf: np.ndarray) -> Summary:
-    """Type and shape, and the value of a whole number; else checksum, and of floats two sums before it."""
+    """Type and shape, then the value of a single integer, or a checksum; for floats two sums before it."""
     kind, checksum = _kind(leaf, len(leaf)), zlib.crc32(np.ascontiguousarray(leaf).tobytes())
     if leaf.dtype.kind not in "fc":
         whole = leaf.size == 1 and leaf.dtype.kind in "iub"
         return [kind, int(leaf.reshape(-1)[0]) if whole else checksum]
     real = np.abs(leaf) if leaf.dtype.kind == "c" else leaf
     values = np.nan_to_num(real).astype(np.float64).reshape(-1)
-    # Weights that rise within 17 values, so that the same values in another order come to another sum.
+    # Weights rise within 17 values, so that the same values in a different order give a different sum.
     total = values @ np.resize(np.arange(1.0, 18.0), values.size)
     return [kind, float(total), float(np.abs(values).sum()) * 17, checksum]
 
 
 def _alike(a: Summary, b: Summary, to_the_bit: bool) -> bool:
-    """Floats of a checkpoint of 0.2.0, which wrote no checksum, are compared with the tolerance."""
+    """Whether two summaries agree; floats from 0.2.0, without a checksum, within the tolerance."""
     if _RANDOM in (a, b):
         return True
     if len(a) < 3 or len(b) < 3 or (to_the_bit and len(a) == len(b)):

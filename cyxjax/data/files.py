@@ -1,4 +1,4 @@
-"""Data sets kept in files, images among them: from a folder or file to train, validation and test splits."""
+"""Loaders of datasets in files, also of images: a folder or file gives train, validation and test splits."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from cyxjax.errors import DataError
 from cyxjax.files import readable
 from cyxjax.plugins import extra
 
-_LAST_LABEL = 2**31 - 1  # as int32, which is how labels are kept
+_LAST_LABEL = 2**31 - 1  # labels are stored as int32
 _PARTS = ("train", "val", "test")
 
 
@@ -62,7 +62,7 @@ def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> 
 
 
 def _pixels(images: np.ndarray, labels: np.ndarray) -> ArrayDataset:
-    """Pixels up to 255, and labels."""
+    """A dataset of pixel values up to 255, and labels."""
     return ArrayDataset(as_images(images, 255), labels.astype(np.int32))
 
 
@@ -74,7 +74,7 @@ def _with_test(
     val_fraction: float,
     split_seed: int,
 ) -> Splits:
-    """Of each class of the known a fraction is for validation."""
+    """Splits with a fraction of each class of `known` for validation."""
     rows = stratified_rows(known.targets, (1 - val_fraction, val_fraction), split_seed)
     train, val = (ArrayDataset(known.inputs[part], known.targets[part]) for part in rows)
     return Splits(train, val, test, DatasetInfo(name, "classification", num_classes, test.inputs.shape[1:]))
@@ -83,7 +83,7 @@ def _with_test(
 def load_npz(root: Path, **split: Any) -> Splits:
     """An .npz file with x_train, y_train, x_val, y_val, x_test, y_test; or with x and y, to be split here.
 
-    Whole-number targets mean classification, others regression.
+    Integer targets mean classification, others regression.
     """
     arrays = {name.lower(): array for name, array in read_npz(root).items()}
     if {"x", "y"} <= arrays.keys():
@@ -106,16 +106,16 @@ def load_npz(root: Path, **split: Any) -> Splits:
 
 
 def load_npy(root: Path, **split: Any) -> Splits:
-    """A folder with x.npy and y.npy, read from disk row by row, so they may be larger than memory."""
+    """A folder with x.npy and y.npy, read from disk row by row, so that they may be larger than memory."""
     targets = _targets(root / "y.npy", np.asarray(read_npy(_file(root, "y.npy"))))
     whole = ArrayDataset(read_npy(_file(root, "x.npy")), targets)
     return split_dataset(whole, describe("npy", whole), targets, **split)
 
 
 def load_csv(root: Path, target: str | None = None, task: Task | None = None, **split: Any) -> Splits:
-    """A CSV file with a header: columns of numbers as float32 features; the last, or `target`, is the target.
+    """A CSV file with a header: float32 features from columns of numbers; `target` or the last is the target.
 
-    `task` defaults to classification where all targets are words or whole numbers, else regression.
+    `task` defaults to classification if all targets are words or whole numbers, else regression.
     """
     features, raw, classes, columns = read_csv(root, target, task)
     whole = ArrayDataset(features, _targets(root, raw))
@@ -131,13 +131,13 @@ def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
     if raw.min() < 0 or raw.max() > _LAST_LABEL:
         raise DataError(
             f"{path}: labels {raw.min()} to {raw.max()}; expected 0 to {_LAST_LABEL}. "
-            "HINT: number classes from 0; quantities are a regression, as float values."
+            "HINT: number classes from 0; for a regression save float values."
         )
     return raw.astype(np.int32)
 
 
 def _folder(root: Path, inside: str) -> Path:
-    """`root/inside`, where common tools unpack the files, if it exists; else `root`."""
+    """`root/inside`, the folder that common tools unpack to, if it exists; else `root`."""
     return root / inside if (root / inside).is_dir() else root
 
 
@@ -176,7 +176,7 @@ class ImageFiles:
 def load_image_folder(
     root: Path, image_size: int = 32, grey: bool = False, num_workers: int = 2, **split: Any
 ) -> Splits:
-    """root/CLASS/*.png and the like, split class by class; or root/train, root/val and root/test of these.
+    """root/CLASS/*.png or other images, split by class; or the same in root/train, root/val and root/test.
 
     Classes are numbered in the order of their names. Images are resized to image_size x image_size.
     """
@@ -211,5 +211,5 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
         if path.suffix.lower() in _SUFFIXES
     ]
     if not found:
-        raise DataError(f"{folder}: no images in folders of classes. HINT: expected such as cat/a.png.")
+        raise DataError(f"{folder}: no images in class folders. HINT: expected files such as cat/a.png.")
     return [path for path, _ in found], np.array([label for _, label in found], np.int32)

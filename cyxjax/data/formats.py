@@ -1,6 +1,6 @@
 """Readers of file formats: bytes in, numpy arrays out. Every error names the file and the field.
 
-Nothing is unpickled: a data file can hold wrong numbers, never a program.
+Nothing is unpickled: a data file can hold wrong numbers, but no code to run.
 """
 
 import csv
@@ -17,14 +17,14 @@ from cyxjax.files import open_plain, read_plain, readable, refuse_special
 
 # IDX: two zero bytes, a type code, the number of dimensions, each as big-endian uint32, then the values.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-# What an archive may unzip to: pictures come to some 5 times, a bomb to 1000.
+# Limit of the unzipped size: images expand about 5 times, a zip bomb 1000 times.
 _LEAST_LIMIT, _MOST_TIMES = 1 << 24, 100
 _CIFAR_SIDE, _CIFAR_CHANNELS = 32, 3
 _CIFAR_RECORD = 1 + _CIFAR_CHANNELS * _CIFAR_SIDE**2  # the label, then the red, green and blue planes
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's bytes, unzipped if it begins as gzip does, whatever its name."""
+    """The bytes of the file, unzipped if it begins with gzip's magic bytes, regardless of its name."""
     with readable(path):
         raw = read_plain(path)
         if raw[:2] != b"\x1f\x8b":
@@ -62,9 +62,9 @@ def read_cifar10(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int3
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file by name. Raises: DataError, for pickled content too."""
+    """The arrays in an .npz file by name. Raises: DataError, also for pickled content."""
     hint = "write it with np.savez, numbers and no Python objects"
-    # opened here: numpy leaves its own handle open when the file is not an archive
+    # opened here: numpy leaves its own handle open if the file is not an archive
     with (
         readable(path, hint=hint),
         open_plain(path, "rb") as file,
@@ -74,7 +74,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """A memory map of an .npy file: read from disk row by row, when a row is asked for."""
+    """A memory map of an .npy file: rows are read from disk when they are accessed."""
     with readable(path, hint="write it with np.save"):
         refuse_special(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -85,9 +85,9 @@ def read_csv(
 ) -> tuple[npt.NDArray[np.float32], np.ndarray, list[str], list[str]]:
     """Features float32 (N, F), targets (N,), names of classes and of features, of a CSV file with a header.
 
-    The target is the column `target`, or the last. Targets are int32 class numbers where they are words
-    (sorted; then named in the third result), whole numbers where they are from 0 on, else float32. `task`
-    decides where it is given: other numbers of a classification are words, a regression's are all float32.
+    The target is the column `target`, or the last. Words become int32 class numbers (sorted; the third result
+    has their names), whole numbers from 0 on stay integers, others become float32. A given `task` decides:
+    in a classification other numbers are words, in a regression all are float32.
 
     Raises: DataError for a file without samples or the column, and for a value that is not a number.
     """
@@ -104,11 +104,11 @@ def read_csv(
 
 
 def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]:
-    """All columns, float32 (N, F), of a CSV file. A first row of numbers is a sample, unless it counts the
-    columns, as pandas does, or holds their `names`, where these are known; any other is a header.
+    """All columns, float32 (N, F), of a CSV file. A first row of numbers is a sample, unless it numbers the
+    columns, as pandas does, or holds their known `names`; any other first row is a header.
 
-    A header of these names, in any order, says which is which; one that counts says nothing.
-    Raises: DataError for a header of other names, and for a value that is not a number.
+    A header with these names, in any order, assigns the columns; one that numbers them is ignored.
+    Raises: DataError for a header with different names, and for a value that is not a number.
     """
     first, *rows = _csv_rows(path)
     wanted = [name.strip() for name in names]
@@ -119,7 +119,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
     elif not is_named and len(set(wanted)) == len(wanted) > 0:
         raise DataError(
             f"{path}: columns {', '.join(first)}; the run was trained on {', '.join(wanted)}. "
-            "HINT: give these, in any order."
+            "HINT: give these columns, in any order."
         )
     with readable(path, hint="correct that row, or leave it out"):
         table = np.array(rows, np.float64).astype(np.float32)
@@ -127,9 +127,9 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
 
 
 def _csv_rows(path: Path) -> list[list[str]]:
-    """The rows that are not empty; one of no columns for a file without any.
+    """The rows that are not empty; one empty row for a file without rows.
 
-    Raises: DataError for a row of another length than the first.
+    Raises: DataError for a row whose length differs from the first.
     """
     options = {"newline": "", "encoding": "utf-8-sig"}
     with readable(path, hint="save it as UTF-8 text"), open_plain(path, "r", **options) as file:
@@ -157,7 +157,7 @@ def _csv_targets(values: list[str], task: str | None) -> tuple[np.ndarray, list[
     if _are_numbers(values):
         numbers = np.array(values, np.float64)
         if task == "classification" and not np.isfinite(numbers).all():
-            raise ValueError(f"label {values[int(np.argmin(np.isfinite(numbers)))]!r} is no class")
+            raise ValueError(f"label {values[int(np.argmin(np.isfinite(numbers)))]!r} is not a class")
         if np.all(numbers == np.rint(numbers)) and numbers.min() >= 0:
             return numbers.astype(np.int64), []
         if task is None:

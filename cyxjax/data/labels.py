@@ -1,7 +1,7 @@
 """Checks that integer labels name an output of the model.
 
-Arrays are checked before training, data read item by item as they are read. Other labels would train to wrong
-numbers without an error.
+Arrays are checked before training, data that is read item by item while it is read. Labels out of range would
+give wrong results without an error.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,11 +15,11 @@ from cyxjax.errors import DataError
 
 
 def _ignore(targets: Any, where: str = "", ids: np.ndarray | None = None) -> None:
-    """What samples are looked at with until `check_labels` says which labels there are."""
+    """The check of labels until `check_labels` sets the range."""
 
 
 class WatchedDataset:
-    """A dataset whose samples are looked at as they are read."""
+    """A dataset whose labels are checked as they are read."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
@@ -29,14 +29,14 @@ class WatchedDataset:
         return len(self.dataset)
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """As of the dataset. Raises: DataError for a label that names no output."""
+        """Like `take` of the dataset. Raises: DataError for a label that names no output."""
         inputs, targets = self.dataset.take(indices)
         self.look(targets, ids=indices)
         return inputs, targets
 
 
 class WatchedLoader:
-    """A loader whose batches are looked at as they come.
+    """A loader whose labels are checked as batches are read.
 
     Its other attributes (`set_epoch`, `sampler`, `batch_size`) are the loader's own.
     """
@@ -46,7 +46,7 @@ class WatchedLoader:
         self.look: Callable[..., None] = _ignore
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("loader", "take"):  # tf.data has a `take` which is no Dataset's
+        if name in ("loader", "take"):  # tf.data has a `take` that is not a Dataset's
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -61,7 +61,7 @@ class WatchedLoader:
 
 
 def watched(data: Any) -> Any:
-    """`data`, watched where it is a loader or a dataset that is read item by item; arrays as they are."""
+    """`data`, watched if it is a loader or a dataset that is read item by item; arrays unchanged."""
     if isinstance(data, WatchedDataset | WatchedLoader):
         return data
     if isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
@@ -72,11 +72,11 @@ def watched(data: Any) -> Any:
 def check_labels(
     dataset: Any, output: Any, target: Any, what: str = "labels", ignore_index: int | None = None
 ) -> None:
-    """Whole-number labels must name one of the model's outputs, but for `ignore_index`.
+    """Checks that integer labels name one of the model's outputs, except for `ignore_index`.
 
     output, target: a model's output for one sample and a sample's target, as ShapeDtypeStructs (1, ..., C)
-    and (1, ...); labels have a dimension less than the output.
-    Raises: DataError naming the first label that does not, and its sample; for a watched dataset later.
+    and (1, ...); labels have one dimension less than the output.
+    Raises: DataError that names the first wrong label and its sample; for a watched dataset while it is read.
     """
     if not hasattr(output, "shape") or not hasattr(target, "shape"):
         return
@@ -90,7 +90,7 @@ def check_labels(
 
 
 def _targets(dataset: Any) -> Any:
-    """The targets of arrays, in memory or mapped, or of a part of them; None for what is read by item."""
+    """The targets of arrays, in memory or mapped, or of a subset; None for data that is read by item."""
     if isinstance(dataset, Subset):
         targets = _targets(dataset.dataset)
         return targets[dataset.rows] if isinstance(targets, np.ndarray) else targets
@@ -117,7 +117,7 @@ def _refuse(
     sample, label = place[0] if ids is None else ids[place[0]], labels[tuple(place)]
     hint = "give the model one output per class, counted from 0"
     if label < 0:
-        hint = f"if it stands for no class, CrossEntropyLoss(ignore_index={label}) leaves it out"
+        hint = f"if it marks no class, CrossEntropyLoss(ignore_index={label}) leaves it out"
     raise DataError(
         f"{what}{where}: sample {sample} has label {label}, but the model has {num_classes} outputs "
         f"(labels 0 to {num_classes - 1}). HINT: {hint}."

@@ -1,11 +1,12 @@
 """The record of consumed samples, one entry per span of steps, and the audit of it.
 
-A span says which places of an epoch's order its steps stand for, and sums up the ids of the samples that were
-really delivered, in any order: the sums of ranks and of spans add up. The audit computes the sums that the
-order promises and checks that spans tile each epoch, whatever batch size and number of processes they had.
+A span names the places of an epoch's order that its steps cover, and holds a sum over the ids of the samples
+that were actually delivered, in any order, so that sums of ranks and spans can be added. The audit computes
+the sums that the order implies and checks that spans tile each epoch, for any batch size and number of
+processes.
 
-This finds what bugs and resumes do (a sample lost, repeated, or taken for another). It is no signature:
-anyone who may write to the run folder can compute other sums.
+This finds the errors of bugs and resumes (a sample lost, repeated or replaced). It is not a signature: anyone
+who can write to the run folder can compute different sums.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ _AT_ONCE = 1 << 20  # ids that are summed together
 
 
 class Delivered(NamedTuple):
-    """Samples by number and by sum: `total` adds up a 64-bit mix of each id, modulo 2**64, in any order."""
+    """A number of samples, and `total`: the sum of a 64-bit mix of each id modulo 2**64, in any order."""
 
     samples: int = 0
     total: int = 0
@@ -32,13 +33,13 @@ class Delivered(NamedTuple):
 
 
 def delivered(ids: np.ndarray, real: np.ndarray) -> list[Delivered]:
-    """What each row of `ids` (steps, rows) holds; padding, which is not `real`, is not consumed."""
+    """The samples in each row of `ids` (steps, rows); padding, which is not `real`, does not count."""
     totals = np.where(real, mix(ids), 0).sum(axis=1, dtype=np.uint64)
     return [Delivered(*row) for row in zip(real.sum(axis=1).tolist(), totals.tolist(), strict=True)]
 
 
 class Span(NamedTuple):
-    """Consecutive steps of one epoch: the places [first, stop) of its order, and what was delivered there."""
+    """Consecutive steps of one epoch: the places [first, stop) of its order, and the delivered samples."""
 
     epoch: int
     first: int
@@ -47,13 +48,13 @@ class Span(NamedTuple):
     found: Delivered
 
     def to_json(self) -> dict[str, Any]:
-        """A line of the record. The sum is hexadecimal (> 2**53)."""
+        """A line of the record. The sum is hexadecimal because it may exceed 2**53."""
         numbers = dict(zip(self._fields, self[:-1], strict=False))
         return {**numbers, "samples": self.found.samples, "sum": f"{self.found.total:016x}"}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "Span":
-        """Raises: ValueError, KeyError or TypeError for anything but what to_json gives."""
+        """The inverse of to_json. Raises: ValueError, KeyError or TypeError for anything else."""
         epoch, first, stop, steps, samples = (
             _natural(raw[name]) for name in ("epoch", "first", "stop", "steps", "samples")
         )
@@ -63,7 +64,7 @@ class Span(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """All that was consumed up to a save; total: None after a checkpoint of 0.2.0, which has no such sum."""
+    """Everything consumed up to a save. total: None after a checkpoint of 0.2.0, which has no such sum."""
 
     steps: int = 0
     samples: int = 0
@@ -74,7 +75,7 @@ class Tally(NamedTuple):
         return Tally(self.steps + span.steps, self.samples + span.found.samples, total)
 
     def same(self, other: "Tally") -> bool:
-        """Whether both are of the same samples, as far as both say it."""
+        """Whether both count the same samples; totals are compared if both are known."""
         known = self.total is not None and other.total is not None
         return self[:2] == other[:2] and (not known or self.total == other.total)
 
@@ -88,13 +89,13 @@ class Tally(NamedTuple):
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "Tally":
-        """Of this version or of 0.2.0, from the meta of a checkpoint, whose digest holds."""
+        """From the meta of a verified checkpoint of this version or of 0.2.0."""
         total = None if "digest" in raw or raw["sum"] is None else int(raw["sum"], 16)
         return cls(raw["steps"], raw["samples"], total)
 
 
 class StreamFacts(NamedTuple):
-    """What makes the order of samples, and how it is cut into steps."""
+    """What determines the order of samples and how it is divided into steps."""
 
     num_samples: int
     global_batch_size: int
@@ -111,7 +112,7 @@ class StreamFacts(NamedTuple):
         return Order(self.num_samples, self.seed, epoch, self.shuffle)[first:stop]
 
     def promised(self, epoch: int, first: int, stop: int) -> Delivered:
-        """What the steps of these places should deliver."""
+        """The samples that the steps of these places should deliver."""
         found = Delivered()
         for start in range(first, min(stop, self.num_samples), _AT_ONCE):
             ids = self.ids(epoch, start, min(start + _AT_ONCE, stop))[None]
@@ -123,12 +124,12 @@ class StreamFacts(NamedTuple):
         return self.plan(samples).num_steps == 0
 
     def changes(self, now: "StreamFacts") -> list[str]:
-        """What differs in `now`, a clause each; [] if nothing does."""
+        """The differences in `now`, one clause each."""
         pairs = zip(self._fields, self, now, strict=True)
         return [f"{name} is {new}, was {old}" for name, old, new in pairs if old != new]
 
     def same_order(self, other: "StreamFacts") -> bool:
-        """Whether both deal the same sample at every place, however they are cut into steps."""
+        """Whether both have the same sample at every place, regardless of the division into steps."""
         return (self.num_samples, self.seed, self.shuffle) == (other.num_samples, other.seed, other.shuffle)
 
 
@@ -140,7 +141,7 @@ class Record(NamedTuple):
 
 
 def span_of_step(raw: Mapping[str, Any]) -> Span:
-    """A record of 0.2.0, which is of one step, as a span.
+    """A record of 0.2.0, which covers one step, as a span.
 
     The digest of all steps before it is not read: sums are compared with the order.
     Raises: ValueError, KeyError or TypeError for anything else.
@@ -158,8 +159,8 @@ def _natural(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong in the span that begins at optimizer step `step` of the record: from 1, with
-    the steps that a rollback took back.
+    """A problem in the span that begins at optimizer step `step` of the record, counted from 1 and
+    including steps that a rollback undid.
 
     `kind`: skipped, repeated, reordered (the order changed within an epoch), altered or behind.
     """
@@ -173,18 +174,18 @@ class Finding:
 
 
 class Place(NamedTuple):
-    """Where a run stands: so many samples of `epoch` were consumed."""
+    """The position of a run: the number of `samples` of `epoch` that were consumed."""
 
     epoch: int = 0
     samples: int = 0
 
 
 class Stretch(NamedTuple):
-    """A recorded span, and what stood before it."""
+    """A recorded span, and the state before it."""
 
     record: Record
     was: StreamFacts  # the facts of the span before
-    at: Place  # where the span before had ended
+    at: Place  # where the span before ended
     before: Tally
 
     @property
@@ -193,7 +194,7 @@ class Stretch(NamedTuple):
 
 
 def audit(records: Iterable[Record], *, max_findings: int = 10) -> list[Finding]:
-    """What is wrong with a run, at most `max_findings`; [] if every sample came once, in its span."""
+    """The problems of a run, at most `max_findings`; [] if each sample was used once, in its span."""
     findings: list[Finding] = []
     for stretch in walk(records):
         findings += [*_check_place(stretch), *_check_samples(stretch)]
@@ -203,7 +204,7 @@ def audit(records: Iterable[Record], *, max_findings: int = 10) -> list[Finding]
 
 
 def walk(records: Iterable[Record]) -> Iterator[Stretch]:
-    """The records, each with what stood before it."""
+    """The records, each with the state before it."""
     at, before, was = Place(), Tally(), None
     for record in records:
         stretch = Stretch(record, was or record.facts, at, before)
@@ -215,7 +216,7 @@ def _check_place(stretch: Stretch) -> Iterator[Finding]:
     """Whether the span began where the one before it ended."""
     (facts, span), was, at, number = *stretch[:3], stretch.before.steps + 1
     if span.epoch > at.epoch:
-        # What is too little for a whole step may be dropped by the plan of either side of a resume.
+        # A rest that is too small for a whole step may be dropped by the plan before or after a resume.
         if was.ended(at.samples) or facts.ended(at.samples):
             at = Place(at.epoch + 1)
     elif span.epoch == at.epoch and at.samples and not was.same_order(facts):
@@ -223,7 +224,7 @@ def _check_place(stretch: Stretch) -> Iterator[Finding]:
         yield Finding(
             number,
             "reordered",
-            f"{text}: some come twice in it, some never ({', '.join(was.changes(facts))})",
+            f"{text}: some samples occur twice in it, some never ({', '.join(was.changes(facts))})",
         )
     begins = Place(span.epoch, span.first)
     if begins != at:
@@ -234,7 +235,7 @@ def _check_place(stretch: Stretch) -> Iterator[Finding]:
 
 
 def _check_samples(stretch: Stretch) -> Iterator[Finding]:
-    """Whether the samples of the span are those that stand at its places."""
+    """Whether the samples of the span are those at its places."""
     (facts, span), number = stretch.record, stretch.before.steps + 1
     promised = facts.promised(span.epoch, span.first, span.stop)
     if span.found == promised:

@@ -1,7 +1,7 @@
 """`ledger.jsonl`: one line per span of steps, and one with the order of samples at each start of a run.
 
-At a resume the file is cut to end where the checkpoint stands. What is missing or damaged before that is
-written again from the order of samples, if that gives the sum of all ids that the checkpoint holds.
+On resume the file is truncated to the position of the checkpoint. Lines that are missing or damaged before it
+are written again from the order of samples, if the result has the sum of all ids that the checkpoint holds.
 """
 
 import json
@@ -18,14 +18,14 @@ from cyxjax.files import append, sync_file
 class Cut(NamedTuple):
     """What a resume did to the file."""
 
-    taken_back: int = 0  # steps after the checkpoint's, to be made again
-    made_again: int = 0  # steps whose lines were lost or damaged, written again and proved
-    missing: int = 0  # steps that could not be
-    total: int | None = None  # of all ids up to the checkpoint, where the file says it
+    taken_back: int = 0  # steps after the checkpoint, which will be run again
+    made_again: int = 0  # steps whose lines were lost or damaged, and were written again and checked
+    missing: int = 0  # steps whose lines could not be written again
+    total: int | None = None  # of all ids up to the checkpoint, if the file has it
 
 
 class _Line(NamedTuple):
-    """A good line of the file: where it ends, and what holds after it."""
+    """A valid line of the file: where it ends, and the state after it."""
 
     end: int
     facts: StreamFacts
@@ -35,7 +35,7 @@ class _Line(NamedTuple):
 
 
 def refuse_link(path: Path) -> None:
-    """Raises: DataError if `path` is there and is no plain file: what a link points to is not ours."""
+    """Raises: DataError if `path` exists and is not a regular file: the target of a link is not ours."""
     if path.is_symlink() or (path.exists() and not stat.S_ISREG(path.stat().st_mode)):
         raise DataError(f"{path} is a link or a special file; a ledger is a plain file. HINT: remove it.")
 
@@ -52,7 +52,7 @@ def line(value: dict[str, Any]) -> str:
 
 
 def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts) -> Cut:
-    """Makes the file end at the checkpoint whose tally is `end`, and puts it on the disk.
+    """Truncates the file to the checkpoint whose tally is `end`, and syncs it to disk.
 
     place: (epoch, samples) of the checkpoint. facts: of its order.
     Raises: OSError; DataError for a link.
@@ -63,7 +63,7 @@ def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts)
     if at:
         _truncate(path, lines[at - 1].end)
         return Cut(taken_back=lines[-1].tally.steps - end.steps, total=lines[at - 1].tally.total)
-    for kept in (lines, []):  # []: all of it is of another run, or a value in it is damaged
+    for kept in (lines, []):  # []: the whole file is from another run, or has a damaged value
         lost = _lost(kept, end, place, facts)
         if lost is not None:
             if kept:
@@ -78,7 +78,7 @@ def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts)
 
 
 def _lost(kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFacts) -> list[Span] | None:
-    """The spans after `kept` up to `place`, made from the order; None if they do not lead to `end`."""
+    """The spans after `kept` up to `place`, from the order; None if their tally is not `end`."""
     last = next((one.span for one in reversed(kept) if one.span is not None), None)
     tally = kept[-1].tally if kept else Tally()
     epoch, first = (last.epoch, last.stop) if last else (0, 0)
@@ -96,24 +96,24 @@ def _lost(kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFa
 
 
 def _parsed(data: bytes) -> tuple[list[_Line], str]:
-    """The lines before the first that is none of ours, and what is wrong with that."""
+    """The lines before the first invalid one, and what is wrong with it."""
     lines: list[_Line] = []
     for number, text in enumerate(data.splitlines(keepends=True), 1):
         try:
             lines.append(_next(lines[-1] if lines else None, text))
         except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return lines, f"line {number} is no record ({str(error)[:80]})"
+            return lines, f"line {number} is not a record ({str(error)[:80]})"
     return lines, ""
 
 
 def _next(before: _Line | None, text: bytes) -> _Line:
-    """Raises: what `_parsed` catches, for what is no line of ours."""
+    """Raises: what `_parsed` catches, for a line that cyxjax did not write."""
     value, end = json.loads(text), len(text) + (before.end if before else 0)
     if not text.endswith(b"\n"):
         raise ValueError("cut short")
     if before is None or "seed" in value:
         facts = StreamFacts(**{name: int(value[name]) for name in StreamFacts._fields})  # type: ignore[arg-type]
-        facts.plan()  # sizes that can be
+        facts.plan()  # checks the sizes
         return _Line(end, facts, None, before.tally if before else Tally(), value.get("taken_back", 0))
     span = span_of_step(value) if "digest" in value else Span.from_json(value)
     return _Line(end, before.facts, span, before.tally.plus(span))
@@ -129,11 +129,11 @@ class Kept(NamedTuple):
     """What a ledger file holds."""
 
     records: list[Record]
-    taken_back: int  # recorded steps that were made again after a restart
+    taken_back: int  # recorded steps that were run again after a restart
 
 
 def read_ledger(path: Path) -> Kept:
-    """All records in the order they were written; a last line that a crash cut short is left out.
+    """All records in the order they were written; an incomplete last line, as from a crash, is ignored.
 
     Raises: DataError for a line that cyxjax does not write.
     """
@@ -142,7 +142,7 @@ def read_ledger(path: Path) -> Kept:
     lines, damage = _parsed(data[: data.rfind(b"\n") + 1])
     if damage:
         raise DataError(
-            f"{path}: {damage}. HINT: resume the run: what was lost before its checkpoint is written again."
+            f"{path}: {damage}. HINT: resume the run: lost lines before its checkpoint are written again."
         )
     records = [Record(one.facts, one.span) for one in lines if one.span is not None]
     return Kept(records, sum(one.taken_back for one in lines))

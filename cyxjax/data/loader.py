@@ -1,4 +1,4 @@
-"""A data loader with torch's interface: batches of this process's samples, in numpy, read ahead."""
+"""A data loader with torch's interface: batches of this process's samples as numpy arrays, read ahead."""
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -15,17 +15,17 @@ from cyxjax.errors import ConfigError, DataError
 
 T = TypeVar("T")
 _END = object()
-_STUCK_S = 5.0  # a source that does not come back by then is left behind: its thread is a daemon
+_STUCK_S = 5.0  # a source that has not returned by then is abandoned: its thread is a daemon
 
 
 class DataLoader:
-    """Iterates (inputs, targets) in batches of at most `batch_size`; `len()` is the number of batches. Of one
-    array, or a list of arrays, it yields the inputs alone.
+    """Iterates (inputs, targets) in batches of at most `batch_size`; `len()` is the number of batches. For
+    one array, or a list of arrays, it yields only the inputs.
 
-    With a `DistributedSampler` each process gets its own share, as under torch. Without one every process
-    gets all samples, shuffled by (seed, epoch) if `shuffle`: the epoch moves on at each pass by itself,
-    `set_epoch` sets it (to resume, say). A sampler has a length and gives the indices of this process, one
-    pass at a time: ours, torch's, a range or a list.
+    With a `DistributedSampler` each process gets its own share, as in torch. Without one every process gets
+    all samples, shuffled by (seed, epoch) if `shuffle`: the epoch increases with each pass, and `set_epoch`
+    sets it (for example to resume). A sampler has a length and yields the indices of this process for one
+    pass: ours, torch's, a range or a list.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class DataLoader:
         pin_memory: bool = False,
         seed: int = 0,
     ) -> None:
-        """`dataset`: whatever `as_dataset` takes. `num_workers`: threads that read single items. `prefetch`:
-        batches read ahead by one more thread (0: none). `pin_memory` is accepted for torch's sake and changes
-        nothing: JAX stages host arrays for the device itself.
+        """`dataset`: anything that `as_dataset` takes. `num_workers`: threads that read single items.
+        `prefetch`: batches read ahead by one more thread (0: none). `pin_memory` is accepted for
+        compatibility with torch and has no effect: JAX itself stages host arrays for the device.
         """
         self.dataset: Dataset = as_dataset(dataset, num_workers=num_workers)
         self._inputs_alone = is_array(dataset[0] if isinstance(dataset, list) else dataset)
@@ -57,14 +57,14 @@ class DataLoader:
         return size // self.batch_size if self.drop_last else -(-size // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass. Ending it early, by `break` or an error, ends the reading thread too."""
+        """One pass. Leaving it early, by `break` or an error, also ends the reading thread."""
         order = Order(len(self.dataset), self.seed, self._next_epoch, self.shuffle)
         self._next_epoch += 1
         indices = iter(order if self.sampler is None else self.sampler)
         return prefetch(self._batches(indices), self.prefetch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass the order of `epoch`; handed on to the sampler where it has one."""
+        """Gives the next pass the order of `epoch`; also calls `set_epoch` of the sampler, if it has one."""
         self._next_epoch = epoch
         tell_epoch(self.sampler, epoch)
 
@@ -76,7 +76,7 @@ class DataLoader:
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
-    """Calls `set_epoch` of a loader, or else of its sampler, where there is one."""
+    """Calls `set_epoch` of a loader, or else of its sampler, if one of them has it."""
     target: Any = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
     if hasattr(target, "set_epoch"):
         target.set_epoch(epoch)
@@ -99,8 +99,8 @@ def _check_sampler(sampler: Any, shuffle: bool, num_samples: int) -> None:
 def prefetch(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     """Items of `source` in order, read up to `depth` ahead by a background thread; depth 0 reads inline.
 
-    It is a generator: `close()` it where the loop may end early, and thread and source end too. An error of
-    the source is raised after the items before it, with the traceback it was raised with.
+    It is a generator: call `close()` if the loop may end early, which also ends thread and source. An error
+    of the source is raised after the items before it, with its original traceback.
     """
     if depth == 0:
         yield from source
@@ -121,7 +121,7 @@ def prefetch(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
             yield item
     finally:
         stopped.set()
-        with suppress(Empty):  # the thread may wait for room
+        with suppress(Empty):  # the thread may wait for space in the queue
             while True:
                 ready.get_nowait()
         thread.join(_STUCK_S)
@@ -130,13 +130,13 @@ def prefetch(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 def _read(
     source: Iterable[Any], ready: Queue[tuple[Any, BaseException | None]], stopped: threading.Event
 ) -> None:
-    """Body of the thread. Everything raised is handed over, also an interpreter exit: nothing is lost."""
+    """Body of the thread. Everything raised is passed on, including SystemExit."""
     error: BaseException | None = None
     try:
         iterator = iter(source)
         for item in iterator:
             ready.put((item, None))
-            del item  # a batch should not live on while the thread reads the next one
+            del item  # frees the batch while the thread reads the next one
             if stopped.is_set():
                 break
         if hasattr(iterator, "close"):  # a generator's `finally` blocks run now

@@ -1,8 +1,8 @@
-"""The order of an epoch: a shuffle that is computed one place at a time.
+"""The order of samples in an epoch: a shuffle in which each place is computed on its own.
 
-A keyed Feistel network permutes [0, 2^bits); places it throws outside [0, num_samples) walk on along
-their cycle until they land inside. Nothing is stored, so the order of 10^10 samples costs as much
-memory as the order of ten, and a resumed, resized or re-sharded run asks for exactly the places it needs.
+A keyed Feistel network permutes [0, 2^bits); a value outside [0, num_samples) is permuted again until it
+is inside (cycle walking). Nothing is stored, so the order of 10^10 samples needs as much memory as the
+order of ten, and a resumed, resized or re-sharded run computes only the places that it needs.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ GOLDEN, MUL_1, MUL_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111E
 
 
 def mix(values: npt.ArrayLike) -> np.ndarray:
-    """uint64 of the shape of `values`, integers: a bijection whose every bit depends on every bit of them."""
+    """uint64 in the shape of the integers `values`: a bijection; each bit depends on all input bits."""
     x = np.asarray(values).astype(np.uint64) + np.uint64(GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(MUL_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(MUL_2)
@@ -26,16 +26,16 @@ def mix(values: npt.ArrayLike) -> np.ndarray:
 
 
 def mix64(value: int) -> int:
-    """`mix` of one number, of which 64 bits count."""
+    """`mix` of one number, of which 64 bits are used."""
     return int(mix(np.array([value & (2**64 - 1)], np.uint64))[0])
 
 
 Places = npt.NDArray[np.int64]
 
-_ROUNDS = 10  # with 4 a chi-square over 4000 epochs sees structure; 10 leaves a margin
-_MIN_BITS = 6  # narrower networks reach too few of the permutations of a handful of samples
-_TABLE_HALF_BITS = 7  # up to 16,384 places are looked up: a walk's last few values cost 100 numpy calls each
-_CHUNK = 1 << 15  # places permuted at once: the temporaries then stay in the processor's cache
+_ROUNDS = 10  # with 4, a chi-square test over 4000 epochs finds structure; 10 leaves a margin
+_MIN_BITS = 6  # narrower networks reach too few permutations of a few samples
+_TABLE_HALF_BITS = 7  # up to 16,384 places are in a table: the last values of a walk cost 100 numpy calls
+_CHUNK = 1 << 15  # places permuted together, so that temporaries stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise DataError(f"num_samples={self.num_samples}: no data. HINT: check where they come from.")
+            raise DataError(f"num_samples={self.num_samples}: no data. HINT: check its source.")
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __getitem__(self, places: npt.ArrayLike | slice) -> Places:
-        """Sample indices, int64, shaped like `places`, which lie in [0, num_samples): integers or a slice."""
+        """Sample indices, int64, in the shape of `places`: integers in [0, num_samples), or a slice."""
         if isinstance(places, slice):
             places = np.arange(*places.indices(self.num_samples), dtype=np.int64)
         where = np.asarray(places).astype(np.int64, casting="same_kind", copy=False)
@@ -74,7 +74,7 @@ class Order:
         return flat.astype(np.int64).reshape(where.shape)
 
     def __iter__(self) -> Iterator[int]:
-        """The whole order as Python integers, computed a block at a time."""
+        """The whole order as Python integers, computed block by block."""
         for start in range(0, self.num_samples, _CHUNK):
             yield from self[start : start + _CHUNK].tolist()
 
@@ -85,17 +85,17 @@ class Order:
 
     @cached_property
     def _round_keys(self) -> tuple[np.uint64, ...]:
-        # int(): a numpy integer would overflow where a Python one grows
+        # int(): a numpy integer would overflow, a Python integer does not
         state = mix64(mix64(int(self.seed)) + int(self.epoch) * GOLDEN)
         states = [(state + i * GOLDEN) % 2**64 for i in range(1, _ROUNDS + 1)]
         return tuple(mix(np.array(states, np.uint64)))
 
     @cached_property
     def _table(self) -> Places:
-        """The sample at each place: of a small set all are computed at once, between two epochs."""
+        """The sample at each place, for a small dataset: all are computed together, between two epochs."""
         every = np.arange(1 << 2 * self._half_bits, dtype=np.uint64)
         moved = _feistel(every, self._half_bits, self._round_keys).astype(np.int64)
-        # Each place outside is replaced by where that one went: walks of any length end in a few turns.
+        # Each value outside is replaced by its own successor: walks of any length end in a few iterations.
         outside = np.flatnonzero(moved >= self.num_samples)
         while moved[: self.num_samples].max() >= self.num_samples:
             moved[outside] = moved[moved[outside]]

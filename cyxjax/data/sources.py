@@ -1,7 +1,7 @@
 """Converts arrays, memmaps, tuples, dicts, frames, tables and item datasets to a `Dataset`.
 
 Arrays are gathered in one indexing call; datasets read item by item are read by a pool of threads.
-Nothing here imports torch, datasets or jax: objects are recognised by what they can do.
+Imports neither torch, datasets nor jax: objects are recognised by their attributes.
 """
 
 import os
@@ -28,14 +28,14 @@ from cyxjax.data.columns import (
 from cyxjax.errors import ConfigError, DataError
 
 LARGE_BYTES = 4 << 20
-"""A batch from which on threads pay, and reading ahead: one thread copies 128 images of 224x224x3, 77 MB, in
-20 ms, half of it for fresh pages, while an H100 takes 26 ms for a step of ResNet-50 on them."""
-_MOST_THREADS = 8  # memory is not faster by more
-_GOLDEN = (5**0.5 - 1) / 2  # of the golden ratio: any stretch of a mixture holds the shares to a few samples
+"""Batch size from which threads and reading ahead pay off: one thread copies 128 images of 224x224x3, 77 MB,
+in 20 ms, half of it for new memory pages, while an H100 takes 26 ms for a step of ResNet-50 on them."""
+_MOST_THREADS = 8  # more threads do not make memory faster
+_GOLDEN = (5**0.5 - 1) / 2  # golden ratio: any part of a mixture has the right shares to within a few samples
 
 
 def gathered_rows(leaf: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """`leaf[indices]`; by `take`, twice as fast, where that does not copy the whole array first."""
+    """`leaf[indices]`, by `take` if that does not copy the whole array first: it is twice as fast."""
     if not (leaf.flags.c_contiguous and leaf.flags.aligned and leaf.dtype.isnative):
         return leaf[indices]
     array = np.asarray(leaf)
@@ -49,8 +49,8 @@ def _by_threads(array: np.ndarray, indices: np.ndarray) -> np.ndarray:
     made = np.empty((len(indices), *array.shape[1:]), array.dtype)
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
     parts = zip(np.array_split(made, threads), np.array_split(indices % len(array), threads), strict=True)
-    # A pool for each batch: its start costs 0.3 ms, and no thread is left behind. "clip": nothing is out of
-    # range, and numpy then writes straight into `out`.
+    # A pool for each batch costs 0.3 ms and leaves no threads behind. "clip": nothing is out of range, and
+    # numpy then writes directly into `out`.
     with ThreadPoolExecutor(threads, "cyxjax-gather") as pool:
         list(pool.map(lambda part: array.take(part[1], axis=0, out=part[0], mode="clip"), parts))
     return made
@@ -63,7 +63,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """(inputs, targets) of `indices` (int64, repeats allowed), one row each, in that order."""
+        """(inputs, targets) of `indices` (int64, repeats allowed), one row per index, in order."""
         ...
 
 
@@ -108,7 +108,7 @@ class TableDataset:
         return len(self.table)
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Rows `indices` of the input and target columns. Raises: DataError where they are no numbers."""
+        """Rows `indices` of the input and target columns. Raises: DataError if they are not numeric."""
         return _arrays(split(self.table[indices.tolist()], self.columns))
 
 
@@ -137,7 +137,7 @@ class ItemDataset:
     def __init__(self, source: Any, num_workers: int = 0, columns: Columns | None = None) -> None:
         self._source, self._columns = source, columns or Columns()
         self._pool = ThreadPoolExecutor(num_workers, "cyxjax-data") if num_workers > 0 else None
-        # torch's batched fetch: one call for many items, where the source has one.
+        # torch's batched fetch: one call for many items, if the source has it.
         self._get_many = getattr(source, "__getitems__", None)
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class ItemDataset:
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
         """(inputs, targets) of `indices`, stacked along a new first dimension.
 
-        Raises: DataError that names the index of an item that raised, or for items of unlike form.
+        Raises: DataError that names the index of an item that raised, or for items of different structure.
         """
         wanted = [int(i) for i in indices]
         each: Any = map if self._pool is None else self._pool.map
@@ -172,11 +172,11 @@ class ItemDataset:
 
 
 class Mixture:
-    """A `Dataset` of `num_samples` samples (default: all lengths together), a share of `weights` from each.
+    """A `Dataset` of `num_samples` samples (default: the sum of all lengths), a share of `weights` from each.
 
-    Sample i is always the same one: which data set is a function of i, and within it they are taken in turn,
-    from the start again where a small one has run out. So it resumes, audits and shuffles as any data set.
-    Raises: ConfigError for weights that are no shares.
+    Sample i is always the same: its dataset is a function of i, and the samples of a dataset are taken in
+    order, starting over at its end. So a mixture is resumed, audited and shuffled like any dataset.
+    Raises: ConfigError unless there is a positive weight for each dataset.
     """
 
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], num_samples: int | None = None):
@@ -220,14 +220,15 @@ def as_dataset(
     """`data` as a Dataset.
 
     Takes: an array; a tuple (inputs, targets); a dict of arrays; a torch TensorDataset or Dataset; a Hugging
-    Face dataset; a data frame; anything with `__len__` and `__getitem__`; or a Dataset, returned as it is.
-    `inputs` and `targets` name columns where there are names. `num_workers` threads read item by item.
+    Face dataset; a data frame; anything with `__len__` and `__getitem__`; or a Dataset, returned unchanged.
+    `inputs` and `targets` select columns by name, if there are names. `num_workers` threads read item by
+    item.
 
-    Raises: DataError for unequal lengths, no samples, or a type that none of these describe.
+    Raises: DataError for unequal lengths, no samples, or any other type.
     """
     dataset = _recognise(data, Columns.of(inputs, targets), num_workers)
     if len(dataset) == 0:
-        raise DataError("an empty dataset: 0 samples. HINT: check the path or filter it came from.")
+        raise DataError("the dataset is empty: 0 samples. HINT: check the path or filter that it came from.")
     return dataset
 
 
@@ -261,7 +262,7 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
     Tensors are converted by the numpy protocol, without a copy where their memory allows it. A list is read
     as a tuple, because torch's default collation makes lists.
-    Raises: DataError for a batch whose arrays do not hold one row a sample each, or that holds none.
+    Raises: DataError for a batch whose arrays do not have one row per sample each, or that is empty.
     """
     for number, batch in enumerate(batches):
         pair = _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
@@ -272,22 +273,22 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _check_rows(found: list[tuple[str, Any]], what: str) -> None:
-    """Raises: DataError unless there are arrays (by name), each with one row a sample, of at least one."""
+    """Raises: DataError unless there are arrays (by name), each with one row per sample, and not empty."""
     rows = {name: f"{len(leaf)} samples" if np.ndim(leaf) else "one number" for name, leaf in found}
     if len(set(rows.values())) != 1 or not set(rows.values()).isdisjoint(("0 samples", "one number")):
         said = ", ".join(f"{name} has {count}" for name, count in rows.items()) or "it is None"
         raise DataError(
-            f"{what}: expected as many rows in each array, one a sample, and a sample at least: {said}. "
-            "HINT: leave an empty batch out; single samples, one after another, are cx.data.Rows(stream)."
+            f"{what}: expected equally many rows in each array, one per sample, at least one: {said}. "
+            "HINT: leave out an empty batch; for a stream of single samples use cx.data.Rows(stream)."
         )
 
 
 def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
-    """(inputs, targets) as numpy arrays; one object where they were one."""
+    """(inputs, targets) as numpy arrays; one object if both are the same object."""
     inputs = map_leaves(as_array, pair[0])
     return inputs, inputs if pair[1] is pair[0] else map_leaves(as_array, pair[1])
 
 
 def is_array(data: Any) -> bool:
-    """Whether `data` is one array; a table of columns is none."""
+    """Whether `data` is one array; a table of columns is not."""
     return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")

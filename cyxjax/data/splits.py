@@ -16,18 +16,18 @@ Task = Literal["classification", "regression", "language"]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a model needs to be built for a data set."""
+    """The facts about a dataset that are needed to build a model for it."""
 
     name: str
     task: Task
     num_classes: int  # width of the model's output: classes, vocabulary size, or 1 for regression
     input_shape: tuple[int, ...]  # of one sample, without the batch dimension
     vocabulary: str = ""  # language: character i is token i
-    class_names: tuple[str, ...] = ()  # where the data names its classes
-    column_names: tuple[str, ...] = ()  # of inputs that are columns of a table, where it names them
+    class_names: tuple[str, ...] = ()  # if the data names its classes
+    column_names: tuple[str, ...] = ()  # of inputs that are columns of a table, if it names them
 
     def to_json(self) -> str:
-        """As text, for `from_json`."""
+        """A JSON text, for `from_json`."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
@@ -39,7 +39,7 @@ class DatasetInfo:
 
 
 class Splits(NamedTuple):
-    """Disjoint samples of one source."""
+    """Disjoint sets of samples from one source."""
 
     train: Dataset
     val: Dataset
@@ -54,10 +54,10 @@ def describe(
     num_classes: int | None = None,
     class_names: tuple[str, ...] = (),
 ) -> DatasetInfo:
-    """What a model must know of `dataset`, from its first sample: whole-number targets are classes, unless
-    `task` says otherwise.
+    """The DatasetInfo of `dataset`, from its first sample: integer targets are classes, unless `task` says
+    otherwise.
 
-    Raises: ConfigError where the number of classes is neither given nor in targets that are an array.
+    Raises: ConfigError if the number of classes is neither given nor known from targets in an array.
     """
     inputs, targets = dataset.take(np.zeros(1, np.int64))
     task = task or ("classification" if targets.dtype.kind in "biu" else "regression")
@@ -77,7 +77,7 @@ def describe(
 def split_dataset(
     whole: Dataset, info: DatasetInfo, targets: np.ndarray | None = None, **split: Any
 ) -> Splits:
-    """Splits of a data set without copying it; class by class where its `targets` are at hand and classes."""
+    """Splits of a dataset without copying it; by class, if `targets` are given and are classes."""
     rows = split_rows(
         np.zeros(len(whole)) if targets is None else targets,
         "regression" if targets is None else info.task,
@@ -102,7 +102,7 @@ def split_rows(
     test_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> list[npt.NDArray[np.int64]]:
-    """Row numbers for train, val and test, drawn class by class when the task is classification.
+    """Row numbers for train, val and test, drawn by class if the task is classification.
 
     The same in every run, on every machine and with every numpy, because the draw is an `Order`.
     """
@@ -115,9 +115,9 @@ def split_rows(
 def stratified_rows(
     labels: npt.NDArray[np.integer], fractions: tuple[float, ...], seed: int
 ) -> list[npt.NDArray[np.int64]]:
-    """Row numbers of each part, ascending; every class is divided in `fractions` to within one sample.
+    """Row numbers of each part, ascending; every class is divided by `fractions` to within one sample.
 
-    fractions: of sum 1. Raises: ConfigError unless they are positive; DataError when a part stays empty.
+    fractions: their sum is 1. Raises: ConfigError unless they are positive; DataError if a part is empty.
     """
     if min(fractions) <= 0:
         raise ConfigError(
@@ -137,7 +137,7 @@ def stratified_rows(
         num_classes = len(np.unique(labels))
         raise DataError(
             f"{len(labels)} samples of {num_classes} classes are too few for {len(fractions)} splits. "
-            "HINT: add samples; if the targets are quantities, not classes, make the task a regression."
+            "HINT: add samples; if the targets are quantities, not classes, set task to regression."
         )
     return whole
 

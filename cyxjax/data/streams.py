@@ -1,8 +1,8 @@
-"""Streams: data that are read from front to back, without an index, and the position in them.
+"""Streams: data that is read sequentially, without an index, and the position in it.
 
-Iterators of grain have `get_state` and `set_state`; streams of Hugging Face and torchdata's loaders
-`state_dict` and `load_state_dict`: the place is what the loader itself says, in JSON. What has neither is
-read again up to the place where a run goes on."""
+Iterators of grain have `get_state` and `set_state`; Hugging Face streams and torchdata's loaders have
+`state_dict` and `load_state_dict`: the position is what these methods return, as JSON. A loader without
+either pair is read again up to the position at which a run continues."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ from cyxjax.errors import CheckpointError, DataError
 
 
 class Batches:
-    """A list (or anything that starts again when iterated) of batches (inputs, targets) as a loader."""
+    """Wraps batches (inputs, targets) as a loader: a list, or any object that starts over when iterated."""
 
     def __init__(self, batches: Iterable[Any]):
         self._batches = batches
@@ -32,23 +32,23 @@ class Batches:
 
 
 class Once:
-    """An iterator of batches that is read once, and may be looked at before."""
+    """An iterator of batches that is read once; `peek` shows its next batches."""
 
     def __init__(self, batches: Iterator[Any]):
         self._batches, self._kept = batches, deque[Any]()
         self._given = 0
 
     def peek(self, count: int) -> list[Any]:
-        """The next `count` batches, or as many as there are; they stay the next ones."""
+        """The next `count` batches, or as many as there are, without consuming them."""
         self._kept.extend(islice(self._batches, max(0, count - len(self._kept))))
         return list(self._kept)[:count]
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches. Raises: DataError the second time: an iterator has no beginning to go back to."""
+        """The batches. Raises: DataError the second time, since an iterator cannot start over."""
         if self._given:
             raise DataError(
-                f"an iterator of batches gave {self._given} batches and cannot be read again from where it "
-                "began. HINT: pass an object whose __iter__ starts from the beginning, or set max_steps."
+                f"an iterator of batches gave {self._given} batches and cannot be read again from the "
+                "beginning. HINT: pass an object whose __iter__ starts from the beginning, or set max_steps."
             )
         while self.peek(1):
             self._given += 1
@@ -60,7 +60,7 @@ _TAG = "__of__"
 
 
 class Reader:
-    """One pass over `loader`, from `place` on: `raw` batches, or with `pairs` (inputs, targets) arrays."""
+    """One pass over `loader` from `place` on: `raw` has its batches, `pairs` (inputs, targets) arrays."""
 
     def __init__(self, loader: Any, place: Any = None):
         self._loader = loader
@@ -68,12 +68,12 @@ class Reader:
         self.raw, self._state = _opened(inner, place)
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Batches as arrays, their labels looked at where the loader is watched."""
+        """Batches as arrays; labels are checked if the loader is watched."""
         watched = isinstance(self._loader, WatchedLoader)
         return self._loader.watch(self.raw) if watched else as_batches(self.raw)
 
     def place(self) -> Any:
-        """Where the next batch will be read, as JSON; None where the loader does not say it."""
+        """The position of the next batch, as JSON; None if the loader does not provide one."""
         return None if self._state is None else packed(self._state())
 
 
@@ -97,7 +97,7 @@ def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] |
 
 
 def _forgets(loader: Any) -> bool:
-    """A shuffle buffer of Hugging Face's is not in its state: what lay in it would never be seen."""
+    """Whether a Hugging Face stream has a shuffle buffer, whose samples its state does not hold."""
     part, names = getattr(loader, "_ex_iterable", None), []
     while part is not None:
         names.append(type(part).__name__)
@@ -107,7 +107,7 @@ def _forgets(loader: Any) -> bool:
 
 
 def packed(value: Any) -> Any:
-    """`value` as JSON holds it; None if it cannot be. Never a pickle: a checkpoint runs no code."""
+    """`value` as JSON; None if that is not possible. Never a pickle, so that a checkpoint cannot run code."""
     try:
         return _packed(value)
     except TypeError:
@@ -148,11 +148,11 @@ def unpacked(value: Any) -> Any:
 
 
 class Rows:
-    """Samples one after another: anything that starts again each time it is iterated.
+    """A stream of single samples: any object that starts over each time it is iterated.
 
     `inputs` and `targets` name columns of records. `shared`: every rank reads the same samples, in the same
-    order, and takes its share of each step, so that a run goes on at any number of processes; else each
-    rank reads its own.
+    order, and takes its share of each step, so that a run can continue with any number of processes; else
+    each rank reads its own samples.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Rows:
 
 
 def as_rows(data: Any) -> Rows | None:
-    """`data` as single samples where that is what it gives: `Rows`, torch's and Hugging Face's streams."""
+    """`data` as `Rows` if it yields single samples: `Rows`, torch's and Hugging Face's streams; else None."""
     _let_grain_work()
     if isinstance(data, Rows):
         return data
@@ -184,14 +184,14 @@ def as_rows(data: Any) -> Rows | None:
 
 
 def _let_grain_work() -> None:
-    """grain's worker processes ask absl for flags, which only a main of absl's parses (0.2.18)."""
+    """Marks absl's flags as parsed: grain's workers read them (0.2.18), but only absl's main parses them."""
     flags = sys.modules.get("absl.flags")
     if "grain" in sys.modules and flags is not None and not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
 
 
 class RowBatches:
-    """`rows` in batches of `batch_size` samples of this process; its iterators know their place."""
+    """`rows` in batches of `batch_size` samples of this process; iterators can be resumed."""
 
     def __init__(self, rows: Rows, batch_size: int, rank: int, world_size: int, drop_last: bool = False):
         self.rows, self.batch_size, self.drop_last = rows, batch_size, drop_last
@@ -201,11 +201,11 @@ class RowBatches:
         return _RowPass(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls `set_epoch` of the stream, where there is one."""
+        """Calls `set_epoch` of the stream, if it has one."""
         tell_epoch(self.rows.source, epoch)
 
     def first_digest(self) -> str:
-        """Of the first sample: equal on all ranks where they read one stream."""
+        """Digest of the first sample: equal on all ranks if they read the same stream."""
         for row in self.rows:
             parts = [
                 np.ascontiguousarray(np.asarray(leaf)) for _, leaf in leaves(split(row, self.rows.columns))
@@ -215,7 +215,7 @@ class RowBatches:
 
 
 class _RowPass:
-    """One pass. A stream that knows no place is counted in samples, and passed over by who goes on."""
+    """One pass. Without a state of the stream, its position is a number of samples to skip."""
 
     def __init__(self, of: RowBatches):
         self._of = of

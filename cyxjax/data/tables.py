@@ -1,4 +1,4 @@
-"""Data sets in Parquet files, Hugging Face folders and ArrayRecord files."""
+"""Datasets in Parquet files, Hugging Face folders and ArrayRecord files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,10 +22,11 @@ def load_parquet(
     task: Task | None = None,
     **split: Any,
 ) -> Splits:
-    """A Parquet file, or a folder of parts, read whole: numbers, lists of one length, words as classes.
+    """A Parquet file, or a folder of parts, in memory: numbers, lists of equal length, words as classes.
 
-    `target` names the target column (default: label, target, y, ...), `inputs` those to read besides. Columns
-    of numbers are one float32 array (N, columns); with lists among them each is an input of its own.
+    `target` names the target column (default: label, target, y, ...), `inputs` the input columns to read.
+    Columns of numbers become one float32 array (N, columns); if there are lists, each column is a separate
+    input.
     """
     parquet: Any = extra("pyarrow.parquet", "cyxjax[parquet]")
     wanted = [*inputs, *([target] if target else [])] if inputs else None
@@ -68,7 +69,7 @@ def _column(root: Path, name: str, column: Any) -> Any:
 def load_hugging_face(
     root: Path, target: str | None = None, inputs: Sequence[str] | None = None, **split: Any
 ) -> Splits:
-    """A folder that `Dataset.save_to_disk` wrote: train, validation and test parts, or one to be split."""
+    """A folder written by `Dataset.save_to_disk`: train, validation and test parts, or one part to split."""
     datasets: Any = extra("datasets", "cyxjax[hf]")
     with readable(root, hint="write it with dataset.save_to_disk"):
         found = datasets.load_from_disk(str(root))
@@ -92,7 +93,7 @@ def load_array_record(
     num_workers: int = 0,
     **split: Any,
 ) -> Splits:
-    """ArrayRecord files, by number. `decode`: `module:function`, a record's bytes -> (inputs, target)."""
+    """ArrayRecord files, read by index. `decode`: `module:function`, bytes -> (inputs, target)."""
     module: Any = extra("array_record.python.array_record_data_source", "cyxjax[grain]")
     if ":" not in decode:
         raise ConfigError(
@@ -110,7 +111,7 @@ def load_array_record(
 
 
 class Decoded:
-    """Records by number, each as `decode` gives it."""
+    """Records by index, each decoded by `decode`."""
 
     def __init__(self, source: Any, decode: Callable[[bytes], Any]):
         self._source, self._decode = source, decode

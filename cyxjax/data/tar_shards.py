@@ -1,7 +1,7 @@
-"""Samples in tar files, as webdataset keeps them: `00017.jpg` and `00017.cls` are one sample.
+"""Samples in tar files, in the layout of webdataset: `00017.jpg` and `00017.cls` are one sample.
 
-The files are indexed once, by their headers; a sample is then read by its number, from its place. So shards
-shuffle over all of them, resume in the middle and are audited as any data set; nothing is unpacked to disk.
+The files are indexed once, by their headers; then a sample is read by its number. So samples of all shards
+can be shuffled, resumed and audited like those of any dataset; nothing is unpacked to disk.
 """
 
 import glob
@@ -49,11 +49,11 @@ _DECODERS: dict[str, Decoder] = {
 
 
 class TarShards:
-    """A data set over tar files: item i is (inputs, targets) of sample i, decoded.
+    """A dataset over tar files: item i is the decoded (inputs, targets) of sample i.
 
-    paths: files, or one pattern such as "train-*.tar" (sorted). inputs, targets: which member of a sample,
-    by what follows the first dot of its name; of several inputs a dict. decode: bytes -> value by member, in
-    place of ours (images as float32 in [0, 1], cls as a whole number, npy, json, txt).
+    paths: files, or one pattern such as "train-*.tar" (sorted). inputs, targets: members of a sample, by the
+    part of their names after the first dot; several inputs make a dict. decode: functions bytes -> value by
+    member, which replace ours (images as float32 in [0, 1], cls as an integer, npy, json, txt).
     Raises: DataError for files that are missing, compressed or cut short, and for a sample without a member.
     """
 
@@ -94,15 +94,15 @@ class TarShards:
 
     def _read(self, name: str, place: _Place) -> Any:
         path = self._paths[place.file]
-        with readable(f"{name!r} of {path}"), path.open("rb") as file:  # its own: several threads read items
+        with readable(f"{name!r} of {path}"), path.open("rb") as file:  # several threads read items
             file.seek(place.offset)
             if len(data := file.read(place.size)) != place.size:
-                raise ValueError("the file is cut short")
+                raise ValueError("the file is truncated")
             return self._decode[name](data)
 
 
 def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
-    """(sample, member, where it lies) of every plain file in a tar."""
+    """(sample, member, position) of every regular file in a tar."""
     import tarfile  # here: most runs read no tar
 
     hint = "shards are read at random positions: unpack .tar.gz to .tar"

@@ -15,7 +15,7 @@ from cyxjax.files import read_plain, readable
 from cyxjax.plugins import extra
 
 IGNORED = -100  # the target of padding; CrossEntropyLoss(ignore_index=-100) leaves it out
-_OPEN_ROWS = 64  # rows that a text may still go into: more would fill hardly better, and cost time
+_OPEN_ROWS = 64  # rows that may still receive a text: more would hardly fill better, but cost time
 
 
 def load_text(
@@ -27,9 +27,9 @@ def load_text(
 ) -> Splits:
     """Characters of the file `root` (default: Python's help, 465 kB of English): int32 (sequence_length,).
 
-    With `tokenizer`, a tokenizer.json of the library of that name, its tokens instead of characters.
+    `tokenizer`: a tokenizer.json of the tokenizers library, whose tokens are used instead of characters.
 
-    The text is cut in three stretches, so that validation and test text is never seen in training.
+    The text is split into three consecutive parts, so that training never sees validation and test text.
     """
     text = python_help() if root is None else _read(root)
     vocabulary = "" if tokenizer else "".join(sorted(set(text)))
@@ -45,7 +45,7 @@ def load_text(
 
 
 def _by_file(text: str, path: Path) -> tuple[npt.NDArray[np.int32], int]:
-    """(tokens, size of the vocabulary). Raises: ConfigError for no such library, DataError for the file."""
+    """(tokens, size of the vocabulary). Raises: ConfigError without the library, DataError for the file."""
     library = extra("tokenizers", "cyxjax[tokenizers]")
     with readable(path, hint="name the tokenizer.json that transformers saved"):
         found = library.Tokenizer.from_file(str(path))
@@ -59,19 +59,19 @@ def python_help() -> str:
 
 
 def decode(tokens: npt.NDArray[np.integer], vocabulary: str) -> str:
-    """The text of `tokens`, each the place of a character in the sorted `vocabulary`."""
+    """The text of `tokens`, each the index of a character in the sorted `vocabulary`."""
     return "".join(vocabulary[token] for token in np.asarray(tokens).reshape(-1).tolist())
 
 
 def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset:
-    """Windows that do not overlap: inputs tokens[i : i+T], targets the same moved on by one; both (N, T).
+    """Windows that do not overlap: inputs tokens[i : i+T], targets tokens[i+1 : i+T+1]; both (N, T).
 
-    Raises: ConfigError when the text is shorter than one window.
+    Raises: ConfigError if the text is shorter than one window.
     """
     num_windows = (len(tokens) - 1) // sequence_length if sequence_length > 0 else 0
     if num_windows <= 0:
         raise ConfigError(
-            f"sequence_length={sequence_length} with a stretch of {len(tokens)} characters; expected 1 to "
+            f"sequence_length={sequence_length} with a part of {len(tokens)} characters; expected 1 to "
             f"{len(tokens) - 1}. HINT: use a shorter sequence_length or a longer text.",
             key="options.sequence_length",
         )
@@ -89,7 +89,7 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 class Packed(NamedTuple):
-    """Rows (N, T), int32, padding at their ends."""
+    """Rows (N, T), int32, with padding at their ends."""
 
     tokens: npt.NDArray[np.int32]
     targets: npt.NDArray[np.int32]  # the next token of the same text; IGNORED for padding
@@ -100,16 +100,16 @@ class Packed(NamedTuple):
 
     @property
     def filled(self) -> float:
-        """The part of all places that is no padding."""
+        """The fraction of all places that is not padding."""
         return float((self.segments > 0).mean())
 
 
 def pack(texts: Iterable[Sequence[int]], length: int, *, pad: int = 0) -> Packed:
-    """Texts (token numbers) cut into pieces of at most `length` pairs of a token and the next one, and put
-    into rows of `length`; first fit, in their order, so the same texts give the same rows.
+    """Packs texts (sequences of token ids) into rows of `length` (token, next token) pairs, by first fit in
+    their order, so that the same texts give the same rows. A longer text is cut into pieces.
 
-    A text of one token has no next one and is left out.
-    Raises: TypeError for what is no sequence of whole numbers.
+    A text of one token has no next token and is left out.
+    Raises: TypeError for anything but sequences of integers.
     """
     rows: list[list[npt.NDArray[np.int32]]] = []
     room: dict[int, int] = {}  # row -> free places, of those that are open
@@ -130,7 +130,7 @@ def pack(texts: Iterable[Sequence[int]], length: int, *, pad: int = 0) -> Packed
 
 def _pieces(text: Sequence[int], length: int) -> list[npt.NDArray[np.int32]]:
     tokens = np.asarray(text)
-    starts = range(0, len(tokens) - 1, length)  # a piece ends with the token that the next one begins with
+    starts = range(0, len(tokens) - 1, length)  # a piece ends with the token with which the next one begins
     return [tokens[start : start + length + 1].astype(np.int32, casting="same_kind") for start in starts]
 
 

@@ -1,4 +1,4 @@
-"""What a run shows: the console, and the sinks that receive its records."""
+"""The output of a run: the console, and the sinks that receive its records."""
 
 from cyxjax.observe.console import Console, NullConsole, PlainConsole, RichConsole, build_console
 from cyxjax.observe.records import Sink

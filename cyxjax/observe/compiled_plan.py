@@ -1,4 +1,4 @@
-"""What a compiled step sends and holds, read from the compiled program, not estimated from the model."""
+"""What a compiled step sends and holds in memory, read from the compiled program, not estimated."""
 
 import math
 import re
@@ -30,14 +30,14 @@ class Collective:
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, ...
     payload_bytes: int  # the whole vector that is reduced, gathered or exchanged, once
     num_replicas: int
-    times: int = 1  # in one call of the program; in a loop of unknown length: 1
+    times: int = 1  # per call of the program; in a loop of unknown length: 1
     in_loop: bool = False
-    in_branch: bool = False  # runs in some calls only
-    num_arrays: int = 1  # each is a transfer of its own over gloo
+    in_branch: bool = False  # runs only in some calls
+    num_arrays: int = 1  # each is a separate transfer with gloo
 
     @property
     def sent_bytes(self) -> int:
-        """What one replica sends each time, by the ring algorithms that need least."""
+        """Bytes that one replica sends each time, with ring algorithms, which need the least."""
         passes = 2 if self.kind == "all-reduce" else 1
         return passes * self.payload_bytes * (self.num_replicas - 1) // max(self.num_replicas, 1)
 
@@ -54,19 +54,20 @@ class Collective:
 def collectives(hlo: str) -> list[Collective]:
     """The collectives of a compiled program, in the order of its text, reached from its entry.
 
-    hlo: `jitted.lower(...).compile().as_text()`. A collective of one replica exchanges nothing: left out.
+    hlo: `jitted.lower(...).compile().as_text()`. Collectives of one replica exchange nothing and are left
+    out.
     """
     computations, entry = _computations(hlo)
     return [c for c in _walk(computations, entry, 1, False, False) if c.num_replicas > 1]
 
 
 def bytes_per_step(found: Iterable[Collective]) -> int:
-    """What one replica sends in one call, branches included."""
+    """Bytes that one replica sends per call, branches included."""
     return sum(c.sent_bytes * c.times for c in found)
 
 
 def state_bytes(state: Any) -> dict[str, int]:
-    """Bytes of a TrainState's parts on one device; "host": what of it waits in the host's memory, if any."""
+    """Bytes of a TrainState's parts on one device; "host": the part in host memory, if any."""
     found = {name: 0 for name in (*state._fields, "host")}
     for name, part in state._asdict().items():
         for leaf in jax.tree.leaves(part):
@@ -76,7 +77,7 @@ def state_bytes(state: Any) -> dict[str, int]:
 
 
 def memory_bytes(compiled: Any) -> dict[str, int]:
-    """Bytes on one device while the program runs: arguments, results not in an argument's place, the rest."""
+    """Bytes on one device while the program runs: arguments, results not in donated arguments, the rest."""
     found = compiled.memory_analysis()
     return {
         "arguments": found.argument_size_in_bytes,
@@ -86,7 +87,7 @@ def memory_bytes(compiled: Any) -> dict[str, int]:
 
 
 def plan_lines(found: list[Collective], state: Mapping[str, int], memory: Mapping[str, int]) -> list[str]:
-    """The plan as text: what is sent in an optimizer step, what is held."""
+    """The plan as text: what an optimizer step sends and holds."""
     sent = [c.line() for c in found] or ["nothing: there is one replica"]
     held = {
         "parameters": state["params"],
@@ -157,10 +158,10 @@ def _collective(line: str, everyone: int) -> Collective | None:
     if found[3] and found[2] != "all-reduce":
         shapes = shapes[len(shapes) // 2 :]  # an asynchronous start also returns its operands
     groups = _GROUPS.search(line)
-    # No groups means all. In the short form [g,n]<=[...] a group has n members.
+    # No groups: all replicas. In the short form [g,n]<=[...] a group has n members.
     members = (len(groups[1].split(",")) if groups[1] else int(groups[2])) if groups else everyone
     whole = sum(shapes) * (members if found[2] == "reduce-scatter" else 1)
-    # A tuple is as many arrays, but for an exchange of all with all: there it is a part for each replica.
+    # A tuple has one entry per array, but in an all-to-all one entry per replica.
     arrays = max(1, len(shapes) // members) if found[2] == "all-to-all" else len(shapes)
     return Collective(found[2], whole, members, num_arrays=arrays)
 

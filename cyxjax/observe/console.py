@@ -1,6 +1,6 @@
 """The console of a run: on rank 0 only, live on a terminal, plain lines elsewhere.
 
-All consoles have the same methods, so the loop never asks which one it has.
+All consoles have the same methods, so the loop need not distinguish them.
 """
 
 import math
@@ -16,26 +16,26 @@ from cyxjax.observe.lines import RunLines, doing, fitted
 from cyxjax.observe.records import Record
 
 _EVERY_S = 10.0  # between two lines of progress in a log
-_LIVE_EVERY_S = 0.5  # between two drawings of a line that is replaced
+_LIVE_EVERY_S = 0.5  # between two updates of the live line
 
 
 class Console:
-    """Prints what a run does; a console overrides what it shows."""
+    """Prints what a run does; subclasses override the methods for what they show."""
 
     def note(self, text: str, style: str | None = None) -> None:
-        """One line of news. style: of rich, where there is colour."""
+        """Prints one line. style: a style of rich, used if there is colour."""
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
-        """Training begins; it ends after so many steps and epochs of the whole run, None where not known."""
+        """Training begins. total_steps, epochs: of the whole run; None if not known."""
 
     def end(self) -> None:
-        """Training is over, or was ended by an error: nothing is drawn any more but lines."""
+        """Training ended, also by an error: from now on only lines are printed, no live line."""
 
     def step(self, record: Record) -> None:
         """Progress inside an epoch, every `log_every_n_batches` steps."""
 
     def epoch(self, record: Record, is_best: bool = False) -> None:
-        """The end of an epoch. is_best: of what the run monitors, no earlier epoch had a better value."""
+        """The end of an epoch. is_best: no earlier epoch had a better value of the monitored metric."""
 
 
 class NullConsole(Console):
@@ -43,9 +43,9 @@ class NullConsole(Console):
 
 
 class PlainConsole(Console):
-    """One line for each thing, flushed, without colour or control characters: for logs and pipes.
+    """Prints flushed lines without colour or control characters: for logs and pipes.
 
-    Steps make a line at most every ten seconds, however many records there are.
+    Prints a line about steps at most every ten seconds, regardless of the number of records.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -70,10 +70,10 @@ class PlainConsole(Console):
 
 
 class RichConsole(Console):
-    """For a terminal: a live line at the foot, epochs and news above it, in colour.
+    """For a terminal: a live line at the bottom, and lines about epochs and events above it, in colour.
 
     The line is drawn twice a second by a thread, from the newest record and the heartbeat; the loop never
-    waits for it. No live display of rich's: it hides the cursor, and a run that is killed would leave it so.
+    waits for it. Not rich's live display, which hides the cursor: it would stay hidden if the run is killed.
     """
 
     def __init__(self, stream: TextIO | None = None, columns: int | None = None) -> None:
@@ -92,7 +92,7 @@ class RichConsole(Console):
         self._lines = RunLines()
         self._record: Record = {}
         self._left: list[str] = []
-        self._lock = threading.RLock()  # of who writes
+        self._lock = threading.RLock()  # held while writing
         self._drawn, self._ended = False, threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -122,7 +122,7 @@ class RichConsole(Console):
         self.note(self._lines.epoch_line(record, is_best), style="bold green" if is_best else "bold")
 
     def live_text(self, width: int) -> str:
-        """What the live line says now, in at most `width` columns."""
+        """The current text of the live line, in at most `width` columns."""
         now = heartbeat.progress()
         for_s = time.monotonic() - now.at_s if now.at_s else 0.0
         phase = doing(now.phase, for_s, heartbeat.part_text())
@@ -137,7 +137,7 @@ class RichConsole(Console):
                     self._draw(text)
 
     def _clear(self) -> None:
-        """Makes room for a line that stays. Called with the lock held."""
+        """Clears the live line before a permanent line. Called with the lock held."""
         if self._drawn:
             self._draw("")
 
@@ -178,7 +178,7 @@ def build_console(is_master: bool, verbose: bool = True) -> Console:
 
 
 def _is_dumb() -> bool:
-    """Whether the terminal says of itself that it cannot move its cursor (TERM=dumb)."""
+    """Whether the terminal declares that it cannot move its cursor (TERM=dumb)."""
     from rich.console import Console as Terminal
 
     return Terminal(file=sys.stdout).is_dumb_terminal

@@ -1,12 +1,12 @@
-"""What devices can do and held at most: FLOP/s, memory."""
+"""Peak FLOP/s and peak memory of devices."""
 
 import resource
 from collections.abc import Sequence
 
 import jax
 
-# Dense bfloat16 FLOP/s of a device by the beginning of its `device_kind`, from the makers' data sheets; the
-# first that matches counts. Shares of the peak are of this number at any precision, as is usual.
+# Dense bfloat16 FLOP/s of a device by the beginning of its `device_kind`, from the vendors' data sheets; the
+# first match is used. As usual, MFU is relative to this number at any precision.
 _PEAKS = {
     "NVIDIA B200": 2250e12,
     "NVIDIA H100 PCIe": 756e12,
@@ -27,11 +27,11 @@ _PEAKS = {
 
 
 def peak_flops(device_kind: str) -> float:
-    """FLOP/s that a device of this kind can do at most; 0.0 where that is not known."""
+    """The peak FLOP/s of a device of this kind; 0.0 if not known."""
     return next((peak for kind, peak in _PEAKS.items() if device_kind.startswith(kind)), 0.0)
 
 
 def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:
-    """The most that one of this process's `devices` held; of the CPU, this process."""
+    """The peak memory of one of this process's `devices`; on CPU, of this process."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
     return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

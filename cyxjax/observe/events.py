@@ -1,6 +1,6 @@
 """The events of a run, one line each in `events.jsonl`: starts, saves, rollbacks, test results, ends.
 
-For people and the report; training reads none of it. `{"event": "save", "at_unix_s": ..., "step": 400}`
+For people and the report; training does not read it. `{"event": "save", "at_unix_s": ..., "step": 400}`
 """
 
 import os
@@ -16,21 +16,22 @@ _MAX_BYTES = 64 << 20  # a larger file is not read back
 
 
 class Events:
-    """Takes what happens and keeps nothing: other ranks, and `report: false`.
+    """Discards events: for other ranks, and for `report: false`.
 
-    begun: whether the start was logged; nobody asks here what it would say.
+    begun: whether the start was logged; always True here.
     """
 
     begun = True
 
     def log(self, event: str, **values: Any) -> None:
-        """Takes `event`, with plain values."""
+        """Logs `event`, with plain values."""
 
 
 class EventLog(Events):
     """Events as lines of the file at `path`; an error in writing is reported once and ignored.
 
-    A start at step 0 begins a new file, unless the last run in it was cut short: then it is that run again.
+    A start at step 0 begins a new file, unless the last run in it was interrupted: then it continues that
+    run.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -50,7 +51,7 @@ class EventLog(Events):
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events in `path`, oldest first; [] if there is no such file. Lines that are none are left out."""
+    """The events in `path`, oldest first; [] if there is no such file. Other lines are ignored."""
     try:
         lines = read_json_lines(path, _MAX_BYTES)
     except OSError:

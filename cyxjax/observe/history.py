@@ -13,7 +13,7 @@ from cyxjax.errors import DataError
 from cyxjax.files import read_plain, readable
 from cyxjax.observe.records import plain_tree, write_atomic
 
-_MOST_ROWS = 12  # that a notebook shows
+_MOST_ROWS = 12  # shown in a notebook
 
 
 def _curve(values: list[Any]) -> list[Any]:
@@ -35,32 +35,32 @@ class DistributedTrainingHistory:
     val_losses: list[float] = field(default_factory=list)
     val_accuracies: list[float] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)  # at the end of each epoch
-    grad_norms: list[float] = field(default_factory=list)  # of mean gradients before clipping, steps' mean
+    grad_norms: list[float] = field(default_factory=list)  # of mean gradients before clipping; step mean
     grad_norm_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of grad_norms
     epochs: list[int] = field(default_factory=list)  # epoch number of each entry of train_losses
     val_epochs: list[int] = field(default_factory=list)  # epoch number of each entry of val_losses
-    steps: list[int] = field(default_factory=list)  # done at the end of each entry of epochs
-    val_steps: list[int] = field(default_factory=list)  # done at each entry of val_losses
+    steps: list[int] = field(default_factory=list)  # number of steps at the end of each entry of epochs
+    val_steps: list[int] = field(default_factory=list)  # number of steps at each entry of val_losses
     metrics: dict[str, Annotated[list[Any], AfterValidator(_curve)]] = field(default_factory=dict)
-    """The user's own: train_top2, val_top2, ...; of a confusion matrix its rows, as lists."""
+    """Metrics of the user: train_top2, val_top2, ...; a confusion matrix as a list of rows."""
     total_time_seconds: float = 0.0
-    samples_per_second: float = 0.0  # real samples of training over total_time_seconds
+    samples_per_second: float = 0.0  # real training samples per second of total_time_seconds
     effective_batch_size: int = 0  # batch_size * num_replicas * gradient_accumulation_steps
     world_size: int = 1  # processes
-    num_replicas: int = 1  # devices that each saw a part of every step
+    num_replicas: int = 1  # devices that each processed a part of every step
     num_steps: int = 0  # optimizer steps taken, over all resumes
-    skipped_steps: int = 0  # steps left out because a gradient was not finite
-    rollback_epochs: list[int] = field(default_factory=list)  # where each rollback went on in the data:
-    rollback_samples: list[int] = field(default_factory=list)  # after so many samples of that epoch,
-    rollback_batches: list[int] = field(default_factory=list)  # so many batches,
-    rollback_steps: list[int] = field(default_factory=list)  # the last so many of which it took back
-    goodput: float = 0.0  # part of the time, restarts included, that was steps that count (experiments)
+    skipped_steps: int = 0  # steps skipped because a gradient was not finite
+    rollback_epochs: list[int] = field(default_factory=list)  # where each rollback continued in the data:
+    rollback_samples: list[int] = field(default_factory=list)  # after this many samples of that epoch,
+    rollback_batches: list[int] = field(default_factory=list)  # this many batches,
+    rollback_steps: list[int] = field(default_factory=list)  # number of steps that it undid
+    goodput: float = 0.0  # fraction of the time, restarts included, spent in steps that count (experiments)
     flops_per_sample: float = 0.0  # of training, forward and backward; 0.0: not known (experiments)
     flops_per_second: float = 0.0  # over all replicas, in steps that count
-    mfu: float = 0.0  # these as a part of what the devices can do; 0.0: not known
-    peak_memory_bytes: int = 0  # the most that a device of rank 0 held; of the CPU, rank 0's process
-    commit: str = ""  # of the working folder in git, and whether it had changes; "": none
-    # Name of the StopReason that ended the run; "" where `epochs` alone did.
+    mfu: float = 0.0  # flops_per_second as a fraction of the devices' peak; 0.0: not known
+    peak_memory_bytes: int = 0  # maximum on a device of rank 0; on CPU, of rank 0's process
+    commit: str = ""  # git commit of the working folder, and whether it had changes; "": none
+    # Name of the StopReason that ended the run; "" if it ended after `epochs`.
     stopped_by: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,27 +69,27 @@ class DistributedTrainingHistory:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Inverse of `to_dict`; missing keys take their defaults.
+        """The inverse of `to_dict`; missing keys get their defaults.
 
-        Raises: DataError for an unknown key or a value of another type.
+        Raises: DataError for an unknown key or a value of a wrong type.
         """
         with readable("history", DataError, "was it written by another version, or edited by hand?"):
             return TypeAdapter(cls).validate_python(values)
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON to `path` in one step; a crash leaves the old file or the new one."""
+        """Writes JSON to `path` atomically; a crash leaves the old file or the new one."""
         write_atomic(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The history that `save` wrote. Raises: DataError naming the file if it is not one."""
+        """The history that `save` wrote. Raises: DataError that names the file if it is not a history."""
         with readable(path, DataError, "give the history.json of a run folder"):
             return TypeAdapter(cls).validate_json(read_plain(path))
 
     def rows(self) -> list[dict[str, float]]:
-        """The curves as a table: a dict for each epoch, counted from 0, without what was not measured in it.
+        """The curves as a table: a dict for each epoch, counted from 0, with the values measured in it.
 
-        Of several evaluations within an epoch it has the last.
+        Of several evaluations within an epoch it has the last one.
         """
         by_train, by_val = self.epochs, self.val_epochs
         columns = {
@@ -110,13 +110,13 @@ class DistributedTrainingHistory:
         return [table[epoch] for epoch in sorted(table)]
 
     def to_pandas(self) -> Any:
-        """`rows` as a pandas.DataFrame with a row an epoch; needs pandas."""
+        """`rows` as a pandas.DataFrame with one row per epoch; needs pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a table of the epochs, the first and last of many."""
+        """For notebooks: a table of the epochs, or of the first and last ones."""
         from cyxjax.observe.report.html import table
 
         rows: list[dict[str, float]] = [{**row, "epoch": row["epoch"] + 1} for row in self.rows()]
@@ -131,14 +131,14 @@ class DistributedTrainingHistory:
     def plot(self, path: str | Path | None = None, others: Mapping[str, Self] | None = None) -> Any:
         """Draws loss and accuracy over epochs.
 
-        path: a file to write (.svg, .png or .pdf), which is returned as a Path; None: returns the matplotlib
+        path: a file to write (.svg, .png or .pdf), whose Path is returned; None: returns the matplotlib
         Figure, which a notebook shows. others: histories to compare with, by the names of their curves.
         Needs matplotlib: pip install 'cyxjax[plot]'.
         """
-        from matplotlib.figure import Figure  # no pyplot: no window, no state left behind
+        from matplotlib.figure import Figure  # not pyplot, which opens windows and keeps state
 
         class NotebookFigure(Figure):
-            def _repr_png_(self) -> bytes:  # a notebook shows figures of pyplot only, unless they say how
+            def _repr_png_(self) -> bytes:  # without it a notebook shows only figures of pyplot
                 written = io.BytesIO()
                 self.savefig(written, format="png", dpi=80)
                 return written.getvalue()

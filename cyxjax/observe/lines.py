@@ -1,4 +1,4 @@
-"""Formats records as console lines, shortened where there is little room."""
+"""Formats records as console lines, shortened to the available width."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from cyxjax.observe.records import Record, plain, step_of
 from cyxjax.observe.stop_reasons import reason_of
 
-_SHOWN = {  # key of a record -> (how it is called on a line, how its number is written)
+_SHOWN = {  # key of a record -> (label on a line, format of its number)
     "loss": ("Loss", ".4f"),
     "train_loss": ("Loss", ".4f"),
     "accuracy": ("Accuracy", ".4f"),
@@ -26,8 +26,8 @@ _NOT_ON_LINES = (
     "grad_norm",
     "train_grad_norm",
 )  # the report has their curves
-_MOST_OWN = 4  # metrics of the user's on a line; the others stand in the records
-_DOING = {  # by the phase of the heartbeat, but for those of every step
+_MOST_OWN = 4  # metrics of the user on a line; the others are only in the records
+_DOING = {  # by phase of the heartbeat, except the phases of every step
     "init": "starting",
     "idle": "starting",
     "compile": "compiling",
@@ -39,13 +39,13 @@ _WAITING = {
     "step": "waiting for the devices",
     "collective": "waiting for the devices",
 }
-_LONG_S = 2.0  # in a phase that every step has: shorter is how training is
+_LONG_S = 2.0  # in a phase of every step; shorter waits are normal
 
 
 class RunLines:
-    """Lines of one run: how far it is, and numbers under each other, as wide as the widest of their name.
+    """The lines of one run: its progress, and numbers that are aligned between lines.
 
-    total_steps, epochs: of the whole run, None where not known.
+    total_steps, epochs: of the whole run; None if not known.
     """
 
     def __init__(self, total_steps: int | None = None, epochs: int | None = None) -> None:
@@ -67,7 +67,7 @@ class RunLines:
         return ", ".join([self.epoch(record), *within, *self._aligned(record), *best])
 
     def live(self, record: Record, step: int, doing: str, left: Sequence[str]) -> list[str]:
-        """The parts of a live line, what matters most first."""
+        """The parts of a live line, the most important first."""
         parts = [doing] if doing else []
         parts += [self.step(step)] if step >= 0 else []
         if record:
@@ -80,14 +80,14 @@ class RunLines:
         return f"step {step} of {self._total_steps}" if self._total_steps else f"step {step}"
 
     def epoch(self, record: Record) -> str:
-        """`Epoch  3/20`: epochs are counted from 1 where people read them."""
+        """`Epoch  3/20`: displayed epochs are counted from 1."""
         number = int(plain(record.get("epoch", 0))) + 1
         return (
             f"Epoch {number:>{len(str(self._epochs))}}/{self._epochs}" if self._epochs else f"Epoch {number}"
         )
 
     def left(self, record: Record, now: float) -> list[str]:
-        """`["12.0 s left"]` at the pace since the first record; [] where it or the end is not known."""
+        """`["12.0 s left"]` at the pace since the first record; [] if the pace or the end is not known."""
         step = step_of(record)
         if self._first is None:
             self._first = (step, now)
@@ -105,7 +105,7 @@ class RunLines:
 
 
 def numbers(record: Record) -> list[tuple[str, str]]:
-    """(label, value) of a line: what every run has; between loss and rate the first of the user's metrics."""
+    """(label, value) pairs of a line: those of every run, and the user's first metrics before the rate."""
     own = [key for key in record if key not in _SHOWN and key not in _NOT_ON_LINES]
     keys = list(_SHOWN)
     end = keys.index("learning_rate")
@@ -119,7 +119,7 @@ def numbers(record: Record) -> list[tuple[str, str]]:
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """The parts joined by commas, without those for which `width` columns have no room; the first is cut."""
+    """The parts joined by commas, without those that do not fit into `width` columns; the first is cut."""
     line = "".join(parts[:1])[: max(width, 0)]
     for part in parts[1:]:
         if len(line) + 2 + len(part) <= width:
@@ -128,7 +128,7 @@ def fitted(parts: Sequence[str], width: int) -> str:
 
 
 def doing(phase: str, for_s: float, part: str = "") -> str:
-    """What a run does besides training steps: `compiling 12 s`, `evaluating 3/5`. part: how far it is."""
+    """What a run does besides training steps: `compiling 12 s`, `evaluating 3/5`. part: the progress."""
     known = _DOING | _WAITING if for_s > _LONG_S else _DOING
     if phase not in known:
         return ""
@@ -164,7 +164,7 @@ def batch_plan_line(
 ) -> str:
     """`Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2, ...`.
 
-    batch_size: None where a loader decides it, batch by batch.
+    batch_size: None if a loader determines it for each batch.
     """
     dealt = f"{counted(num_replicas, 'replica')} x {accumulation} accumulation"
     if batch_size is None:
@@ -176,7 +176,7 @@ def batch_plan_line(
 
 
 def line_of_test(metrics: Mapping[str, float]) -> str:
-    """`Test: loss 0.0477, accuracy 0.9805`; of many metrics the first few, the rest stand in the report."""
+    """`Test: loss 0.0477, accuracy 0.9805`; the first few of many metrics; the others are in the report."""
     known = [f"{name} {value:.4f}" for name, value in metrics.items() if not math.isnan(value)]
     return f"Test: {', '.join(known[: 2 + _MOST_OWN])}"  # loss and accuracy first
 
@@ -204,7 +204,7 @@ def done_line(history: Any, run_dir: str | None) -> str:
 
 
 def _best(history: Any) -> list[str]:
-    """`["best Val accuracy 0.9800 (epoch 3)", "last 0.9700"]`; the loss of a task that has no accuracy."""
+    """`["best Val accuracy 0.9800 (epoch 3)", "last 0.9700"]`; the loss for a task without accuracy."""
     for name, values, pick in (
         ("accuracy", history.val_accuracies, max),  # NaN: the task has none
         ("loss", history.val_losses, min),

@@ -1,4 +1,4 @@
-"""Traces some steps and summarises them: the longest operations, and what the devices waited for."""
+"""Traces some steps and summarises them: the longest operations, and where devices waited."""
 
 import gzip
 import json
@@ -30,7 +30,7 @@ class Op(NamedTuple):
 
 
 class Tracing:
-    """A trace that writes into `folder`; without Python's own calls, which cost more than steps."""
+    """A trace that is written into `folder`, without Python calls, which would cost more than the steps."""
 
     def __init__(self, folder: Path, phases: Mapping[str, float]) -> None:
         self._folder, self._phases = folder, dict(phases)
@@ -42,7 +42,7 @@ class Tracing:
         self._began = time.monotonic()
 
     def stop(self, steps: int, phases: Mapping[str, float]) -> list[str]:
-        """Ends the trace; the lines of its page. The files are in the folder then."""
+        """Ends the trace and writes its files; returns the lines of its summary."""
         seconds = time.monotonic() - self._began
         jax.monitoring.unregister_event_duration_listener(self._compile)
         jax.profiler.stop_trace()
@@ -74,22 +74,22 @@ def page(
 ) -> list[str]:
     """Lines: where the time of the window went, programs and instructions by time, compilations.
 
-    seconds: of the window; input_s: of it, waiting for data; compiled_s: of each program made in it.
+    seconds: of the window; input_s: its part waiting for data; compiled_s: of each program compiled in it.
     """
     each_ms = 1000 * seconds / max(steps, 1)
     lines = [
-        f"{steps} steps in {span(seconds)}, {each_ms:.2f} ms a step (tracing included)",
+        f"{steps} steps in {span(seconds)}, {each_ms:.2f} ms per step (tracing included)",
         f"input wait   {_share(input_s, seconds)} the loop waited for data",
     ]
     if not ops:
         return [*lines, "The trace names no instruction: this backend does not report them."]
     idle_s = max(seconds - busy_s(ops), 0.0)
     exchange_s = sum(op.spent_us for op in ops if _COLLECTIVE.match(op.name)) / 1e6
-    total_s = sum(op.spent_us for op in ops) / 1e6  # of devices side by side the sum
+    total_s = sum(op.spent_us for op in ops) / 1e6  # the sum over devices
     return [
         *lines,
         f"host gaps    {_share(idle_s, seconds)} no device worked on an instruction",
-        f"collectives  {_share(exchange_s, total_s)} of what instructions took (waiting for others included)",
+        f"collectives  {_share(exchange_s, total_s)} of instruction time (waiting for others included)",
         "",
         "programs by time:",
         *_longest(ops, lambda op: op.program, total_s),
@@ -113,7 +113,7 @@ def busy_s(ops: Iterable[Op]) -> float:
 
 
 def _longest(ops: Sequence[Op], key: Callable[[Op], str], total_s: float) -> list[str]:
-    """Lines: the time of what `key` says of an instruction, and how often it ran, the longest first."""
+    """Lines: time and number of runs by `key` of the instruction, the longest first."""
     spent: dict[str, list[float]] = defaultdict(list)
     for op in ops:
         spent[key(op)].append(op.spent_us / 1e6)

@@ -1,8 +1,8 @@
 """A record: one event of a run as a line, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
 
-Keys people see: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
+Displayed keys: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
 val_loss, val_accuracy, learning_rate, samples_per_second, seconds (of the epoch), total_time_seconds (of
-the run so far); others are passed on as they are.
+the run so far); other keys are passed on unchanged.
 """
 
 import json
@@ -18,7 +18,7 @@ Record = Mapping[str, float | int | str]
 
 
 def plain(value: object) -> float | int | str:
-    """`value` as JSON can hold it: a scalar array as its number, NaN and infinities as text."""
+    """`value` as JSON can store it: a scalar array as a number, NaN and infinities as text."""
     if isinstance(value, bool | int | str):
         return value
     if hasattr(value, "item"):
@@ -28,25 +28,25 @@ def plain(value: object) -> float | int | str:
 
 
 def plain_tree(value: Any) -> Any:
-    """Dicts and lists of any depth, as JSON can hold them."""
+    """Nested dicts and lists, as JSON can store them."""
     if isinstance(value, dict):
         return {str(name): plain_tree(part) for name, part in value.items()}
     if not isinstance(value, list | tuple):
         return None if value is None else plain(value)
-    # Each save holds the whole history: thousands of numbers must not be thousands of calls.
+    # Fast path: each save contains the whole history, with thousands of numbers.
     if set(map(type, value)) <= {int, float} and all(map(math.isfinite, value)):
         return list(value)
     return [plain_tree(part) for part in value]
 
 
 def step_of(record: Record) -> int:
-    """The optimizer step it belongs to."""
+    """The optimizer step of `record`."""
     return int(plain(record.get("step", 0)))
 
 
 @contextmanager
 def warn_if_unwritten(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
-    """Runs a block that writes `path`, which training can do without: on a full disk it warns and goes on."""
+    """Runs a block that writes the optional file `path`; warns if that fails, as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -60,14 +60,14 @@ def once(warn: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def add_line(path: Path, value: Mapping[str, object], warn: Callable[[str], None]) -> None:
-    """Appends `value` to the file at `path` as a line of JSON; warns where it cannot be written."""
+    """Appends `value` to the file at `path` as a line of JSON; warns if it cannot be written."""
     with warn_if_unwritten(path, warn):
         path.parent.mkdir(parents=True, exist_ok=True)
         append(path, (json.dumps(value, allow_nan=False) + "\n").encode(), durable=False)
 
 
 def write_atomic(path: str | Path, text: str) -> None:
-    """Replaces the file at `path` by `text` in one step (see `files.write_whole`); makes missing folders."""
+    """Replaces the file at `path` by `text` atomically (see `files.write_whole`); creates missing folders."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
 
@@ -76,10 +76,10 @@ Warn = Callable[[str], None]
 
 
 class Sink:
-    """Takes records, one at a time, until it is closed; a sink overrides what it does."""
+    """Receives records one by one until it is closed; subclasses override the methods that they need."""
 
     def log(self, record: Record) -> None:
-        """Keeps `record`."""
+        """Stores `record`."""
 
     def close(self) -> None:
-        """Writes what is still to be written; the sink is not used afterwards."""
+        """Writes everything that is still pending; the sink is not used afterwards."""

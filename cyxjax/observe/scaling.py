@@ -1,9 +1,9 @@
-"""Predicts the time of a step and an epoch at other numbers of replicas with an alpha-beta model.
+"""Predicts the time of a step and an epoch for other numbers of replicas with an alpha-beta model.
 
-A message of n bytes takes latency + n / bandwidth. An exchange of a whole of n bytes between R replicas
-takes log2(R) latencies and n (R - 1) / R bytes one way; an all-reduce both ways. Nothing overlaps with
-computing.
-`python scripts/bench/plan.py` measures how far it is from real runs on one machine.
+A message of n bytes takes latency + n / bandwidth. An exchange of n bytes in total between R replicas
+takes log2(R) latencies and n (R - 1) / R bytes one way; an all-reduce takes both ways. Nothing overlaps
+with computation.
+`python scripts/bench/plan.py` measures the error of the prediction for real runs on one machine.
 Source: Thakur, Rabenseifner, Gropp 2005, doi:10.1177/1094342005051521 (recursive halving and doubling).
 """
 
@@ -17,18 +17,18 @@ from cyxjax.sync.entry import Exchange
 from cyxjax.sync.registry import STRATEGIES
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_SAVE_BYTES_S = 1e9  # of a state to a disk that all share
+_SAVE_BYTES_S = 1e9  # writing a state to a shared disk
 
 
 class Wire(NamedTuple):
-    """Between any two replicas."""
+    """The connection between any two replicas."""
 
     bytes_per_s: float
     latency_s: float
 
 
 def exchanges(params: Any) -> dict[str, list[Exchange]]:
-    """What each strategy sends of float32 gradients with its default options, as the documentation says.
+    """What each strategy sends of float32 gradients with its default options.
 
     params: arrays or shapes.
     """
@@ -49,7 +49,7 @@ def _seconds(one: Exchange, replicas: int, wire: Wire) -> float:
 
 
 class Work(NamedTuple):
-    """What was measured here and what is known of the experiment."""
+    """What was measured here, and what is known about the experiment."""
 
     compute_s: float  # of a step, of one replica
     samples: int | None  # of an epoch
@@ -60,7 +60,7 @@ class Work(NamedTuple):
 def steps_s(
     work: Work, sent: Mapping[str, Sequence[Exchange]], wire: Wire, counts: Iterable[int]
 ) -> dict[int, dict[str, float]]:
-    """Seconds of a step, by number of replicas and strategy."""
+    """Seconds per step, by number of replicas and strategy."""
     return {
         count: {name: step_s(parts, work.compute_s, count, wire) for name, parts in sent.items()}
         for count in counts
@@ -70,15 +70,15 @@ def steps_s(
 def curve(
     work: Work, sent: Mapping[str, Sequence[Exchange]], wire: Wire, counts: Sequence[int]
 ) -> Iterator[str]:
-    """Lines of at most 80 columns: milliseconds of a step by strategy and replicas, and an epoch."""
+    """Lines of at most 80 columns: milliseconds per step by strategy and replicas, and time per epoch."""
     yield f"a step in ms: computing {1000 * work.compute_s:.2f} (measured here), then sending;"
-    yield f"wires of {size(wire.bytes_per_s)}/s and {1e6 * wire.latency_s:g} us between any two replicas:"
+    yield f"links of {size(wire.bytes_per_s)}/s and {1e6 * wire.latency_s:g} us between any two replicas:"
     widths = {name: max(len(name), 7) for name in sent}
     yield f"  {'replicas':>8}" + "".join(f" {name:>{width}}" for name, width in widths.items())
     found = steps_s(work, sent, wire, counts)
     for count, took in found.items():
         yield f"  {count:>8}" + "".join(f" {1000 * took[name]:>{width}.2f}" for name, width in widths.items())
-    yield "the quickest of those that average in every step, and an epoch with it:"
+    yield "the fastest strategy that averages in every step, and an epoch with it:"
     for count, took in found.items():
         each_step = (name for name in took if STRATEGIES[name].averages_every_step)
         best = min(each_step, key=lambda name: took[name])
@@ -90,7 +90,7 @@ def curve(
 
 
 def save_every_s(save_s: float, mtbf_s: float) -> float:
-    """The best time between two checkpoints of a job that fails once in `mtbf_s`.
+    """The best interval between checkpoints of a job that fails once in `mtbf_s`.
 
     Source: Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37.
     """
@@ -101,7 +101,7 @@ def save_every_s(save_s: float, mtbf_s: float) -> float:
 
 
 def goodput(every_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
-    """The share of time that is steps which count, of a job that fails at random. Source: Daly, eq. 20."""
+    """The share of time in steps that count, for a job that fails at random. Source: Daly, eq. 20."""
     if (every_s + save_s + restart_s) / mtbf_s > 500:
         return 0.0
     wall_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((every_s + save_s) / mtbf_s)
@@ -109,7 +109,7 @@ def goodput(every_s: float, save_s: float, restart_s: float, mtbf_s: float) -> f
 
 
 class Saves(NamedTuple):
-    """How often a job of `replicas` hosts saves best, and the share of its time that counts then."""
+    """The best interval between saves of a job of `replicas` hosts, and its goodput."""
 
     replicas: int
     every_s: float
@@ -117,7 +117,7 @@ class Saves(NamedTuple):
 
 
 def saves(work: Work, mtbf_s: float, restart_s: float, counts: Iterable[int]) -> Iterator[Saves]:
-    """mtbf_s: of one replica's host."""
+    """The best saves by number of replicas. mtbf_s: of one replica's host."""
     save_s = work.state_bytes / _SAVE_BYTES_S
     for count in counts:
         every_s = save_every_s(save_s, mtbf_s / count)
@@ -125,7 +125,7 @@ def saves(work: Work, mtbf_s: float, restart_s: float, counts: Iterable[int]) ->
 
 
 def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int]) -> Iterator[str]:
-    """Lines: how often to save, and what of the time counts. mtbf_s: of one replica's host."""
+    """Lines: how often to save, and the goodput. mtbf_s: of one replica's host."""
     save_s = work.state_bytes / _SAVE_BYTES_S
     yield f"a host fails once in {span(mtbf_s)}, a restart takes {span(restart_s)},"
     yield f"a save of {size(work.state_bytes)} {span(save_s)} (at 1 GB/s):"

@@ -1,7 +1,7 @@
-"""Where records go: files of the run folder, TensorBoard, Weights & Biases, trackio, MLflow; or nowhere.
+"""Sinks for records: files in the run folder, TensorBoard, Weights & Biases, trackio and MLflow.
 
-A sink takes a record and must never stop training: each one is wrapped, says once what went wrong, and
-is then left out.
+A sink must never stop training: each one is wrapped, and after its first error a warning is printed and it is
+disabled.
 """
 
 import csv
@@ -23,15 +23,15 @@ from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
 
 _STOP = object()
-_LOOK_S = 0.05  # between two looks at a sink that is being closed
+_LOOK_S = 0.05  # between two checks of a sink that is being closed
 
 
 class NullSink(Sink):
-    """Drops records: no sinks, or another rank."""
+    """Drops records: for no sinks, and for other ranks."""
 
 
 class MultiSink(Sink):
-    """Hands each record to all of `sinks`."""
+    """Passes each record to all of `sinks`."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = tuple(sinks)
@@ -46,10 +46,10 @@ class MultiSink(Sink):
 
 
 class JsonlSink(Sink):
-    """One JSON object a line, flushed line by line, so that a crash loses nothing that was logged.
+    """One JSON object per line, flushed after each line, so that a crash loses nothing that was logged.
 
-    With `resume_step` the records up to that step stay and later ones are dropped (they will be made
-    again); without it, or at step 0, an existing file is put aside as `*.old`.
+    With `resume_step` the records up to that step are kept and later ones are dropped (they will be
+    written again); without it, or at step 0, an existing file is renamed to `*.old`.
     """
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
@@ -66,7 +66,7 @@ class JsonlSink(Sink):
 
 
 class CsvSink(Sink):
-    """A table with one column per key; a new key widens the table. Resumes as `JsonlSink` does."""
+    """A table with one column per key; a new key adds a column. Resumes like `JsonlSink`."""
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
         self.path = Path(path)
@@ -82,7 +82,7 @@ class CsvSink(Sink):
             self._write([*self._rows(), row])
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
-        """The whole table, with a column for each key of `rows`."""
+        """Writes the whole table, with a column for each key of `rows`."""
         self._columns |= dict.fromkeys(key for row in rows for key in row)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
@@ -101,7 +101,7 @@ class CsvSink(Sink):
 
 
 def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None) -> list[dict[str, Any]]:
-    """The records that stay; a file that belongs to another run is put aside first."""
+    """The records to keep; a file of another run is renamed first."""
     if resume_step:
         return [record for record in records if not _step_of(record) > resume_step]
     if path.exists() and path.stat().st_size:
@@ -110,7 +110,7 @@ def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None
 
 
 def _step_of(record: dict[str, Any]) -> float:
-    """NaN where the record says no step."""
+    """The step of `record`; NaN if it has none."""
     try:
         return float(record.get("step", 0))
     except (TypeError, ValueError):
@@ -118,7 +118,7 @@ def _step_of(record: dict[str, Any]) -> float:
 
 
 class GuardedSink(Sink):
-    """`open()`'s sink, used in this thread; its first error is reported once and disables it."""
+    """The sink from `open_sink()`, used in this thread; its first error is reported and disables it."""
 
     def __init__(self, name: str, open_sink: Callable[[], Sink], warn: Warn) -> None:
         self._name, self._warn = name, warn
@@ -134,17 +134,17 @@ class GuardedSink(Sink):
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as err:  # whatever a sink raises, training goes on
+        except Exception as err:  # training continues after any error of a sink
             self._sink = NullSink()
             self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
 
 
 class BackgroundSink(Sink):
-    """Opens and feeds `open_sink()`'s sink in a thread of its own; `log` never waits and never raises.
+    """Opens and feeds the sink from `open_sink()` in its own thread; `log` never waits and never raises.
 
     At most `depth` records wait; more are dropped, with one warning. `close` waits at most `close_s` seconds,
-    and not that long for a sink that has been busy with one record for `stuck_s`; the thread is a daemon, so
-    a sink that is stuck does not keep the process.
+    or less for a sink that has been busy with one record for `stuck_s`; the thread is a daemon, so that a
+    stuck sink does not keep the process alive.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class BackgroundSink(Sink):
     ) -> None:
         self._name, self._open, self._warn, self._warn_once = name, open_sink, warn, once(warn)
         self._depth, self._close_s, self._stuck_s = depth, close_s, stuck_s
-        self._stuck_at = math.inf  # when the record that is being written has taken too long
+        self._stuck_at = math.inf  # when the current record will have taken too long
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"cyxjax-sink-{name}", daemon=True)
         self._thread.start()
 
     def log(self, record: Record) -> None:
         if self._queue.qsize() < self._depth:
-            self._queue.put(plain_tree(record))  # a copy: the caller may go on using its dict
+            self._queue.put(plain_tree(record))  # a copy: the caller may reuse its dict
         else:
             self._warn_once(f"WARNING: metrics sink {self._name} is too slow; some records are dropped")
 
@@ -200,7 +200,7 @@ _TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Each of `names` is a sink; one's own is imported. Raises: ConfigError for one that is not."""
+    """Checks that `names` are sinks; `module:attribute` is imported. Raises: ConfigError if one is not."""
     for name in names:
         named(
             "sink",
@@ -223,9 +223,9 @@ def build_sinks(
     """One sink for all of `names`: ours, or `module:attribute`, which is called with the run folder's path;
     `NullSink()` on other ranks.
 
-    `config` is the resolved configuration: its `wandb` section is used, all of it is shown there.
-    With `resume_step` records up to that step are kept and the run goes on; without, or at step 0, another
-    begins.
+    `config` is the resolved configuration: its `wandb` section is used, and trackers receive all of it.
+    With `resume_step` records up to that step are kept and the run continues; without, or at step 0, a new
+    one begins.
     Raises: ConfigError for an unknown name.
     """
     from cyxjax.observe import tracker_sinks

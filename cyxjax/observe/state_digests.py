@@ -1,9 +1,9 @@
 """Digests of a run's whole state, every N steps and at each save, one line each in `bits.jsonl`.
 
-`cyxjax hash RUN RUN` compares two runs by them; a checkpoint whose arrays have other digests is refused.
+`cyxjax hash RUN RUN` compares two runs by them; a checkpoint whose arrays have different digests is refused.
 
-`{"step": 100, "leaves": {"params/Dense_0/kernel": "5f1c...", ...}}`; `{"begin": 100}` where a run goes on
-from step 100: what was written of later steps before it belongs to a course that was given up.
+`{"step": 100, "leaves": {"params/Dense_0/kernel": "5f1c...", ...}}`; `{"begin": 100}` where a run continues
+from step 100: earlier lines about later steps belong to a course that was abandoned.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ _MAX_BYTES = 256 << 20  # a larger file is not read back
 
 
 def read_digests(path: Path) -> dict[int, dict[str, str]]:
-    """Digests by leaf, by step, of the course the run took in the end; {} without such a file."""
+    """Digests by step and leaf, of the final course of the run; {} without such a file."""
     try:
         lines = read_json_lines(path, _MAX_BYTES)
     except OSError:
         return {}
     found: dict[int, dict[str, str]] = {}
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError):  # a line that is none of ours
+        with suppress(ValueError, KeyError, TypeError):  # a line that cyxjax did not write
             if "begin" in line:
                 found = {step: leaves for step, leaves in found.items() if step <= line["begin"]}
             else:
@@ -37,7 +37,7 @@ def read_digests(path: Path) -> dict[int, dict[str, str]]:
 
 
 def contradicted_leaves(directory: Path, step: int, path: Path) -> list[str]:
-    """Names of the leaves of a stored step whose digest is not the one that the file at `path` records of it.
+    """Names of the leaves of a stored step whose digest differs from the one in the file at `path`.
 
     Raises: DamagedStep if the step cannot be read.
     """
@@ -54,7 +54,7 @@ def contradicted_leaves(directory: Path, step: int, path: Path) -> list[str]:
 def leaf_digest(blocks: Iterable[np.ndarray], size: int) -> str:
     """The digest of an array of `size` elements, given in C order in flat parts; on the host.
 
-    The sums modulo 2^32 over a leaf's bits of core/sentinel.py: plain, and weighted by place.
+    The sums modulo 2^32 over the bits of a leaf, as in core/sentinel.py: plain, and weighted by place.
     """
     plain, weighted, start = 0, 0, 0
     for block in blocks:

@@ -1,24 +1,24 @@
-"""Why training ended: one table for the loop, the history and what people read."""
+"""The reasons why training ended: one table for the loop, the history and the messages."""
 
 from typing import NamedTuple
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 
-_APART = 2.0**-20  # exact in float32, and below 1 when a million replicas add it up
+_APART = 2.0**-20  # exact in float32, and the sum over a million replicas is below 1
 
 
 class StopReason(NamedTuple):
-    """One reason to stop. name: in the history. note: after "stopped by". hint: what trains on afterwards."""
+    """One reason to stop. name: in the history. note: after "stopped by". hint: how to continue training."""
 
     name: str
     note: str
     hint: str
-    strength: int = -1  # of a wish sent with a step, 0 the strongest; -1: every rank knows it
+    strength: int = -1  # of a request that is sent with a step, 0 is strongest; -1: known to every rank
     exit_code: int = EXIT_OK
 
     @property
     def sent(self) -> float:
-        """What a rank sends: summed over replicas it still says which reason was the strongest."""
+        """The value that a rank sends: the sum over replicas still shows the strongest reason."""
         assert self.strength >= 0
         return _APART**self.strength
 
@@ -40,11 +40,11 @@ REASONS = {reason.name: reason for reason in list(globals().values()) if isinsta
 
 
 def reason_of(name: str) -> StopReason:
-    """The reason a history names; of a name that is not in the table, itself."""
+    """The reason with this name in a history; an unknown name gives a reason of this name."""
     return REASONS.get(name, StopReason(name, name, EPOCHS.hint))
 
 
 def strongest(sent: float) -> StopReason:
-    """The strongest reason among what ranks sent, summed over replicas; `sent` is above 0."""
+    """The strongest reason in `sent`, the sum over replicas of what ranks sent, which is above 0."""
     wishes = sorted((reason for reason in REASONS.values() if reason.strength >= 0), key=lambda r: r.strength)
     return next((reason for reason in wishes if sent >= reason.sent), wishes[-1])

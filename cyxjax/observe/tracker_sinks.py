@@ -15,8 +15,8 @@ from cyxjax.files import dotted, read_plain, redact
 from cyxjax.observe.records import Record, Sink, step_of, write_atomic
 from cyxjax.plugins import extra
 
-_MOST_PARAMS = 100  # that one call takes
-_LONGEST_PARAM = 500  # characters; what MLflow's servers of all versions take
+_MOST_PARAMS = 100  # per call
+_LONGEST_PARAM = 500  # characters; accepted by MLflow servers of all versions
 
 
 def _scalars(record: Record) -> dict[str, float]:
@@ -26,13 +26,13 @@ def _scalars(record: Record) -> dict[str, float]:
 class TensorBoardSink(Sink):
     """Event files in `folder`, by step.
 
-    Raises: ConfigError, with what to install, when tensorboardX is missing.
+    Raises: ConfigError that says what to install if tensorboardX is missing.
     """
 
     def __init__(self, folder: str | Path, resume_step: int | None = None) -> None:
         # purge_step hides what an interrupted run logged after the checkpoint this one starts from
         purge = None if resume_step is None else resume_step + 1
-        # its names tell seconds: a part that follows within one would begin the same file anew
+        # its file names have seconds: a part that starts within the same second would overwrite the file
         suffix = f".{time.time_ns()}"
         writer = extra("tensorboardX", "cyxjax[tensorboard]").SummaryWriter
         self._writer = writer(str(folder), purge_step=purge, filename_suffix=suffix)
@@ -61,8 +61,8 @@ class RunSink(Sink):
 def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:
     """A Weights & Biases run in `folder`; offline unless `config["wandb"]["mode"]` says otherwise.
 
-    The run's id is kept in `folder`/wandb_id.json, so that a resumed training goes on in the same run.
-    Raises: ConfigError, with what to install, when wandb is missing.
+    The run's id is stored in `folder`/wandb_id.json, so that a resumed training continues the same run.
+    Raises: ConfigError that says what to install if wandb is missing.
     """
     wandb = extra("wandb", "cyxjax[wandb]")
     options, path = dict(config.get("wandb") or {}), folder / "wandb_id.json"
@@ -85,11 +85,11 @@ def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None 
 
 
 def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:
-    """A run of the project "cyxjax" in trackio's own folder (TRACKIO_DIR), as `trackio show` finds it.
+    """A run of the project "cyxjax" in trackio's own folder (TRACKIO_DIR), where `trackio show` finds it.
 
-    Its name, the run folder's and four characters, is kept in `folder`/trackio_id.json: a resumed training
-    goes on in the same run; steps that are done again are there twice, since trackio takes none back.
-    Raises: ConfigError, with what to install, when trackio is missing.
+    Its name, that of the run folder and four characters, is stored in `folder`/trackio_id.json: a resumed
+    training continues the same run; repeated steps are logged twice, since trackio cannot remove any.
+    Raises: ConfigError that says what to install if trackio is missing.
     """
     folder, trackio = folder.absolute(), extra("trackio", "cyxjax[trackio]")
     path = folder / "trackio_id.json"
@@ -102,14 +102,14 @@ def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | Non
 class MlflowSink(Sink):
     """A run in MLflow's local file store, `folder`/mlruns: needs neither a server nor a database.
 
-    The run's id is kept in `folder`/mlflow_id.json, and a resumed training goes on in the same run; steps
-    that are done again keep the numbers they have there, since MLflow takes none back.
-    Raises: ConfigError, with what to install, when mlflow is missing.
+    The run's id is stored in `folder`/mlflow_id.json, and a resumed training continues the same run; repeated
+    steps keep their first values, since MLflow cannot remove any.
+    Raises: ConfigError that says what to install if mlflow is missing.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], resume_step: int | None = None) -> None:
         client = extra("mlflow.tracking", "cyxjax[mlflow]").MlflowClient
-        with suppress(ImportError):  # an older one asks nothing; a newer one refuses files unless told
+        with suppress(ImportError):  # older versions lack this variable; newer ones refuse files without it
             from mlflow.environment_variables import MLFLOW_ALLOW_FILE_STORE
 
             MLFLOW_ALLOW_FILE_STORE.set(True)
@@ -143,13 +143,13 @@ class MlflowSink(Sink):
         return run_id
 
     def _last_steps(self) -> dict[str, int]:
-        """The newest step of each curve that the run has already."""
+        """The newest step of each curve that the run already has."""
         names = self._client.get_run(self._id).data.metrics
         return {n: max(m.step for m in self._client.get_metric_history(self._id, n)) for n in names}
 
 
 def _run_id(path: Path, resume_step: int | None, begin: Callable[[], str]) -> str:
-    """The id in the file at `path` where training goes on, else that of a new run, which is kept there."""
+    """The id in the file at `path` if training is resumed, else that of a new run, which is stored there."""
     if resume_step and path.exists():
         return str(json.loads(read_plain(path))["id"])
     run_id = begin()

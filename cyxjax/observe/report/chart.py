@@ -10,16 +10,16 @@ from cyxjax.observe.report.html import text
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 12, 14, 44
-_SMOOTH_FROM = 40  # points: fewer are drawn as they are
-_LOG_FROM = 50.0  # a quantity that spans more than this is drawn by powers of ten
+_SMOOTH_FROM = 40  # points: fewer are not smoothed
+_LOG_FROM = 50.0  # a quantity with a larger ratio of values gets a log scale
 NUM_COLOURS = 10
-_MOST_COLUMNS = 60  # of values under the pointer
-_MOST_POINTS = 400  # a plot is about so many pixels wide
+_MOST_COLUMNS = 60  # columns that show values under the pointer
+_MOST_POINTS = 400  # about the width of a plot in pixels
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a plot. colour: 0 to 9, the page's."""
+    """One curve of a plot. colour: 0 to 9, an index of the page's colours."""
 
     label: str
     points: Sequence[Point]
@@ -45,14 +45,14 @@ def line_chart(
     may_log: bool = False,
     axis: str = "step",
 ) -> str:
-    """A figure with its legend; "" where no line has a point. may_log: by powers of ten, if it spans many.
-    axis: what x counts."""
+    """A figure with its legend; "" if no line has a point. may_log: use a log scale for a large range.
+    axis: the unit of x."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
     area = _Area.around([point for line in lines for point in line.points], may_log)
     drawn = [_grid(area, axis), *(_line(area, line) for line in lines), _values(area, lines, axis)]
-    drawn += [_mark(area, mark) for mark in marks]  # last: what lies on top shows its title
+    drawn += [_mark(area, mark) for mark in marks]  # last: the element on top shows its title
     legend = "".join(_key(line) for line in lines)
     last = "; ".join(f"{line.label}: last {short(line.points[-1][1])}" for line in lines)
     scale, caption = " (log scale)" if area.log else "", text(f"{title} by {axis}. {last}")
@@ -61,8 +61,8 @@ def line_chart(
 
 
 def bar(parts: Mapping[str, float], unit: str = "s") -> str:
-    """One bar cut by share, with a legend that says each part in numbers. Parts take their colours in order;
-    one of size 0 takes its colour too, and is not drawn."""
+    """One bar divided by share, with a legend that shows the numbers of each part. Parts get colours in
+    order; a part of size 0 is not drawn, but also uses up a colour."""
     total = sum(parts.values())
     at, pieces, keys = 0.0, "", ""
     for index, (name, size) in enumerate(parts.items()):
@@ -80,7 +80,7 @@ def bar(parts: Mapping[str, float], unit: str = "s") -> str:
 
 @dataclass(frozen=True)
 class _Area:
-    """Where values lie on the paper."""
+    """Maps values to positions in the plot."""
 
     left: float
     right: float
@@ -139,7 +139,7 @@ def _path(area: _Area, points: Sequence[Point], style: str) -> str:
 
 
 def _values(area: _Area, lines: Sequence[Line], axis: str) -> str:
-    """Columns that cover the plot, each with the values of its place as a title: shown under the pointer."""
+    """Columns that cover the plot; the title of each, shown under the pointer, has its values."""
     steps = sorted({x for line in lines for x, _ in line.points})
     steps = steps[:: -(-len(steps) // _MOST_COLUMNS)]
     middles = ((area.x(one) + area.x(next_one)) / 2 for one, next_one in pairwise(steps))
@@ -168,7 +168,7 @@ def _key(line: Line) -> str:
 
 
 def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """At most `most` points, with the ends, and the lowest and highest of each stretch: no spike is lost."""
+    """At most `most` points: both ends, and the lowest and highest of each interval, to keep all spikes."""
     if len(points) <= most:
         return list(points)
     count = most // 2 - 1
@@ -179,7 +179,7 @@ def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], span: float = 0.04) -> list[Point]:
-    """A running mean that forgets over a part `span` of the points; without the pull of its start.
+    """An exponential running mean over about the fraction `span` of the points, with bias correction.
 
     Source: the bias-corrected exponential average, Kingma and Ba 2015, arXiv:1412.6980, section 3.
     """

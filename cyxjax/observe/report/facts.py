@@ -14,15 +14,15 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.run_folder import RunFolder
 
 Point = tuple[float, float]
-EPOCHS, SECONDS = "epochs", "total_time_seconds"  # curves that say what step is where on another axis
+EPOCHS, SECONDS = "epochs", "total_time_seconds"  # curves that map steps to another axis
 _NOT_CURVES = {"step", "epoch", "batch"}
-_LARGEST = 1e300  # a value beyond counts as not finite: differences of such overflow
+_LARGEST = 1e300  # larger values count as not finite: their differences overflow
 _MAX_BYTES = 256 << 20  # a larger metrics file is not read
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What `cyxjax audit` says of a run. `good` None: it was not asked, `lines` say why."""
+    """The result of `cyxjax audit` for a run. `good` None: no audit was made, `lines` say why."""
 
     good: bool | None
     lines: list[str]
@@ -30,7 +30,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of one run, as far as its folder holds them."""
+    """The facts of one run that its folder contains."""
 
     name: str
     folder: str
@@ -39,7 +39,7 @@ class RunFacts:
         default_factory=dict
     )  # loss, train_loss, ...: (step, value) in order
     events: list[dict[str, Any]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # of goodput.json: where the time went
+    seconds: dict[str, float] = field(default_factory=dict)  # from goodput.json: where the time was spent
     config: dict[str, str] = field(default_factory=dict)  # by dotted key
     defaults: dict[str, str] = field(default_factory=dict)
     audit: Audit = Audit(None, [])
@@ -52,7 +52,7 @@ class RunFacts:
 
     @property
     def changed(self) -> dict[str, str]:
-        """Configuration that is not the default."""
+        """The configuration values that differ from the defaults."""
         return {key: text for key, text in self.config.items() if self.defaults.get(key, text) != text}
 
 
@@ -62,7 +62,7 @@ def read_facts(
     defaults: Mapping[str, Any] | None = None,
     audit: Audit | None = None,
 ) -> RunFacts:
-    """What there is to say of the run in `folder`; config and defaults: plain values, as YAML holds them."""
+    """The facts of the run in `folder`; config and defaults: plain values, as in YAML."""
     notes: list[str] = []
     history = _try(notes, folder.history, DistributedTrainingHistory.load)
     seconds = _try(notes, folder.goodput, lambda path: json.loads(read_plain(path))["seconds"].items())
@@ -83,25 +83,25 @@ def read_facts(
 
 
 def flat(values: Any) -> dict[str, str]:
-    """Nested values as text by dotted key; nothing of what is no mapping."""
+    """Nested values as text by dotted key; {} for anything but a mapping."""
     found = dotted(values) if isinstance(values, Mapping) else ()
     return {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in found}
 
 
 def number(value: Any) -> float | None:
-    """`value` as a float; None for what is no finite number."""
+    """`value` as a float; None for anything but a finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) < _LARGEST else None
 
 
 def _try(notes: list[str], path: Path, read: Callable[[Path], Any]) -> Any:
-    """What `read(path)` gives; None, and a note, where the file is missing or not what it should be."""
+    """The result of `read(path)`; None, and a note, if the file is missing or invalid."""
     if not os.path.lexists(path):
-        notes.append(f"{path.name} is not there")
+        notes.append(f"{path.name} does not exist")
         return None
     try:
         return read(path)
-    except Exception as err:  # whatever is in it, the rest of the page is drawn
+    except Exception as err:  # the rest of the page is written in any case
         notes.append(f"{path.name} cannot be read: {describe(err)}")
         return None
 
@@ -109,15 +109,15 @@ def _try(notes: list[str], path: Path, read: Callable[[Path], Any]) -> Any:
 def curves_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
     """The finite numbers of records by name and step.
 
-    Of two records of one step the later counts: a resumed run made the step again.
+    Of two records of a step the later one is used: a resumed run repeated the step.
     """
     found: dict[str, dict[float, float]] = defaultdict(dict)
     for record in records:
         values = {name: x for name, value in record.items() if (x := number(value)) is not None}
         step = values.get("step")
-        if step is None or record.get("kind") == "goodput":  # that one is of the whole run
+        if step is None or record.get("kind") == "goodput":  # that record is of the whole run
             continue
-        if "train_loss" in values and "epoch" in values:  # of a whole epoch; they count from 0
+        if "train_loss" in values and "epoch" in values:  # of a whole epoch, counted from 0
             found[EPOCHS][step] = values["epoch"] + 1
         for name in values.keys() - _NOT_CURVES:
             found[name][step] = values[name]

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cyxjax.files import redact
 
-_LONGEST = 2000  # characters of one text from outside
+_LONGEST = 2000  # characters of one text from a file or user
 _CHOICES = 3
 
 
 def text(value: object) -> str:
-    """`value` so that a browser shows it and runs nothing: escaped, without control characters or secrets."""
+    """`value` as text that is safe in HTML: escaped, without control characters and secrets."""
     raw = str(value)
     raw = raw if len(raw) <= _LONGEST else raw[:_LONGEST] + " ..."
     shown = "".join(
@@ -23,7 +23,7 @@ def text(value: object) -> str:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]], style: str = "") -> str:
-    """A table, wide ones scrolling by themselves; cells are text or `Markup`."""
+    """A table, which scrolls on its own if it is wide; cells are text or `Markup`."""
     top = "".join(f"<th>{_cell(name)}</th>" for name in head)
     body = "".join("<tr>" + "".join(f"<td>{_cell(c)}</td>" for c in row) + "</tr>" for row in rows)
     return (
@@ -33,7 +33,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]], style: str =
 
 
 def choice(label: str, parts: Mapping[str, str]) -> str:
-    """At most `_CHOICES` parts of which the reader chooses one, at first the first; without a script."""
+    """At most `_CHOICES` parts, of which the reader selects one (initially the first), without a script."""
     if len(parts) < 2:
         return "".join(parts.values())
     switches, shown = "", ""
@@ -45,7 +45,7 @@ def choice(label: str, parts: Mapping[str, str]) -> str:
 
 
 class Markup(str):
-    """HTML that was made here."""
+    """HTML from this package, which is not escaped again."""
 
 
 def _cell(value: object) -> str:
@@ -53,13 +53,13 @@ def _cell(value: object) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A part of the page under its heading; nothing if there is nothing in it."""
+    """A part of the page with its heading; "" if it is empty."""
     inside, name = "".join(parts), title.lower().replace(" ", "-")
     return f'<section id="{name}"><h2>{text(title)}</h2>{inside}</section>' if inside else ""
 
 
 def more(summary: str, inside: str) -> str:
-    """What is folded until the reader asks; open in print."""
+    """A section that is collapsed until the reader opens it; open in print."""
     return f"<details><summary>{text(summary)}</summary>{inside}</details>" if inside else ""
 
 

@@ -17,7 +17,7 @@ def headline(run: RunFacts) -> str:
     history, begun = run.history, starts(run.events)
     if history is None or (begun and not begun[-1].ended):
         steps = max((points[-1][0] for points in run.curves.values()), default=0)
-        return f"The run is under way, or was cut short; step {steps:,.0f} was recorded."
+        return f"The run is in progress, or was interrupted; step {steps:,.0f} was recorded."
     how = f"Stopped by {reason_of(history.stopped_by).note}" if history.stopped_by else "Finished"
     took = span(history.total_time_seconds)
     done = f"{counted(len(history.train_losses), 'epoch')}, {counted(history.num_steps, 'step')}"
@@ -25,7 +25,7 @@ def headline(run: RunFacts) -> str:
 
 
 def results(run: RunFacts) -> dict[str, float]:
-    """What came out, by name, the most telling first: of the test samples, the best and last validation."""
+    """Results by name, the most important first: of test samples, best and last validation values."""
     tested = run.last("test").get("metrics")
     found = {f"test {name}": value for name, value in tested.items()} if isinstance(tested, dict) else {}
     for name, best in (("val_accuracy", max), ("val_loss", min)):
@@ -38,12 +38,12 @@ def results(run: RunFacts) -> dict[str, float]:
 
 
 def spoken(name: str) -> str:
-    """A name of a record as the page says it: `best validation accuracy`."""
+    """A name of a record as shown on the page: `best validation accuracy`."""
     return name.replace("val_", "validation ").replace("train_", "training ")
 
 
 def shown(run: RunFacts) -> str:
-    """The sentence and the tiles."""
+    """The headline and the tiles, as HTML."""
     order = sorted(results(run).items(), key=lambda item: not item[0].endswith("accuracy"))
     tiles = [
         (spoken(name), f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 else short(value)) for name, value in order
@@ -51,7 +51,7 @@ def shown(run: RunFacts) -> str:
     tiles = tiles[:6]
     if history := run.history:
         has_flops = bool(history.flops_per_second)
-        known = [  # name, text, whether it is known and worth a tile
+        known = [  # name, text, whether it is shown
             ("samples/s", f"{history.samples_per_second:,.0f}", True),
             ("goodput", f"{history.goodput:.0%}", bool(run.seconds)),
             ("samples per step", f"{history.effective_batch_size:,}", True),
@@ -79,14 +79,14 @@ def _when(run: RunFacts) -> str:
 
 
 class Start(NamedTuple):
-    """One process group at work: from a start to its end, or to its last sign of life."""
+    """One start of the run: until its end, or until its last event."""
 
     first_s: float
     stop_s: float
     start_step: int
     stop_step: int
     world_size: int
-    ended: bool  # it said so; else it was cut short
+    ended: bool  # it logged its end; else it was interrupted
 
 
 def starts(events: Sequence[dict[str, Any]]) -> list[Start]:
@@ -122,7 +122,7 @@ def starts_shown(run: RunFacts) -> str:
             start.start_step,
             start.stop_step,
             f"{start.stop_s - start.first_s:,.1f} s",
-            "ended" if start.ended else "cut short (until its last event)",
+            "ended" if start.ended else "interrupted (until its last event)",
         )
         for i, start in enumerate(starts(run.events), 1)
     ]

@@ -14,16 +14,16 @@ from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
 from cyxjax.observe.report.facts import EPOCHS, SECONDS, Point, RunFacts, flat
 from cyxjax.observe.report.html import CSS, Markup, choice, more, said, section, table, text
 
-_FIRST = {"loss": 0, "accuracy": 1}  # of the plots
+_FIRST = {"loss": 0, "accuracy": 1}  # order of the plots
 _LAST = {"learning_rate": 3, "grad_norm": 4, "samples_per_second": 5}
-_CAUSES = {  # of goodput.json, in an order that gives each the same colour on every page
+_CAUSES = {  # of goodput.json; the order gives each the same colour on every page
     "step": "steps that count",
     "compile": "compile",
     "start": "start",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
     "input": "waiting for data",
-    "redone": "steps done again",
+    "redone": "repeated steps",
     "restart": "restart",
     "restore": "restore",
     "detect": "until a loss was noticed",
@@ -33,7 +33,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # it n
 
 
 def write(path: Path, runs: Sequence[RunFacts]) -> None:
-    """Puts the page of `runs` at `path`, whole. Raises: OSError."""
+    """Writes the page of `runs` to `path` atomically. Raises: OSError."""
     write_whole(path, page(runs))
 
 
@@ -68,7 +68,7 @@ def _one(run: RunFacts) -> str:
 
 
 def _quantities(names: Iterable[str]) -> list[str]:
-    """What has a curve of its own, of training or of validation, loss and accuracy first."""
+    """The quantities with a curve of training or validation, loss and accuracy first."""
     found = {name.removeprefix("train_").removeprefix("val_") for name in names}
     own = found - {EPOCHS, SECONDS, "seconds"}
     own -= {name for name in own if name.startswith("test_")}
@@ -76,17 +76,17 @@ def _quantities(names: Iterable[str]) -> list[str]:
 
 
 Place = Callable[[float], float]
-"""step -> where it lies on an axis"""
+"""step -> its position on an axis"""
 
 
 class _Axis(NamedTuple):
     name: str  # on the switch
     unit: str  # beside the numbers
-    places: list[Place]  # of each run: where its steps lie
+    places: list[Place]  # for each run: the positions of its steps
 
 
 def _axes(runs: Sequence[RunFacts]) -> list[_Axis]:
-    """Steps, and epochs and time where every run knows them."""
+    """Steps, and epochs and time if every run has them."""
     found = [_Axis("step", "step", [float] * len(runs))]
     for name, key in (("epoch", EPOCHS), ("time", SECONDS)):
         scales = [run.curves.get(key, []) for run in runs]
@@ -115,7 +115,7 @@ def place_of(scale: Sequence[Point], size: float = 1.0) -> Place:
 
 
 def _by_axis(runs: Sequence[RunFacts]) -> str:
-    """The charts over each axis, of which the reader chooses one."""
+    """The charts over each axis; the reader selects one axis."""
     drawn = {}
     for axis in _axes(runs):
         placed = [
@@ -127,25 +127,25 @@ def _by_axis(runs: Sequence[RunFacts]) -> str:
 
 
 def _plots(runs: Sequence[RunFacts], axis: _Axis) -> str:
-    """Charts of one run with its marks, or of several runs laid over each other."""
+    """Charts of one run with its marks, or of several runs in the same plots."""
     alone = len(runs) == 1
     marks = [replace(m, step=axis.places[0](m.step)) for m in _marks(runs[0])] if alone else []
     plots = ""
     for name in _quantities({name for run in runs for name in run.curves}):
         lines = [line for i, run in enumerate(runs) for line in _lines(run, name, i, alone=alone)]
-        may_log = "loss" in name or name == "grad_norm"  # what counts is its order of magnitude
+        may_log = "loss" in name or name == "grad_norm"  # its order of magnitude matters
         plots += line_chart(name.replace("_", " "), lines, marks, may_log=may_log, axis=axis.unit)
     return f'<div class="plots">{plots}</div>' if plots else ""
 
 
 def _lines(run: RunFacts, name: str, colour: int, *, alone: bool) -> list[Line]:
-    """The curves of training and validation; of several runs in the colour of the run, the second dashed."""
+    """The curves of training and validation; for several runs in the colour of the run, validation dashed."""
     every, train, val = (run.curves.get(key, []) for key in (name, f"train_{name}", f"val_{name}"))
     steps = max(train, every, key=len)
     first, second = (f"training {name}", f"validation {name}") if val else (name, "")
     if not alone:
         first, second = run.name, f"{run.name}, validation"
-    smooth = name != "learning_rate"  # each value is what was used
+    smooth = name != "learning_rate"  # its exact values matter
     return [
         Line(first, steps, 0 if alone else colour, smooth=smooth),
         Line(second, val, 1 if alone else colour, dashed=not alone, smooth=False),
@@ -254,11 +254,11 @@ def _results(runs: Sequence[RunFacts], found: Mapping[str, Mapping[str, float]],
 
 
 def _rank(name: str, value: float | None) -> tuple[bool, float]:
-    """The best first: the lowest loss, the highest of all else; what is missing last."""
+    """A sort key, best first: the lowest loss, or the highest value of others; missing values last."""
     return value is None, (value or 0.0) * (1 if name.endswith("loss") else -1)
 
 
 def _named(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Runs of the same name are called by their folders."""
+    """The runs; those that share a name are named by their folders."""
     names = [run.name for run in runs]
     return [replace(run, name=run.folder) if names.count(run.name) > 1 else run for run in runs]

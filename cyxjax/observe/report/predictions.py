@@ -1,4 +1,4 @@
-"""What the model said of test samples: the confusion matrix, and samples as pictures or texts."""
+"""The predictions for test samples: the confusion matrix, and samples as pictures or texts."""
 
 import html
 import struct
@@ -10,7 +10,7 @@ import numpy as np
 from cyxjax.observe.report.facts import RunFacts
 from cyxjax.observe.report.html import Markup, said, table, text
 
-MOST_CLASSES = 50  # a matrix of more is no picture
+MOST_CLASSES = 50  # a larger matrix is not readable
 _MOST = 64  # pictures
 
 
@@ -22,9 +22,9 @@ def confusion_matrix(scores: np.ndarray, labels: np.ndarray, num_classes: int) -
 
 
 def pictures(values: np.ndarray) -> np.ndarray:
-    """uint8 (N, H, W, 3) of (N, H, W, 1 or 3): the least of all values black, the largest white.
+    """uint8 (N, H, W, 3) of (N, H, W, 1 or 3): the lowest value is black, the highest white.
 
-    Of more than 96 pixels a side every second, third, ... is taken.
+    Images of more than 96 pixels per side are reduced to every second, third, ... pixel.
     """
     every = -(-max(values.shape[1:3]) // 96)
     floats = np.nan_to_num(np.asarray(values[:, ::every, ::every], np.float32))
@@ -34,7 +34,7 @@ def pictures(values: np.ndarray) -> np.ndarray:
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """The file of uint8 (H, W, 3). Source: PNG specification, sections 9 (filter 0) and 11.2."""
+    """A PNG file of uint8 (H, W, 3). Source: PNG specification, sections 9 (filter 0) and 11.2."""
     height, width, _ = pixels.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], 1)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -56,8 +56,8 @@ def matrix(run: RunFacts) -> str:
     right, total = np.trace(counts), counts.sum()
     share = right / max(total, 1)
     return (
-        said(f"{total:,.0f} test samples, {right:,.0f} right ({share:.1%}).")
-        + said("Rows: what it was; columns: what was predicted.")
+        said(f"{total:,.0f} test samples, {right:,.0f} correct ({share:.1%}).")
+        + said("Rows: true class; columns: predicted class.")
         + _heat(counts, labels)
         + table(("class", "samples", "recall", "precision", "F1"), _rates(counts, labels), "numbers")
     )
@@ -86,7 +86,7 @@ def _heat(counts: np.ndarray, labels: list[str]) -> str:
 
 def _rates(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
     hits, was, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
-    with np.errstate(invalid="ignore"):  # of a class without samples, or never predicted
+    with np.errstate(invalid="ignore"):  # for a class without samples, or never predicted
         rates = np.stack([hits / was, hits / predicted, 2 * hits / (was + predicted)], 1)
     return [
         (label, f"{count:,.0f}", *("-" if np.isnan(x) else f"{x:.3f}" for x in row))
@@ -95,7 +95,7 @@ def _rates(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
 
 
 def samples(run: RunFacts) -> str:
-    """The pictures or texts of the newest `samples` event; "" where there are none."""
+    """The pictures or texts of the newest `samples` event; "" if there are none."""
     event = run.last("samples")
     note = said(str(event["note"])) if "note" in event else ""
     images, texts = _dicts(event.get("images")), _dicts(event.get("texts"))
@@ -118,7 +118,7 @@ def _texts(items: list[dict[str, Any]]) -> str:
     if not items:
         return ""
     names = ("prompt", "continued", "stood there")
-    head = ("given", "the model went on", "what stood there")
+    head = ("prompt", "continuation by the model", "original continuation")
     return table(head, ([item.get(name, "") for name in names] for item in items), "texts")
 
 
