@@ -41,7 +41,7 @@ def test_ls_shows_every_step_once_one_that_is_none_and_what_was_set_aside(run, c
     found = [(line.split()[0], line.split()[-1]) for line in rows]
     assert found == [("step", "metric"), ("1", "3"), ("2", "0.5"), ("3", "1.25")]
     assert "4  MANIFEST.json: No such file" in none
-    assert aside == "step_00000005.corrupt-20260101-000000: set aside, it did not verify"
+    assert aside == "step_00000005.corrupt-20260101-000000: set aside because it did not verify"
     assert main(["ls", str(run), "--json"]) == 0
     *steps, last = json.loads(capsys.readouterr().out)
     assert [step["metric"] for step in steps] == [3, 0.5, 1.25]
@@ -132,7 +132,7 @@ def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
     for name in (*aside, "step_00000006.corrupt-mine"):
         (folder / name / "arrays").mkdir(parents=True)
     assert main(["ls", str(run)]) == 0
-    assert f"{aside[2]}: set aside, the run went on from an earlier step" in capsys.readouterr().out
+    assert f"{aside[2]}: set aside because the run continued from an earlier step" in capsys.readouterr().out
     for words in ([], [], ["--keep-corrupt", "0"]):
         assert main(["prune", str(run), "--keep-last", "1", *words]) == 0
     said = [f"deleted step 1, {aside[0]}, {aside[2]}", "nothing to delete", f"deleted {aside[1]}"]

@@ -85,8 +85,8 @@ def test_what_a_rank_found_is_a_row(found, rows):
     ("error", "addresses", "topic", "words"),
     [
         ("", ["10.0.0.1"], None, ""),
-        ("", ["127.0.1.1"], "names", "on rank 1 a leads to 127.0.1.1, not to 10.0.0.1"),
-        ("", [], "names", "on rank 1 a leads to nowhere"),
+        ("", ["127.0.1.1"], "names", "on rank 1 a resolves to 127.0.1.1, not to 10.0.0.1"),
+        ("", [], "names", "on rank 1 a resolves to nothing"),
         ("timed out", ["10.0.0.1"], "ports", "rank 1 (b) cannot reach rank 0 at 10.0.0.1:4000: timed out"),
     ],
 )
@@ -134,7 +134,7 @@ def test_files_of_two_ranks_are_seen_and_locked_and_gone_afterwards(tmp_path):
         (folder / "loose").touch()  # as where locks hold nobody off
         unseen, unlocked = others_files(folder, [a, b, "loose", "elsewhere"], 0)
         assert "rank 0 does not see what rank 3" in unseen
-        assert "a lock of rank 2 does not hold rank 0" in unlocked
+        assert "a lock of rank 2 does not exclude rank 0" in unlocked
         (folder / "loose").unlink()
     assert list(tmp_path.iterdir()) == []
 

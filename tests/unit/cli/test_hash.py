@@ -39,7 +39,10 @@ PLAIN = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "r
         (
             {"steps": [2, 4]},
             {"steps": [2, 4, 6]},
-            ["equal: every bit of 2 checkpoints, the last of step 4", "not compared: {b} goes on to step 6"],
+            [
+                "equal: every bit of 2 checkpoints, the last of step 4",
+                "not compared: {b} continues to step 6",
+            ],
         ),
         (
             {"steps": [2, 4, 6], "exact": {"machine": "8 threads"}},

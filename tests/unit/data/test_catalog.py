@@ -247,7 +247,7 @@ NO_DATA = [  # name, the files there, of which the first is meant; options; what
     ("csv", {"t.csv": KINDS}, {"task": "regression"}, r"t\.csv: .* 'cat'"),
     ("csv", {"t.csv": b"a,b\n\xff,1\n"}, {}, r"t\.csv: .*position 4.*UTF-8"),
     ("text", {"t.txt": b"\xff\xfe" * 50}, {}, r"t\.txt: .*position 0.*UTF-8"),
-    ("text", {"t.txt": b"to be or not " * 50}, {"val_fraction": 0.0}, "stretch of 0 characters"),
+    ("text", {"t.txt": b"to be or not " * 50}, {"val_fraction": 0.0}, "part of 0 characters"),
     ("text", {"t.txt": b"abcab" * 40}, {"sequence_length": 0}, "sequence_length=0 "),
     ("text", {"t.txt": b"abcab" * 40}, {"sequence_length": 64}, "sequence_length=64 "),
 ]

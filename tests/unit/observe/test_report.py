@@ -102,12 +102,12 @@ def test_a_folder_with_nothing_whole_in_it_still_has_a_page(tmp_path):
     assert facts.curves["loss"] == [(2.0, 0.125)]
     seen = Reader(page([facts]))
     for part in (
-        "The run is under way, or was cut short; step 2 was recorded.",
+        "The run is in progress, or was interrupted; step 2 was recorded.",
         "history.json cannot be read",
         "goodput.json cannot be read",
     ):
         assert part in seen.words
-    assert Reader(page([read_facts(RunFolder(tmp_path / "none"))])).words.count("is not there") == 3
+    assert Reader(page([read_facts(RunFolder(tmp_path / "none"))])).words.count("does not exist") == 3
 
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">&"\'\x00\x1b[31m\u202e'
@@ -180,7 +180,7 @@ def test_classes_are_told_by_recall_and_precision(tmp_path):
     assert confusion_matrix([[2, 1], [0, 1], [0, 3]], [0, 0, 1], 2) == [[1, 1], [0, 1]]
     words = Reader(page([read(folder)])).words
     for part in (
-        "4 test samples, 3 right (75.0%)",
+        "4 test samples, 3 correct (75.0%)",
         "cat 4 0.750 1.000 0.857",  # samples, recall, precision, F1 = 2 * 3 / (4 + 3)
         "dog 0 - 0.000 0.000",
     ):
@@ -200,7 +200,7 @@ def test_marks_tell_a_resume_from_a_restart(tmp_path):
         "restart at step 2, 2 processes",
         "resume at step 4, 2 processes",
         "save at step 3",
-        "cut short (until its last event)",
+        "interrupted (until its last event)",
     ):
         assert part in text
 
@@ -317,7 +317,7 @@ def test_test_samples_are_pictures_and_texts_of_the_page_itself(tmp_path):
     sources = [value for name, value in found.attributes if name == "src"]
     assert sources[:2] == [f"data:image/png;base64,{picture(n)}" for n in (9, 8)]
     assert not [name for name, _ in found.attributes if name.startswith("on")]
-    assert found.words.startswith("cat, taken for <dog> cat given the model went on")
+    assert found.words.startswith("cat, taken for <dog> cat prompt continuation by the model")
     assert "<b>or not" in found.words
     assert {"b", "svg"}.isdisjoint(found.tags)
     for strange in ({}, {"images": 3, "texts": {}}):

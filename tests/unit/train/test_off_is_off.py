@@ -83,7 +83,7 @@ def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_na
     assert checkpoint_command.main(["prune", *words, "--keep-last", "1", "--keep-best", "0"]) == 0
     assert len(list((tmp_path / "run").glob("*.earlier-*"))) == 3  # nothing of ours deletes them
     assert checkpoint_command.main(["ls", *words]) == 0
-    assert "of an earlier run in this folder" in capsys.readouterr().out
+    assert "from an earlier run in this folder" in capsys.readouterr().out
     Checkpointer(tmp_path / "mine", async_save=False).save(50, {"x": np.zeros(2)})
     one.save_checkpoint(str(tmp_path / "mine"))
     assert list_steps(tmp_path / "mine") == [6]  # the newest, and what load_checkpoint takes

@@ -60,7 +60,7 @@ def test_the_page_counts_time_once_where_devices_work_side_by_side():
     ]
     assert busy_s(ops) == pytest.approx(0.004)
     lines = page(ops, 5, 0.010, 0.001, [0.5])
-    assert "2.00 ms a step" in lines[0]
+    assert "2.00 ms per step" in lines[0]
     # of 10 ms: the loop waited for data; no device worked; what collectives took, waiting included
     found = [line.split("%")[0].rsplit(maxsplit=1) for line in lines[1:4]]
     assert found == [["input wait", "10.0"], ["host gaps", "60.0"], ["collectives", "40.0"]]

@@ -205,7 +205,7 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
         (["predict", "RUN", "no.npy", "o.npy"], "no.npy: no such file"),
         (["predict", "RUN", "odd.npy", "o.npy"], "float32[5, 3]; the run was trained on float32[N, 4]"),
         (["predict", "RUN", "text.npy", "o.npy"], "the run was trained on float32[N, 4]"),
-        (["predict", "RUN", "x.npy", "away/o.npy"], "there is no such folder"),
+        (["predict", "RUN", "x.npy", "away/o.npy"], "its folder does not exist"),
         (["predict", "nowhere", "x.npy", "o.npy"], "nowhere: no such folder"),
         (["predict", "RUN", "x.npy", "./x.npy"], "x.npy: that is the input"),
         (
@@ -219,7 +219,7 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
         ),
         (["export", "RUN", "o.st", "--platforms", "cpu"], "--platforms does not apply to safetensors"),
         (["export", "RUN", "o", "--to", "hf", "--batch-size", "2"], "--batch-size does not apply to hf"),
-        (["export", "RUN", ".", "--to", "hf"], ". is there already"),
+        (["export", "RUN", ".", "--to", "hf"], ". already exists"),
     ],
 )
 def test_a_wrong_word_costs_one_line(words, said, moved, cwd, capsys):
