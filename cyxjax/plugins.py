@@ -20,7 +20,7 @@ from cyxjax.errors import ConfigError, nearest
 
 GROUPS = {
     "model": "cyxjax.models",
-    "data set": "cyxjax.datasets",
+    "dataset": "cyxjax.datasets",
     "augmentation": "cyxjax.augmentations",
     "loss": "cyxjax.losses",
     "optimizer": "cyxjax.optimizers",

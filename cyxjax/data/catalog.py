@@ -100,16 +100,16 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
 
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
-    loader = named("data set", name, _LOADERS, unknown=f"unknown data set {name!r}.")
+    loader = named("dataset", name, _LOADERS, unknown=f"unknown dataset {name!r}.")
     wanted = inspect.signature(loader).parameters.get("root")
     is_missing = root is None and wanted is not None and wanted.default is wanted.empty
     if is_missing or (root is not None and wanted is not None and not Path(root).exists()):
         raise ConfigError(
-            f"root={root} of data set {name!r} does not exist. HINT: set root to its file or folder.",
+            f"root={root} of dataset {name!r} does not exist. HINT: set root to its file or folder.",
             key="root",
         )
     options |= {} if root is None else {"root": Path(root)}
-    options = checked_options(f"data set {name!r}", loader, options, "options", hands_on=split_rows)
+    options = checked_options(f"dataset {name!r}", loader, options, "options", hands_on=split_rows)
     return as_splits(name, loader(**options))
 
 
@@ -123,7 +123,7 @@ def as_splits(name: str, found: Any) -> Splits:
         return found
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise DataError(
-            f"data set {name!r} gave a {type(found).__name__}; expected cx.data.Splits, or three of (inputs, "
+            f"dataset {name!r} gave a {type(found).__name__}; expected cx.data.Splits, or three of (inputs, "
             "targets): train, validation, test. HINT: return (train, val, test)."
         )
     train, val, test = map(as_dataset, found)

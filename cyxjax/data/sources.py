@@ -184,7 +184,7 @@ class Mixture:
         shares = np.asarray(weights, np.float64)
         if len(shares) != len(self._parts) or not (shares > 0).all():
             raise ConfigError(
-                f"{len(self._parts)} data sets, weights {list(weights)}: expected a positive one for each. "
+                f"{len(self._parts)} datasets, weights {list(weights)}: expected a positive one for each. "
                 "HINT: Mixture([a, b], [3, 1])."
             )
         self._length = sum(map(len, self._parts)) if num_samples is None else num_samples

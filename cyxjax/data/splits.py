@@ -66,7 +66,7 @@ def describe(
         every = dataset.targets if isinstance(dataset, ArrayDataset) else None
         if num_classes is None and every is None and not class_names:
             raise ConfigError(
-                f"data set {name!r} does not say how many classes there are. HINT: set options.num_classes; "
+                f"dataset {name!r} does not say how many classes there are. HINT: set options.num_classes; "
                 "a loader of your own returns cx.data.Splits(train, val, test, cx.data.DatasetInfo(...)).",
                 key="options.num_classes",
             )

@@ -97,7 +97,7 @@ def load_array_record(
     module: Any = extra("array_record.python.array_record_data_source", "cyxjax[grain]")
     if ":" not in decode:
         raise ConfigError(
-            "data set 'array_record' needs options.decode, a function bytes -> (inputs, target). "
+            "dataset 'array_record' needs options.decode, a function bytes -> (inputs, target). "
             "HINT: decode: my_code:decode.",
             key="options.decode",
         )

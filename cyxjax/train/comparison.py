@@ -83,7 +83,7 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A clause for each data set that changed since `meta` was written."""
+    """A clause for each dataset that changed since `meta` was written."""
     kept = meta.get(META, {}).get("data", {})
     return [
         "the {} changed since the checkpoint: {}: {} then, {} now".format(name, *found)

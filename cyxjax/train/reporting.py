@@ -78,7 +78,7 @@ def device_use(flops: float, batch: BatchShape, mesh: Mesh, steps_per_s: float) 
 
 
 def _digest(content: Any) -> str:
-    """A digest that differs between data sets."""
+    """A digest that differs between datasets."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -178,7 +178,7 @@ class DistributedTrainer:
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:
         """Returns the model's outputs for X in evaluation mode, on every rank: NumPy, one row per sample.
 
-        X: inputs as arrays, a data set or a loader; targets in it are ignored.
+        X: inputs as arrays, a dataset or a loader; targets in it are ignored.
         Raises: DesyncError unless every rank passes the same X.
         """
         source = source_of(X)

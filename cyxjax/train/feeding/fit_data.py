@@ -233,9 +233,9 @@ def paired(X: Any, y: Any) -> Any:
 
 
 def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
-    """Inputs and targets as arrays, also from lists and frames; None for two data sets.
+    """Inputs and targets as arrays, also from lists and frames; None for two datasets.
 
-    Two plain tuples, (X, y) and (X_val, y_val), are data sets; a named tuple (jraph's) is one input.
+    Two plain tuples, (X, y) and (X_val, y_val), are datasets; a named tuple (jraph's) is one input.
     """
     if is_frame(targets) and len(targets.columns) == 1:
         targets = targets[targets.columns[0]]

@@ -17,7 +17,7 @@ from cyxjax.errors import DataError, DesyncError
 from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
 
 PyTree = Any
-_ROWS_AT_ONCE = 1024  # read at a time from a data set
+_ROWS_AT_ONCE = 1024  # read at a time from a dataset
 
 
 class Source(NamedTuple):
@@ -29,9 +29,9 @@ class Source(NamedTuple):
 
 
 def source_of(X: Any) -> Source:
-    """Rows of arrays (any tree of them), of a data set by number, or of a loader batch by batch.
+    """Rows of arrays (any tree of them), of a dataset by number, or of a loader batch by batch.
 
-    A loader of cyxjax that gives all samples is read in the order of its data set, even if it shuffles.
+    A loader of cyxjax that gives all samples is read in the order of its dataset, even if it shuffles.
     """
     if _is_tree(X):
         rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
@@ -42,7 +42,7 @@ def source_of(X: Any) -> Source:
 
 
 def _is_tree(X: Any) -> bool:
-    """An array (which has a length and a `take` too) or a tree of arrays; not a data set or a loader."""
+    """An array (which has a length and a `take` too) or a tree of arrays; not a dataset or a loader."""
     if hasattr(X, "dtype") or isinstance(X, Mapping | tuple | list):
         return True
     has_items = hasattr(X, "__getitem__") and hasattr(X, "__len__")

@@ -86,7 +86,7 @@ class StoredRun:
     def evaluate(
         self, X: Any = None, y: Any = None, *, part: str = "test", batch_size: int | None = None
     ) -> dict[str, Any]:
-        """All metrics by name over (X, y), a data set or a loader; over the run's own `part` if X is None."""
+        """All metrics by name over (X, y), a dataset or a loader; over the run's own `part` if X is None."""
         X = getattr(self.data, part) if X is None else X
         return self.trainer.evaluate_metrics(X, y, batch_size=batch_size)
 

@@ -68,7 +68,7 @@ PIX = {  # functions of dm-pix that keep an image's shape
 _BY_TASK = {"classification": "cross_entropy", "language": "cross_entropy", "regression": "mse"}
 _OWN_LOSS = ("vae",)
 _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
-"""model option -> the fact of the data set that sets it, unless the configuration does"""
+"""model option -> the fact of the dataset that sets it, unless the configuration does"""
 
 
 def data_of(config: TrainConfig) -> Splits:
