@@ -1,6 +1,6 @@
 """Compiled collectives over one row per process, used by `distributed/collectives.py`.
 
-Arrays travel as bits wherever nothing is computed, so -0.0, NaN payloads and every dtype arrive unchanged.
+Where nothing is computed, arrays are sent as bits, so -0.0, NaN payloads and every dtype arrive unchanged.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def build_all_to_all(mesh: Mesh) -> Callable[[list[PyTree]], list[PyTree]]:
 
 
 def held_by(replica: Any, a: jax.Array) -> jax.Array:
-    """`a` as `replica` holds it, bit for bit: a sum of floats would lose -0.0 and NaN's payload."""
+    """The array `a` of `replica`, bit for bit: a sum of floats would lose -0.0 and NaN payloads."""
     if jnp.iscomplexobj(a):
         return lax.complex(held_by(replica, a.real), held_by(replica, a.imag))
     bits = _to_bits(a)

@@ -1,4 +1,4 @@
-"""Evaluation and prediction, compiled for a mesh: the forward pass, with the parameters of all replicas."""
+"""Evaluation and prediction, compiled for a mesh."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,10 +31,10 @@ class EvalState(NamedTuple):
 
 
 def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState]:
-    """A function state -> the state to evaluate, with the whole parameters all replicas agree on.
+    """A function state -> the state to evaluate, whose parameters are whole and equal on all replicas.
 
-    The same parameters, untouched, unless replicas may differ or keep parts; then it costs communication:
-    call it once before the batches, not with each. (Where they keep parts, evaluation can do without.)
+    It returns the state unchanged unless replicas may differ or keep parts. Otherwise it costs communication:
+    call it once before the batches. (Where replicas keep parts, `build_eval_step(parts=...)` avoids it.)
     """
     if sync.params_spec == REPLICATED:
         return lambda state: state
@@ -46,11 +46,11 @@ def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState
 def build_eval_step(
     fns: ModelFns, loss: PerExample, mesh: Mesh, *, metrics: Metrics | None = None, parts: Sync | None = None
 ) -> Callable[[TrainState, Batch], jax.Array]:
-    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode; after them
-    what `split_check` compares, on more than one replica.
+    """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode; on
+    several replicas they are followed by what `split_check` compares.
 
-    `state` is what `build_consensus` gave: its parameters are replicated. With `parts`, a strategy that keeps
-    parts of them, it is the state of training: no replica holds the whole.
+    `state` comes from `build_consensus`: its parameters are replicated. With `parts`, a strategy that keeps
+    parts of them, it is the training state, and no replica holds all parameters.
     """
     measured, spec = metrics or Metrics(), _eval_spec(parts)
     fns, is_whole = with_whole(fns, parts) if parts else fns, num_replicas(mesh) == 1
@@ -71,7 +71,7 @@ def build_eval_step(
 def score(
     loss: PerExample, metrics: Metrics, check: SplitCheck, output: PyTree, target: PyTree, weight: jax.Array
 ) -> jax.Array:
-    """Metric sums of the rows of one replica in evaluation, followed by what is compared."""
+    """Metric sums of the rows of one replica in evaluation, followed by the rows of `check`."""
     losses = flat_shares(shares_of(loss, output, target, weight))
     sums = metrics.sums(losses, output, target, weight)
     return with_checks(sums, check.rows(output, target) if check.measures else None)
@@ -80,9 +80,9 @@ def score(
 def build_predict_step(
     fns: ModelFns, mesh: Mesh, *, parts: Sync | None = None
 ) -> Callable[[TrainState, PyTree], PyTree]:
-    """A function (state, inputs) -> outputs, rows cut along axis `data` as the inputs are.
+    """A function (state, inputs) -> outputs, rows split along axis `data` as the inputs are.
 
-    state and parts: as of `build_eval_step`. An output without rows, of parameters, comes once.
+    state and parts: as in `build_eval_step`. An output without rows, of parameters, is returned once.
     """
     spec, whole_fns = _eval_spec(parts), with_whole(fns, parts) if parts else fns
 
@@ -116,5 +116,5 @@ def to_evaluate(state: TrainState) -> EvalState:
 
 def infer(fns: ModelFns, state: EvalState, inputs: PyTree) -> PyTree:
     """The model's output in evaluation mode, on one replica."""
-    key = jax.random.wrap_key_data(state.key)  # no draws in evaluation: any key will do
+    key = jax.random.wrap_key_data(state.key)  # evaluation draws nothing: any key will do
     return fns.apply(state.params, state.model_state, inputs, key, False)[0]

@@ -1,8 +1,8 @@
-"""One exchange for everything that a step sums over replicas, where each array would be a separate transfer.
+"""One exchange for all sums over replicas of a step, where each array would be a separate transfer.
 
-Over gloo (several processes on CPUs) an all-reduce of many arrays is one instruction of the program and still
-a transfer for each array, and a small transfer costs its latency: two processes, 784-256-10, batch 64: 18 k
-samples/s with four gradients and the metrics apart, 47 k together. On GPU and TPU XLA joins them itself.
+Over gloo (several processes on CPUs) an all-reduce of many arrays is one instruction of the program but one
+transfer for each array, and a small transfer costs its latency: two processes, 784-256-10, batch 64: 18 k
+samples/s with four gradients and the metrics separate, 47 k together. On GPU and TPU XLA joins them itself.
 
 Callers use `lax.psum` as usual: `joined` finds the reductions in the traced function and sends them together.
 """
@@ -24,18 +24,18 @@ from cyxjax.core.mesh import AXIS
 from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
-# A larger array goes alone: a copy would cost more than the transfer that it saves.
+# A larger array is sent separately: a copy would cost more than the transfer that it saves.
 _ALONE_BYTES = 1 << 20
-# XLA on CPU (jax 0.10.2, 0.11.2) fuses a concatenation of up to eight arrays with what is around it, and from
-# 256 KiB on its threads compute that number by number: 0.8 MB in 12 ms. Of nine arrays it takes 0.05 ms.
+# XLA on CPU (jax 0.10.2, 0.11.2) fuses a concatenation of up to eight arrays with the operations around it,
+# and from 256 KiB on computes it number by number: 0.8 MB takes 12 ms, with nine arrays 0.05 ms.
 _NOT_FUSED = 9
 _FUSED_BYTES = 1 << 16
 # Gloo (jax 0.10.2) sends a large message only after it has received the peer's, unless the message fits into
 # the socket's buffer. Measured at 100 Mbit/s, 4 MB each way: 632 ms whole, 334 ms in 16 pieces; ideal 320 ms.
 _PIECE_BYTES = 512 * 1024
-_MOST_PIECES = 64  # each is an instruction of the program, and costs 2 ms where the wire is fast
-# What a replica receives at most in a transfer of whole vectors; above it an all-reduce is as quick, and on a
-# slow wire quicker. Two processes, all-reduce and gathered: 8 kB 1.5 and 0.5 ms, 0.8 MB 2.7 and 1.6 ms, 4 MB
+_MOST_PIECES = 64  # each is an instruction of the program and costs 2 ms on a fast network
+# The most that a replica receives in a transfer of whole vectors; above it an all-reduce is as fast, and on a
+# slow network faster. Two processes, all-reduce and gather: 8 kB 1.5 and 0.5 ms, 0.8 MB 2.7 and 1.6 ms, 4 MB
 # 4.3 and 4.4 ms; at 1 Gbit/s 8.2 and 4.0, 12.7 and 8.2, 39 and 47 ms.
 _GATHERED_BYTES = 1 << 20
 _one_by_one: ContextVar[bool] = ContextVar("sends_one_by_one", default=False)
@@ -43,47 +43,47 @@ _SUMS = ("psum", "psum_invariant")  # the second is what `lax.psum` is in a chec
 
 
 def sends_one_by_one(mesh: Mesh) -> bool:
-    """Whether the arrays of one all-reduce are as many transfers: over gloo they are."""
+    """Whether each array of an all-reduce is a separate transfer, as over gloo."""
     devices = mesh.devices.flat
     return devices[0].platform == "cpu" and len({d.process_index for d in devices}) > 1
 
 
 def over(mesh: Mesh) -> AbstractContextManager[None]:
-    """What is traced inside travels between the processes of `mesh`."""
+    """Declares that code traced inside communicates between the processes of `mesh`."""
     return holding(_one_by_one, sends_one_by_one(mesh))
 
 
 def reduce_scattered(rows: jax.Array) -> jax.Array:
-    """(n,), the sum over replicas of their rows for this one; rows: (R, n). Inside a map.
+    """(n,), the sum over replicas of their rows for this replica; rows: (R, n). Inside a map.
 
-    Over gloo XLA's own takes twice as long as an all-reduce of the same rows, and this half as long: two
+    Over gloo, XLA's reduce-scatter takes longer than an all-reduce of the same rows, and this one less: two
     processes, 38 MB, CPU time 114, 66 and 55 ms. Between devices of one process XLA's own copies nothing.
     """
     if not _one_by_one.get():
         return lax.psum_scatter(rows, AXIS, scatter_dimension=0)
-    # Added up at once: fused with the optimizer a sum would wait for all gradients, and its rows with it.
+    # Added up immediately: fused with the optimizer, a sum and its rows would wait for all gradients.
     added = lambda piece: reduce(jnp.add, lax.all_to_all(piece, AXIS, 0, 0))  # noqa: E731
     return lax.optimization_barrier(in_pieces(added, rows))
 
 
 def in_pieces(collective: Callable[[jax.Array], jax.Array], values: jax.Array) -> jax.Array:
-    """`collective(values)`, over gloo cut along the last dimension, which the collective must leave alone."""
+    """`collective(values)`; over gloo, in pieces along the last dimension, which the collective must keep."""
     size = values.shape[-1]
     count = min(_MOST_PIECES, -(-size * values.dtype.itemsize // _PIECE_BYTES), size)
     if count <= 1 or not _one_by_one.get():
         return collective(values)
-    # The barriers: a copy that is fused with what makes or uses the pieces costs twice its time.
+    # Barriers, because a copy that is fused with the producer or user of the pieces takes twice as long.
     pieces = jnp.array_split(lax.optimization_barrier(values), count, axis=-1)
     done = lax.optimization_barrier([collective(piece) for piece in pieces])
     return concatenated(done)[..., :size]
 
 
 def joined(f: Callable) -> Callable:
-    """`f`, whose sums over axis `data` travel together: those that need not wait for each other at once.
+    """`f` with its sums over axis `data` sent together, if they do not depend on each other.
 
-    For use inside a map. A number's bits do not depend on what it travels with, so that a program that sends
-    gradients alone and one that sends metrics along agree. Branches of a `cond` have exchanges of their own;
-    sums inside loops stay as they are.
+    For use inside a map. The bits of a number do not depend on what is sent with it, so a program that sends
+    only gradients agrees with one that also sends metrics. Branches of a `cond` have their own exchanges;
+    sums inside loops are not changed.
     """
 
     def run(*args: Any) -> Any:
@@ -94,7 +94,7 @@ def joined(f: Callable) -> Callable:
 
 
 def trace(f: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
-    """(the equations of `f(*args)`, the leaves they are given, the tree of what they make)."""
+    """(the equations of `f(*args)`, the leaves of `args`, the tree structure of the result)."""
     flat, structure = jax.tree.flatten(args)
     made: list[Any] = []
 
@@ -114,7 +114,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _run(traced: Any, *args: Any) -> list[Any]:
-    """The traced function in rounds: all that can be computed, then all sums that can be sent."""
+    """Runs the traced function in rounds: all that can be computed, then all sums that can be sent."""
     known = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
     known |= zip(traced.jaxpr.invars, args, strict=True)
     read = lambda v: v.val if isinstance(v, Literal) else known[v]  # noqa: E731
@@ -149,16 +149,16 @@ def _computed(eqn: Any, values: Iterable[Any]) -> list[Any]:
 
 
 def bind(eqn: Any, values: Iterable[Any]) -> list[Any]:
-    """What a traced equation gives for `values`."""
+    """The results of a traced equation for `values`."""
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return out if eqn.primitive.multiple_results else [out]
 
 
 def summed(values: list[jax.Array]) -> list[jax.Array]:
-    """The sums over replicas of all `values`: of the large ones alone, of the others in a buffer a dtype."""
-    # Arrays in, arrays out, as around an all-reduce of each: what computes a number and what uses it would
-    # otherwise fuse with the buffer, and round as its layout has it, not as the facade's programs do.
+    """The sums over replicas of `values`: large ones separately, the others in one buffer per dtype."""
+    # Barriers, as around an all-reduce of each array: otherwise the operations before and after would fuse
+    # with the buffer, and round by its layout, not as the programs of hand-written loops do.
     values = lax.optimization_barrier(values)
     out: list[Any] = [lax.psum(v, AXIS) if v.nbytes > _ALONE_BYTES else None for v in values]
     small = [i for i, done in enumerate(out) if done is None]
@@ -171,7 +171,7 @@ def summed(values: list[jax.Array]) -> list[jax.Array]:
 def together(leaves: Sequence[jax.Array], kinds: Sequence[Any], collective: Callable) -> list[Any]:
     """`collective` of all leaves of one kind, joined along their last dimension; its results by leaf.
 
-    kinds: of the leaves; those that may be joined have equal ones, so one dtype at least.
+    kinds: of the leaves; leaves of equal kind are joined, and must have the same dtype.
     """
     out: list[Any] = [None] * len(leaves)
     for kind in dict.fromkeys(kinds):
@@ -183,9 +183,9 @@ def together(leaves: Sequence[jax.Array], kinds: Sequence[Any], collective: Call
 
 
 def concatenated(arrays: Sequence[jax.Array]) -> jax.Array:
-    """`arrays` joined along their last dimension; at the end up to seven copies of their last number.
+    """`arrays` joined along their last dimension, with up to seven copies of the last number at the end.
 
-    The copies make large ones nine arrays: see `_NOT_FUSED`. Constants would not do, XLA joins equal ones.
+    The copies make nine arrays of large ones: see `_NOT_FUSED`. Constants do not work: XLA joins equal ones.
     """
     filled = [array for array in arrays if array.size]
     fused = len(filled) > 1 and sum(array.nbytes for array in filled) > _FUSED_BYTES
@@ -211,21 +211,21 @@ def raveled(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
 
 
 def _sum_dtype(value: jax.Array) -> Any:
-    # As XLA on CPU sums 16-bit floats too, rounding once at the end.
+    # XLA on CPU sums 16-bit floats like this too, rounding once at the end.
     return jnp.dtype(jnp.float32) if value.dtype in (jnp.bfloat16, jnp.float16) else value.dtype
 
 
 def _sum_of(flat: jax.Array) -> jax.Array:
     """The sum over replicas of a vector, each number added in the order of replicas.
 
-    A short vector goes whole to every replica, which adds up what it received: one transfer, where gloo's
-    all-reduce goes around a ring step by step. Of a long one each replica adds up one part, and hands it to
-    all: the same bytes on the wire as an all-reduce, which goes around a ring and starts each stretch of the
-    vector at another replica: from three on a number's bits would depend on its place.
+    A short vector is sent whole to every replica, which adds up what it received: one transfer, where gloo's
+    all-reduce goes around a ring step by step. For a long vector each replica adds up one part and sends it
+    to all. This sends as many bytes as an all-reduce, whose ring starts each part of the vector at another
+    replica: with three or more replicas, the bits of a number would depend on its position there.
     """
     count = lax.axis_size(AXIS)
     if flat.nbytes * (count - 1) <= _GATHERED_BYTES:
-        # Also its own comes out of the collective: every replica adds the same numbers in the same program.
+        # Its own part comes out of the collective too: all replicas add the same numbers in the same program.
         return reduce(jnp.add, lax.all_gather(flat, AXIS, to="invarying"))
     if count <= 2:  # a + b is b + a
         return lax.psum(flat, AXIS)

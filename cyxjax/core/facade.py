@@ -1,7 +1,7 @@
-"""The phases of a step as separate programs, for training loops written by hand.
+"""The phases of a step as separate programs, for hand-written training loops.
 
-The same functions that `core/step.py` fuses, one dispatch each: forward, backward, update. Forward and
-backward run on one process's devices; what they leave per replica becomes rows of global arrays.
+These are the functions that `core/step.py` fuses, one dispatch each: forward, backward, update. Forward and
+backward run on one process's devices; their results per replica become rows of global arrays.
 """
 
 from collections.abc import Callable
@@ -28,22 +28,22 @@ from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError, DataError
 
-_NONE_ASKS = StatsAxes(refused="in a loop written by hand each replica computes its own statistics")
+_NONE_ASKS = StatsAxes(refused="in a hand-written loop each replica computes its own statistics")
 
 
 class Carried(NamedTuple):
-    """What forward passes leave behind until the next update."""
+    """What forward passes keep until the next update."""
 
     model_state: PyTree  # replicated before the first forward of a step, a row per replica after it
     count: Any  # float32 (replicas,): samples seen since the last update; None before the first forward
 
 
 class Draw(NamedTuple):
-    """What names a forward pass's random draws, as in the compiled step."""
+    """What determines the random draws of a forward pass, as in the compiled step."""
 
     key: Any  # uint32 key data
     step: Any  # int32 (): optimizer steps done
-    slot: Any  # int32 (): forward passes since the last one
+    slot: Any  # int32 (): forward passes since the last step
     first_replica: Any  # int32 (): the number of this process's first replica
 
 
@@ -52,8 +52,8 @@ def build_forward(
 ) -> Callable:
     """A function (params, Carried, Draw, inputs, weight) -> (output, pullback, Carried) in training mode.
 
-    Rows are cut over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried yet.
-    padded: some rows weigh nothing. Raises: ConfigError, called, for a norm that cannot leave those out.
+    Rows are split over the local `mesh`; the pullback has a row per replica. is_first: nothing is carried
+    yet. padded: some rows have zero weight; it then raises ConfigError for a norm that cannot exclude them.
     """
     stats = OWN if num_replicas == 1 else _NONE_ASKS
     spec = Carried(REPLICATED if is_first else PER_REPLICA, REPLICATED if is_first else PER_REPLICA)
@@ -65,8 +65,8 @@ def build_forward(
         key = micro_batch_key(key, draw.slot, replica, rows=rows, num_replicas=num_replicas)
         if padded and (what := needs_full_batches(fns, params, carried.model_state, inputs, key)):
             raise ConfigError(
-                f"{what}, and the samples of this batch do not divide by {mesh.size} devices: padding would "
-                f"count. HINT: put the batch first, or use a multiple of {mesh.size} samples."
+                f"{what}, and the samples of this batch cannot be divided over {mesh.size} devices: padding "
+                f"would count. HINT: put the batch first, or use a multiple of {mesh.size} samples."
             )
         output, pullback, model_state = phases.forward(
             fns, params, carried.model_state, inputs, weight, key, stats
@@ -95,9 +95,9 @@ def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree],
 def build_backward(mesh: Mesh) -> Callable:
     """A function (pullback, output_grad, factor, grads or None) -> grads, a row per replica.
 
-    Pulls back `factor * output_grad` and adds what came before. The gradient of a process's loss is the sum
+    Pulls back `factor * output_grad` and adds the given grads. The gradient of a process's loss is the sum
     of its replicas' parts, and reducers take a mean over replicas; so for the mean over processes
-    `factor` is replicas / processes, times what the caller wants.
+    `factor` is replicas / processes, times a factor of the caller.
     """
 
     def local(pullback: Any, output_grad: PyTree, factor: jax.Array, grads: PyTree) -> PyTree:
@@ -116,8 +116,8 @@ def build_update(
 ) -> Callable:
     """A function (TrainState, grads, Carried) -> the next TrainState, all processes together.
 
-    grads_spec: PER_REPLICA for local gradients, REPLICATED for a mean that needs no reduction any more.
-    options: for the compiler. The state is donated, but for parameters and model state where it `keeps` them.
+    grads_spec: PER_REPLICA for local gradients, REPLICATED for a mean that is already reduced.
+    options: for the compiler. The state is donated, except parameters and model state if `keeps` is set.
     """
     spec = state_spec(sync)
 
@@ -170,7 +170,7 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
 
 @partial(jax.jit, static_argnums=0)
 def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
-    """(loss of the samples, its gradient with respect to `output`); integer outputs have zeros."""
+    """(loss of the samples, its gradient with respect to `output`); zeros for integer outputs."""
     of_output = jax.value_and_grad(lambda made: of_batch(criterion, made, target), allow_int=True)
     value, grads = of_output(output)
     no_grad = jax.dtypes.float0
@@ -179,13 +179,13 @@ def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tupl
 
 def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
     if not jnp.issubdtype(grad.dtype, jnp.inexact):
-        return np.zeros(grad.shape, jax.dtypes.float0)  # what jax.vjp wants for integers
+        return np.zeros(grad.shape, jax.dtypes.float0)  # jax.vjp expects this for integers
     return grad * factor.astype(grad.dtype)
 
 
 def _refuse_sown(output: PyTree) -> None:
     if isinstance(output, Sown):
         raise DataError(
-            "the model sows losses of its own, which a loop written by hand would ignore. HINT: return "
-            "them with the output and add them to the loss, or train with DistributedTrainer."
+            "the model sows losses of its own, which a hand-written loop would ignore. HINT: return them "
+            "with the output and add them to the loss, or train with DistributedTrainer."
         )

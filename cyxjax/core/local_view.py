@@ -1,7 +1,7 @@
 """This process's part of global arrays, as arrays on its own devices: views, no copies.
 
-The facade runs forward and backward on these, so ranks may differ in the number of their samples and only
-the update is a program of all processes.
+Hand-written loops run forward and backward on these views, so ranks may have different numbers of samples,
+and only the update is a program of all processes.
 """
 
 from functools import lru_cache
@@ -35,9 +35,9 @@ def to_global(mesh: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
 
 
 def place_rows(mesh: Mesh, tree: PyTree, pad_with_zeros: bool = False) -> PyTree:
-    """Rows (n, ...) dealt out over the devices of a local mesh, neighbours together.
+    """Rows (n, ...) split over the devices of a local mesh in contiguous blocks.
 
-    If n does not divide, rows are added at the end: the first ones again, or zeros.
+    If n is not a multiple of the devices, rows are added at the end: the first ones again, or zeros.
     """
     sharding = NamedSharding(mesh, PER_REPLICA)
 
@@ -58,13 +58,13 @@ def cut_rows(tree: PyTree, num_rows: int) -> PyTree:
 
 
 def padded_rows(num_rows: int, mesh: Mesh) -> int:
-    """The least number of rows, at least one each, that the devices of `mesh` share evenly."""
+    """The least number of rows >= `num_rows` that gives all devices of `mesh` equally many, at least one."""
     return max(1, -(-num_rows // mesh.size)) * mesh.size
 
 
 @lru_cache(maxsize=64)
 def row_weight(num_rows: int, mesh: Mesh) -> jax.Array:
-    """float32 (padded rows,): 1 for a row, 0 for what was added; on the devices of a local mesh."""
+    """float32 (padded rows,): 1 for a row, 0 for an added one; on the devices of a local mesh."""
     weight = (np.arange(padded_rows(num_rows, mesh)) < num_rows).astype(np.float32)
     return jax.device_put(weight, NamedSharding(mesh, PER_REPLICA))
 

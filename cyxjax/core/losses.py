@@ -1,6 +1,6 @@
-"""Losses with torch's names: one value per example, so that padding has zero weight (`per_example`).
+"""Losses with torch's names: one value per example (`per_example`), so that padding can have zero weight.
 
-`forward` and `backward` are of the batch mean, as torch's.
+`forward` and `backward` compute the batch mean and its gradient, as in torch.
 """
 
 from abc import ABC, abstractmethod
@@ -20,17 +20,17 @@ from cyxjax.core.trees import PyTree, as_labels, kind_of
 from cyxjax.errors import DataError
 
 PerExample = Callable[[PyTree, PyTree], Any]
-"""(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), (B, ...) each, of which a step
-takes the weighted mean over the global batch; or one number for all rows (see `core/rows.py`)."""
+"""(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), each (B, ...), whose weighted
+mean over the global batch is the loss of a step; or one number for all rows (see `core/rows.py`)."""
 
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """What all losses share: the batch mean and its gradient, from the subclass's `per_example`."""
+    """Base class of losses: the batch mean and its gradient, from the subclass's `per_example`."""
 
     @abstractmethod
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
-        """One loss an example: float32, shape (B,); further dimensions are averaged. Or (values, weights)."""
+        """One loss per example: float32 (B,); further dimensions are averaged. Or (values, weights)."""
 
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """The mean over the batch: float32, shape ()."""
@@ -41,7 +41,7 @@ class Loss(ABC):
         return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
 
     def __call__(self, output: jax.Array, target: jax.Array) -> Any:
-        """`forward`; of a wrapped model's output with `.backward()`, as torch's."""
+        """`forward`; for the output of a wrapped model, a loss with `.backward()`, as in torch."""
         maker = maker_of(output)
         return maker.loss(self, output, target) if maker else self.forward(output, target)
 
@@ -52,7 +52,7 @@ def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def batch_mean(given: Any) -> jax.Array:
-    """The mean of values; of (values, weights) the weighted one, 0 where nothing weighs anything."""
+    """The mean of values; for (values, weights) the weighted mean, 0 where all weights are 0."""
     if not isinstance(given, tuple):
         return given.mean()
     values, weights = by_sample(*given)
@@ -64,13 +64,13 @@ _mean_grad = jax.jit(jax.grad(_mean, argnums=1), static_argnums=0)
 
 
 def _no_class_is_nan(labels: jax.Array) -> jax.Array:
-    """Labels whose loss is NaN where they are no class: jax counts -1 from the end, as Python does."""
+    """`labels`, with negative ones out of range so that their loss is NaN: jax would index from the end."""
     labels = labels.astype(jnp.int32)
     return jnp.where(labels < 0, jnp.iinfo(jnp.int32).max, labels)
 
 
 def _one_hot(labels: jax.Array, classes: int) -> jax.Array:
-    """float32 (..., C); NaN where a label is no class, where jax has zeros."""
+    """float32 (..., C); a label that is not a class gives NaN, where jax gives zeros."""
     known = (labels >= 0) & (labels < classes)
     return jnp.where(known[..., None], jax.nn.one_hot(labels, classes), jnp.nan)
 
@@ -80,23 +80,23 @@ class CrossEntropyLoss(Loss):
     """-log softmax(output)[target] for logits (B, ..., C) and labels (B, ...), integers or
     booleans, or probabilities (B, ..., C).
 
-    Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second). A batch in
-    which nothing counts has loss 0, where torch has NaN.
+    Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second). A batch whose
+    labels are all ignored has loss 0, where torch has NaN.
     """
 
     weight: Sequence[float] | None = None
-    """What each class weighs: the mean is sum(weight[target] * loss) / sum(weight[target]), as torch's."""
+    """Weight of each class: the mean is sum(weight[target] * loss) / sum(weight[target]), as in torch."""
     ignore_index: int | None = None
-    """A label that counts nothing, such as padding of a text (torch's default is -100)."""
+    """A label that is left out of the mean, such as padding in a text (torch's default is -100)."""
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         if self.weight is not None:
-            # Hashable: a loss is a key of compiled programs.
+            # Hashable: a loss is part of the key of compiled programs.
             object.__setattr__(self, "weight", tuple(float(w) for w in np.asarray(self.weight).ravel()))
 
     def per_example(self, output: jax.Array, target: jax.Array) -> Any:
-        """With `weight` or `ignore_index` and labels: (values, weights), (B, ...) each."""
+        """float32 (B,); for labels with `weight` or `ignore_index`, (values, weights), each (B, ...)."""
         target = _fitting(self, output, target, labels=True)
         logits = output.astype(jnp.float32)
         if jnp.issubdtype(target.dtype, jnp.integer):
@@ -113,17 +113,17 @@ class CrossEntropyLoss(Loss):
         return mean_of_each(optax.softmax_cross_entropy(logits, target))
 
     def _class_weight(self, logits: jax.Array) -> jax.Array:
-        """float32, as the last dimension of `logits`, which stand before it."""
+        """The weight of each class, float32, broadcast to the shape of `logits`."""
         return jnp.broadcast_to(jnp.float32(1.0 if self.weight is None else self.weight), logits.shape)
 
     def _weighed(self, logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Losses and weights of labels, both of their shape."""
+        """(losses, weights), each of the shape of `target`."""
         counts = jnp.ones(target.shape, bool) if self.ignore_index is None else target != self.ignore_index
-        label = _no_class_is_nan(jnp.where(counts, target, 0))  # one that is ignored: any that exists
+        label = _no_class_is_nan(jnp.where(counts, target, 0))  # ignored: any valid class
         classes, log_p = self._class_weight(logits), jax.nn.log_softmax(logits)
         pick = lambda a: jnp.take_along_axis(a, label[..., None], axis=-1)[..., 0]  # noqa: E731
-        weights = jnp.where(counts, jnp.nan_to_num(pick(classes), nan=1.0), 0.0)  # no class counts as NaN
-        # torch's: smoothing spreads over classes by their weights, and the mean still divides by the labels'.
+        weights = jnp.where(counts, jnp.nan_to_num(pick(classes), nan=1.0), 0.0)  # no class: NaN counts
+        # As in torch: smoothing weights all classes, and the mean still divides by the labels' weights.
         smooth = self.label_smoothing / logits.shape[-1] * -(classes * log_p).sum(-1)
         summed = (1 - self.label_smoothing) * -weights * pick(log_p) + smooth
         return summed / jnp.where(weights > 0, weights, 1.0), weights
@@ -131,7 +131,7 @@ class CrossEntropyLoss(Loss):
 
 @dataclass(frozen=True)
 class NLLLoss(Loss):
-    """-output[target]; output (B, ..., C) log-probabilities, target (B, ...) labels."""
+    """-output[target] for log-probabilities (B, ..., C) and labels (B, ...)."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         target = _fitting(self, output, target, labels=True)
@@ -140,7 +140,7 @@ class NLLLoss(Loss):
 
 @dataclass(frozen=True)
 class MSELoss(Loss):
-    """(output - target)^2, averaged over all but the batch dimension."""
+    """(output - target)^2, averaged over all dimensions but the first."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         return mean_of_each(jnp.square(_difference(self, output, target)))
@@ -148,7 +148,7 @@ class MSELoss(Loss):
 
 @dataclass(frozen=True)
 class L1Loss(Loss):
-    """|output - target|."""
+    """|output - target|, averaged over all dimensions but the first."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         return mean_of_each(jnp.abs(_difference(self, output, target)))
@@ -167,7 +167,7 @@ class HuberLoss(Loss):
 
 @dataclass(frozen=True)
 class BCEWithLogitsLoss(Loss):
-    """Binary cross-entropy of sigmoid(output) against target in [0, 1], same shape."""
+    """Binary cross-entropy of sigmoid(output) against targets in [0, 1] of the same shape."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
         target = _fitting(self, output, target).astype(jnp.float32)
@@ -175,20 +175,20 @@ class BCEWithLogitsLoss(Loss):
 
 
 def model_loss(output: PyTree, target: PyTree) -> Any:
-    """The loss of a model that returns `{"loss": ..., ...}`, one an example; "weight": what each weighs."""
+    """The per-example loss of a model that returns `{"loss": ...}`, with its "weight" if it has one."""
     del target
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
             f"the model returned {kind_of(output)}, expected a dict with the key 'loss', because "
             "no loss function was given. HINT: pass a loss such as cx.CrossEntropyLoss() to the trainer, or "
-            'return {"loss": loss of each sample} from a model that computes its own.'
+            'return {"loss": values}, one per sample, from a model that computes its own loss.'
         )
     return (output["loss"], output["weight"]) if "weight" in output else output["loss"]
 
 
 @dataclass(frozen=True, eq=False)
 class UserLoss:
-    """A callable of the user's as `PerExample`. Raises: DataError, while tracing, for another form."""
+    """A user's callable as `PerExample`. Raises: DataError, while tracing, for a result of the wrong form."""
 
     fn: Callable[[PyTree, PyTree], Any]
 
@@ -202,27 +202,27 @@ class UserLoss:
             return mean_of_each(values)
         if self.fn is model_loss and not is_whole_batch():
             raise DataError(
-                f"the model's own loss is one number for {batch} samples, which are a part of the batch. "
-                "HINT: return {'loss': one value per sample}, shape (B,)."
+                f"the model's own loss is one number for {batch} samples, which are a part of the batch; "
+                "expected one value per sample. HINT: return {'loss': values} with values of shape (B,)."
             )
         return values
 
 
 def as_per_example(loss: Any) -> PerExample:
-    """What the step calls, from a loss of ours, any callable, or None (the model returns its own loss)."""
+    """The function that the step calls, from a `Loss`, any callable, or None (the model's own loss)."""
     if hasattr(loss, "to_per_example") and not isinstance(loss, type):
         return loss.to_per_example()
     if isinstance(loss, type) or not (loss is None or callable(loss)):
         raise DataError(
-            f"{loss!r} is not a loss. HINT: pass cx.CrossEntropyLoss(), with brackets, or a function."
+            f"{loss!r} is not a loss. HINT: pass a function or an object: cx.CrossEntropyLoss()."
         )
     return loss.per_example if hasattr(loss, "per_example") else UserLoss(loss or model_loss)
 
 
 def of_batch(loss: Any, output: PyTree, target: PyTree) -> jax.Array:
-    """The loss of one process's batch, (): as a callable of the user's gives it, else the mean of its values.
+    """The loss of one process's batch, (): the number that a callable returns, or the mean of its values.
 
-    For the torch-like facade, which has no padding: what is written there is what is computed.
+    For hand-written loops, which have no padding: the callable is used exactly as it is written.
     """
     per_example = as_per_example(loss)
     own_mean = getattr(per_example, "batch_mean", None)
@@ -237,9 +237,10 @@ def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def _fitting(loss: Loss, output: Any, target: Any, labels: bool = False) -> jax.Array:
-    """`target`; with `labels` booleans as integers, which lack the last dimension of `output`.
+    """`target`, checked against `output`; with `labels`, booleans become integers.
 
-    Raises: DataError unless both are real arrays of shapes that fit: others would broadcast, or lose a part.
+    Labels lack the last dimension of `output`; other targets have its shape.
+    Raises: DataError unless both are real arrays whose shapes fit: others would broadcast, or lose a part.
     """
     if all(hasattr(one, "dtype") and not jnp.iscomplexobj(one) for one in (output, target)):
         target = as_labels(target) if labels else target
@@ -247,8 +248,8 @@ def _fitting(loss: Loss, output: Any, target: Any, labels: bool = False) -> jax.
         if target.shape == (output.shape[:-1] if is_label else output.shape):
             return target
     raise DataError(
-        f"{type(loss).__name__}: {kind_of(output)} as output and {kind_of(target)} as target do not fit. "
-        "HINT: labels are integers without the class dimension (of (N, 1) y[:, 0], of one-hot rows "
-        "y.argmax(-1)); other targets are real arrays of the output's shape (y[:, None] for outputs (N, 1)); "
-        "cx.Task(loss, output=...) picks a part of several outputs."
+        f"{type(loss).__name__}: the output is {kind_of(output)} and the target {kind_of(target)}, which do "
+        "not fit. HINT: labels are integers without the class dimension (y[:, 0] for shape (N, 1), "
+        "y.argmax(-1) for one-hot rows); other targets are real arrays of the output's shape (y[:, None] "
+        "for outputs (N, 1)); cx.Task(loss, output=...) picks one of several outputs."
     )

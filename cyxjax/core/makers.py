@@ -1,6 +1,6 @@
-"""Maps an array to the wrapped model that returned it: arrays have no attributes, `loss.backward()` needs it.
+"""Maps an array to the wrapped model that returned it, for `loss.backward()`: arrays take no attributes.
 
-References are weak, and the wrapper confirms that the array is its own: ids of deleted arrays are reused.
+References are weak, and the wrapper confirms that it made the array: ids of deleted arrays are reused.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
 """Less device memory: recomputed activations, parameters gathered again, optimizer state on the host.
 
-XLA on CPU (jax 0.10.2) undoes recomputing and regathering without the options below: it drops the barriers
-and then finds that it has the values already, and it runs all gathers first. `memory_options` says so, a
-program at a time. With `with_offload` the compiled step moves the optimizer's state in and out: all of it
-that is more than a number a replica. On CPU the host's memory is the devices': the program is the same, and
-nothing is saved.
+XLA on CPU (jax 0.10.2) undoes recomputing and regathering without the options below: it drops the barriers,
+then removes the computation as a duplicate, and runs all gathers first. `memory_options` returns these
+options for a program. With `with_offload` the compiled step moves the optimizer's state in and out, except
+leaves of one number per replica. On CPU the host's memory is the devices' memory: the program is the same,
+and nothing is saved.
 """
 
 import functools
@@ -33,9 +33,9 @@ REMAT = ("none", *_POLICIES)
 
 
 def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
-    """`fns` that keeps only what `policy` names between forward and backward; same numbers, less memory.
+    """`fns` that keeps between forward and backward only what `policy` saves: the same numbers, less memory.
 
-    policy: none, full (keeps nothing), dots_saveable (keeps matrix products), ... as in
+    policy: none (keeps everything), full (keeps nothing), dots_saveable (keeps matrix products), ... as in
     jax.checkpoint_policies.
     """
     if policy == "none":
@@ -50,7 +50,7 @@ def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
 
 
 def _but_complex(policy: Callable[..., Any]) -> Callable[..., Any]:
-    """`policy`; complex numbers are computed again: jax 0.10.2 cannot keep any that forward uses too."""
+    """`policy` that recomputes complex numbers: jax 0.10.2 cannot save any that forward uses too."""
 
     def keeps(primitive: Any, *given: Any, **params: Any) -> Any:
         makes = primitive.name in ("complex", "fft")
@@ -73,10 +73,10 @@ _ELEMENTWISE = {
 
 
 def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
-    """`fns` that takes what a replica keeps of the parameters, and makes them whole as it goes.
+    """`fns` that takes the parts of parameters that a replica keeps, and gathers whole ones while it runs.
 
-    With `sync.regather` nothing whole lives from forward to backward, and what one number makes of another is
-    computed again: without barriers the compiler does so itself, behind them it would keep every such array.
+    With `sync.regather` no whole parameter is kept from forward to backward, and elementwise operations are
+    recomputed: without barriers the compiler does this itself, with them it would keep every such array.
     (jax 0.10.2's own policy `save_anything_except_these_names` saves everything, and unnamed steps of the
     gather can be saved too.)
     """
@@ -92,8 +92,8 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
         run = lambda p, s, x, k: fns.apply(sync.whole(p, fns.computes), s, x, k, train)  # noqa: E731
         args = (params, model_state, inputs, key)
         if sync.regather and train:
-            # Inside another, a `jax.checkpoint` keeps what the outer policy lets it keep, and its own policy
-            # says nothing. Where the outer keeps nothing it is run again as it is, for one more forward.
+            # Inside another one, a `jax.checkpoint` saves what the outer policy allows; its own policy has no
+            # effect. If the outer policy saves nothing, it is recomputed as it is: one more forward.
             used = (eqn.primitive.name for eqn in equations(jax.make_jaxpr(run)(*args).jaxpr))
             own = fns.recomputes or _checkpoint_name() in used
             run = jax.checkpoint(run, policy=None if own else _but_complex(keeps))
@@ -104,30 +104,30 @@ def with_whole(fns: ModelFns, sync: Sync) -> ModelFns:
 
 @functools.cache
 def _checkpoint_name() -> str:
-    """Of the operation that `linen.remat` and `nnx.remat` make of a part of a model."""
+    """The name of the operation that `linen.remat` and `nnx.remat` create."""
     return jax.make_jaxpr(jax.checkpoint(lambda x: -x))(0.0).eqns[0].primitive.name
 
 
 def _is_own_gather(params: dict[str, Any]) -> bool:
-    """Whether these are a custom_vjp's, which a policy sees from outside alone, and it gathers."""
+    """Whether these belong to a custom_vjp that gathers; a policy sees it only as one operation."""
     inner = params.get("call_jaxpr")
     return inner is not None and any(eqn.primitive.name == "all_gather" for eqn in inner.jaxpr.eqns)
 
 
 def memory_options(mesh: Mesh) -> dict[str, Any]:
-    """Compiler options under which recomputing and regathering save memory; {} where they do without."""
+    """Compiler options that recomputing and regathering need to save memory; {} if they need none."""
     if mesh.devices.flat[0].platform != "cpu":
         return {}
     return {
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",  # a gather stands where it is used
-        "xla_disable_hlo_passes": "cse_barrier_expander",  # the second gather is not the first
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",  # runs a gather where it is used
+        "xla_disable_hlo_passes": "cse_barrier_expander",  # keeps the second gather separate from the first
     }
 
 
 def with_offload(sync: Sync, mesh: Mesh, what: str = "optimizer") -> Sync:
-    """`sync` whose state is kept in the host's memory. what: optimizer; none: `sync` as it is.
+    """`sync` whose state is kept in the host's memory. what: optimizer; none: `sync` unchanged.
 
-    The same numbers.
+    The numbers are the same.
     """
     if what == "none":
         return sync
@@ -145,5 +145,5 @@ def with_offload(sync: Sync, mesh: Mesh, what: str = "optimizer") -> Sync:
 
 
 def is_moved(leaf: Any, spec: Any) -> bool:
-    """Whether a leaf of a strategy's state moves to the host; what hooks read stays."""
+    """Whether a leaf of a strategy's state moves to the host; single numbers, which hooks read, do not."""
     return math.prod(leaf.shape[1:] if spec == PER_REPLICA else leaf.shape) > 1

@@ -14,20 +14,20 @@ from cyxjax.core.trees import PyTree
 from cyxjax.errors import WrappingError
 
 AXIS = "data"
-_WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # what jax cuts to 32 bits, unless x64 is switched on
+_WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # jax truncates these to 32 bits unless x64 is enabled
 REPLICATED = P()
 PER_REPLICA = P(AXIS)
-HOST_MEMORY = "pinned_host"  # jax's name of the kind that a device reads of the host
+HOST_MEMORY = "pinned_host"  # jax's name for host memory that a device can read
 PutShards = Callable[..., jax.Array]
-"""(shape of the whole, dtype on the host, sharding, shards, devices) -> the array of these shards, one for
-each of this process's devices"""
+"""(global shape, dtype on the host, sharding, shards, devices) -> the array of these shards, one for each of
+this process's devices"""
 
 
 def build_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A one-axis mesh over `devices` (default: all devices of all processes), ordered by process.
 
-    `Mesh` and not `jax.make_mesh`: the latter makes Explicit axes since jax 0.9, which type-check the
-    sharding of every operation of user code.
+    Uses `Mesh`, because `jax.make_mesh` creates Explicit axes since jax 0.9, which type-check the sharding
+    of every operation of user code.
     """
     found = jax.devices() if devices is None else devices
     return Mesh(np.array(sorted(found, key=lambda d: (d.process_index, d.id))), (AXIS,))
@@ -44,11 +44,11 @@ def local_replicas(mesh: Mesh) -> range:
 
 
 def put_rows(mesh: Mesh, tree: PyTree, memory: str | None = None, dim: int = 0) -> PyTree:
-    """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), cut along axis `data`.
+    """Global arrays from this process's rows: leaf (L * n, ...) -> (R * n, ...), split along axis `data`.
 
-    memory: its kind; None: the devices' own. Of that, on a mesh of one device, arrays stay as they are: `jit`
-    places them itself, and sooner (0.1 ms a step). dim: the dimension of the rows.
-    Raises: DataError for a whole number that does not fit where jax will keep it.
+    memory: the kind of memory; None: the devices' default. With None on a mesh of one device, arrays are
+    returned unchanged: `jit` places them itself, and faster (0.1 ms per step). dim: the dimension of rows.
+    Raises: DataError for an integer that does not fit the dtype that jax will store it in.
     """
     refuse_wrapping(tree)
     if mesh.size == 1 and memory is None:
@@ -63,10 +63,10 @@ def put_rows(mesh: Mesh, tree: PyTree, memory: str | None = None, dim: int = 0) 
 def build_put_rows(
     mesh: Mesh, put_shards: PutShards | None = None, dim: int = 0
 ) -> Callable[[PyTree], PyTree]:
-    """`put_rows` on `mesh`, for trees of the same shapes again and again.
+    """`put_rows` on `mesh`, for repeated use with trees of the same shapes.
 
-    put_shards: the quick way to the devices, where there is one. An array on 2 devices of one process takes
-    the host 7 us and not 60, on one device in each of 2 processes 5 and not 65.
+    put_shards: a faster function to place shards, if there is one. An array on 2 devices of one process takes
+    the host 7 us instead of 60, on one device in each of 2 processes 5 us instead of 65.
     """
     mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     if put_shards is None or mesh.size == 1 or not mine:
@@ -75,7 +75,7 @@ def build_put_rows(
 
     def put_leaf(leaf: Any) -> jax.Array:
         if type(leaf) is not np.ndarray or leaf.ndim <= dim or leaf.shape[dim] % count:
-            return put_rows(mesh, leaf, dim=dim)  # which also says what is wrong with it
+            return put_rows(mesh, leaf, dim=dim)  # which also raises if something is wrong
         before, size, after = leaf.shape[:dim], leaf.shape[dim] // count, leaf.shape[dim + 1 :]
         all_before = (slice(None),) * dim
         shards = [leaf[*all_before, i * size : (i + 1) * size] for i in range(count)]
@@ -89,8 +89,8 @@ def build_put_rows(
 
 
 def refuse_wrapping(tree: PyTree) -> None:
-    """Raises: DataError for a value beyond int32 in an array of int64: jax (without x64) would keep its low
-    bits, which name another class or token. Says the value and its row."""
+    """Raises: DataError with the value and its row for a value beyond int32 in an array of int64: without x64
+    jax would keep its low bits, which mean a different class or token."""
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, np.ndarray) or leaf.dtype not in _WRAPPING or not leaf.size:
             continue
@@ -103,13 +103,13 @@ def refuse_wrapping(tree: PyTree) -> None:
 
 @functools.cache
 def _limits(dtype: np.dtype) -> np.iinfo:
-    return np.iinfo(dtype)  # asked for in each step, and slow to make
+    return np.iinfo(dtype)  # needed in each step, and slow to create
 
 
 def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTree:
-    """Global arrays that every replica holds whole; each process passes the same values.
+    """Global arrays that every replica holds whole; each process must pass the same values.
 
-    Nothing is compared here: `broadcast_parameters` and the replica sentinel are what hold ranks equal.
+    Nothing is compared here: `broadcast_parameters` and the replica sentinel keep ranks equal.
     """
     sharding = NamedSharding(mesh, REPLICATED, memory_kind=memory)
     if len(local_replicas(mesh)) == num_replicas(mesh):
@@ -120,23 +120,23 @@ def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTre
 
 
 def local_rows(array: jax.Array) -> np.ndarray:
-    """This process's rows of an array cut along axis `data`, as a fresh host array."""
+    """This process's rows of an array split along axis `data`, as a new host array."""
     shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
     return np.concatenate([np.asarray(s.data) for s in shards])
 
 
 def local_value(array: jax.Array) -> np.ndarray:
-    """A replicated array as a fresh host array, without asking other processes."""
+    """A replicated array as a new host array, without communication."""
     # A copy: a numpy view of a CPU buffer keeps its client alive (and its sockets open).
     return np.array(array.addressable_data(0), copy=True)
 
 
 @contextmanager
 def on_host() -> Iterator[jax.Device]:
-    """Small work, which an accelerator would only compile longer; where there is no CPU it does it."""
+    """Runs small work on the CPU, which compiles faster; without a CPU backend, on the first local device."""
     try:
         device = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names others
+    except RuntimeError:  # JAX_PLATFORMS does not include cpu
         device = jax.local_devices()[0]
     with jax.default_device(device):
         yield device

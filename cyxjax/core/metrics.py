@@ -1,7 +1,7 @@
 """Metrics of a step, as sums over samples: their means and statistics are exact for any split of the data.
 
-A step returns them as one small float32 array, shape (num_rows, 2): one transfer to read. A mean is one row,
-(sum, count); a statistic (F1, a confusion matrix) is as many as it has numbers.
+A step returns them as one small float32 array of shape (num_rows, 2), which takes one transfer to read. A
+mean is one row, (sum, count); a statistic (F1, a confusion matrix) takes one row for every two numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,15 +18,15 @@ from cyxjax.core.trees import PyTree, as_labels
 from cyxjax.errors import ConfigError, DataError
 
 Metric = Callable[[PyTree, PyTree], jax.Array | tuple[jax.Array, jax.Array] | None]
-"""(output, target) -> one value an example, float32 (B,); (values, weights), (B, ...) each; one number, used
-as a loss of one number is; None where it has no meaning."""
+"""(output, target) -> one value per example, float32 (B,); or (values, weights), each (B, ...); or one
+number, treated as a loss of one number is; or None where the metric has no meaning."""
 
 
 GRAD_NORM = "grad_norm"
 
 
 def counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
-    """Where labels count in a metric: those below 0 are padding of the user's loss, and name no class."""
+    """Mask of the labels that count in a metric. Labels below 0 are padding, not classes."""
     labels = target >= 0
     return labels if ignore_index is None else labels & (target != ignore_index)
 
@@ -34,10 +34,10 @@ def counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
 def accuracy(
     output: PyTree, target: PyTree, ignore_index: int | None = None
 ) -> tuple[jax.Array, jax.Array] | None:
-    """(part of a sample's labels that are the largest logit, part of its positions that have a label).
+    """(values, weights): per sample, the part of its labels predicted right and of its positions labelled.
 
-    ignore_index: a label that counts nothing. None unless target holds integer or boolean labels of two or
-    more outputs: one output is a number, a rate of counts or a logit, and not a class.
+    ignore_index: a label that is left out. Returns None unless target holds integer or boolean labels and
+    there are two or more outputs: a single output is a number, a rate or a logit, not a class.
     """
     if not isinstance(output, jax.Array) or not isinstance(target, jax.Array):
         return None
@@ -56,7 +56,7 @@ def _whole(output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _mean_of(name: str, metric: Metric) -> Statistic:
-    """Of a value a sample: their weighted sum and weight, and the mean; (0, 0) where it has no meaning."""
+    """The mean of `metric` as a statistic: (weighted sum, weight), or (0, 0) where it has no meaning."""
 
     def counted(output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         found = weighed(metric, output, target, weight, f"metric {name!r}")
@@ -73,10 +73,10 @@ class Metrics:
     """The metrics of a task, in a fixed order: `loss` first, then `accuracy`, then the user's own.
 
     extra: functions (see Metric) and statistics (`cx.F1(10)`, a `cx.Statistic`) by name.
-    better: "min" or "max" by name, for those of the user's that a run may watch: `{"top2": "max"}`.
-    ignore_index: a label that counts nothing in accuracy, as in the loss. labels: (output, target) -> what of
-    them are logits and labels. means: of how many means besides the samples' the loss may be made.
-    Raises: ConfigError for a metric named loss or grad_norm, or a direction that is none.
+    better: "min" or "max" by name, for the metrics of `extra` that a run may watch: `{"top2": "max"}`.
+    ignore_index: a label that is left out of accuracy, as in the loss. labels: (output, target) -> (logits,
+    labels). means: how many means the loss may have besides the mean over samples.
+    Raises: ConfigError for a metric named loss or grad_norm, or a direction other than "min" and "max".
     """
 
     def __init__(
@@ -97,23 +97,23 @@ class Metrics:
             for name, metric in {"accuracy": hit, **self.own}.items()
         ]
         taken, ways, known = {"loss", GRAD_NORM} & {*self.own}, {*self._better.values()}, {*self.own}
-        # `names` computes statistics of nothing: only where a name is none of the user's.
+        # `names` evaluates every statistic on no samples: only do so for a name that is not in `extra`.
         unknown = not taken and not {*self._better} <= known and not {*self._better} <= {*self.names}
         if taken or not ways <= {"min", "max"} or unknown:
             raise ConfigError(
-                f"metrics {sorted(self.own)} with better={self._better}: 'loss' and 'grad_norm' are measured "
-                "already, and better says 'min' or 'max' of those given. HINT: "
+                f"metrics {sorted(self.own)} with better={self._better}: 'loss' and 'grad_norm' are always "
+                "measured, and better maps names of metrics to 'min' or 'max'. HINT: write "
                 "Metrics({'top2': f}, better={'top2': 'max'})."
             )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the numbers that are measured."""
+        """Names of the numbers that are measured."""
         return ("loss", *(name for measure in self._measures for name in measure.names))
 
     @cached_property
     def better(self) -> dict[str, str]:
-        """name -> "min" or "max", of those where it is known."""
+        """name -> "min" or "max", for the numbers whose direction is known."""
         known = {"loss": "min", "accuracy": "max"}
         for measure in self._measures:
             if way := self._better.get(measure.name) or measure.statistic.better:
@@ -122,16 +122,16 @@ class Metrics:
 
     @cached_property
     def num_rows(self) -> int:
-        """Of `sums`: one for a mean, half the numbers of a statistic."""
+        """Number of rows of `sums`: one for a mean, one for every two numbers of a statistic."""
         return self._first + sum(measure.num_rows for measure in self._measures)
 
     @property
     def num_training_rows(self) -> int:
-        """Of what a training step gives: those of `sums`, and the norm of the mean gradients."""
+        """Number of rows in training: those of `sums`, and one for the norm of the mean gradients."""
         return self.num_rows + 1
 
     def joined(self, other: "Metrics", ignore_index: int | None = None) -> "Metrics":
-        """These, and what `other` measures besides loss and accuracy, which leaves out `ignore_index`."""
+        """These metrics and the `extra` ones of `other`. ignore_index: for accuracy; None keeps it."""
         return Metrics(
             {**self.own, **other.own},
             better={**self._better, **other._better},
@@ -141,20 +141,20 @@ class Metrics:
         )
 
     def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
-        """float32 (num_rows, 2): of each mean the weighted sum and weight, of each statistic its numbers."""
+        """float32 (num_rows, 2): the weighted sum and weight of each mean, the numbers of each statistic."""
         first = loss_rows(losses, weight, self._first)
         return jnp.concatenate([first, *(m.rows(output, target, weight) for m in self._measures)])
 
     def check_merges(self) -> None:
-        """Returns where the states of statistics add up. Raises: ConfigError naming one whose do not."""
+        """Returns if the states of all statistics add up. Raises: ConfigError naming one that does not."""
         for measure in self._measures:
             if measure.statistic.merge is not jnp.add:
                 measure.check_merge()
 
     def settled(self, sums: jax.Array) -> jax.Array:
-        """`sums` of one step over all replicas; the first row is its loss, also where that has several means.
+        """`sums` of one step over all replicas, with a loss of several means joined into the first row.
 
-        So the loss of an epoch is the mean of its steps', each by its samples.
+        The loss of an epoch is then the mean over its steps, each weighted by its number of samples.
         """
         if self._first == 1:
             return sums
@@ -164,9 +164,9 @@ class Metrics:
         return sums.at[1 : self._first].set(0.0)
 
     def means(self, sums: np.ndarray) -> dict[str, Any]:
-        """name -> number, or array of a statistic that gives one; NaN where nothing was counted.
+        """name -> number, or array for a statistic that gives one; NaN where nothing was counted.
 
-        sums: num_rows, or num_training_rows of them; a norm that was not measured is left out.
+        sums: num_rows or num_training_rows rows; a gradient norm that was not measured is left out.
         """
         apart = sum(_mean(row) for row in sums[1 : self._first] if row[1])
         made, place = {"loss": _mean(sums[0]) + apart}, self._first
@@ -178,30 +178,30 @@ class Metrics:
         return made
 
     def over_all(self, sums: np.ndarray, what: str) -> dict[str, Any]:
-        """`means` of all of `what`. Raises: DataError where the loss is a mean of nothing."""
+        """`means` over all samples of `what`. Raises: DataError where all weights in the loss are 0."""
         if not sums[: self._first, 1].any():
             raise DataError(
-                f"no sample of {what} weighs anything in the loss: weights are 0, or labels ignored, in all. "
-                "HINT: look at ignore_index, class weights and masks."
+                f"no sample of {what} counts in the loss: every weight is 0 or every label is ignored. "
+                "HINT: check ignore_index, class weights and masks."
             )
         return self.means(sums)
 
 
 def numbers(means: Mapping[str, Any]) -> dict[str, float]:
-    """Those of `Metrics.means` that are numbers."""
+    """The entries of `Metrics.means` that are numbers, not arrays."""
     return {name: value for name, value in means.items() if not isinstance(value, np.ndarray)}
 
 
 def metrics_of(loss: Any, given: Metrics | Mapping[str, Any] | None) -> Metrics:
-    """What a run measures: what a task says, if `loss` is one, and what was `given`: functions by name.
+    """The metrics of a run: those of `loss`, if it is a task, and those `given`.
 
-    Raises: ConfigError for metrics that are neither a `Metrics` nor a dict.
+    Raises: ConfigError if `given` is neither a `Metrics` nor a dict of functions by name.
     """
     given = Metrics(given) if isinstance(given, Mapping) else given
     if given and not isinstance(given, Metrics):
         raise ConfigError(
-            f"metrics: expected a cx.Metrics, got {type(given).__name__}. HINT: metrics=cx.Metrics({{'name': "
-            "function}); loss and accuracy are measured already."
+            f"metrics: expected a cx.Metrics, got {type(given).__name__}. HINT: pass cx.Metrics({{'name': "
+            "function}); loss and accuracy are always measured."
         )
     given = given or Metrics()
     if hasattr(loss, "to_metrics"):

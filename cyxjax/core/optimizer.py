@@ -1,7 +1,7 @@
 """Transformations around an optimizer, and the check that it is elementwise.
 
-What callbacks read and change between epochs (a factor of the learning rate, an average of the parameters) is
-part of the optimizer's state: it is saved and restored with it, and changing it compiles nothing again."""
+Values that callbacks read and change between epochs (a factor of the learning rate, an average of the
+parameters) are part of the optimizer's state: they are saved with it, and a change does not recompile."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from cyxjax.errors import ConfigError, CyxjaxError
 
 
 class LearningRateFactor(NamedTuple):
-    factor: Any  # float32 (): what updates are multiplied by
+    factor: Any  # float32 (): multiplies the updates
 
 
 class ParameterAverage(NamedTuple):
@@ -31,7 +31,7 @@ class ParameterAverage(NamedTuple):
 
 
 def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` with its updates times a factor in its state, 1 until `set_learning_rate_factor`."""
+    """`optimizer` with updates multiplied by a factor in its state, 1 until `set_learning_rate_factor`."""
 
     def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
         del params
@@ -66,7 +66,7 @@ def with_parameter_average(
 
 
 def learning_rate_factor(state: TrainState) -> float:
-    """What the `LearningRateFactor` of `state` holds, as the shortest number that is it in float32."""
+    """The factor in the `LearningRateFactor` of `state`, as the shortest number equal to it in float32."""
     found = filter(_is_factor, jax.tree.leaves(state.sync, is_leaf=_is_factor))
     return float(str(local_value(next(found).factor).flat[0]))
 
@@ -75,7 +75,7 @@ def set_learning_rate_factor(state: TrainState, factor: float) -> TrainState:
     """`state` whose `LearningRateFactor`s hold `factor`; other leaves are the same arrays."""
 
     def changed(part: Any) -> Any:
-        # Inside jit, where the arrays of a group of processes may be computed with; sharding stays.
+        # Inside jit, which can compute with arrays of several processes; the sharding is kept.
         return _with_value(part, jnp.float32(factor)) if _is_factor(part) else part
 
     return state._replace(sync=jax.tree.map(changed, state.sync, is_leaf=_is_factor))
@@ -91,18 +91,18 @@ _with_value = jax.jit(lambda part, value: jax.tree.map(lambda a: 0 * a + value, 
 def averaged_params(state: TrainState) -> PyTree:
     """The average that `with_parameter_average` keeps in `state`.
 
-    Raises: ConfigError where a strategy cuts it into the parts of replicas.
+    Raises: ConfigError if a strategy splits it over replicas.
     """
     is_average = lambda part: isinstance(part, ParameterAverage)  # noqa: E731
     found = filter(is_average, jax.tree.leaves(state.sync, is_leaf=is_average))
-    # Each optimizer of a task's terms has one of its own parameters; what is not trained is its own.
+    # Each optimizer of a task's terms averages its own parameters; frozen ones are used as they are.
     parts = [named_leaves(one.average) for one in found]
     average = {name: leaf for part in parts for name, leaf in part}
     params = named_leaves(state.params)
     if not parts or any(average.get(name, leaf).shape != leaf.shape for name, leaf in params):
         raise ConfigError(
-            "EMA needs the whole average on every replica where the parameters are whole, and this strategy "
-            "has parts of it. HINT: use comm='mean' (or bf16, int8, power_sgd; fsdp, all in parts) with EMA."
+            "EMA needs the whole average on every replica where the parameters are whole, but this strategy "
+            "splits it. HINT: with EMA use comm='mean' (or bf16, int8, power_sgd; fsdp, which splits both)."
         )
     return jax.tree.unflatten(
         jax.tree.structure(state.params), [_on_device(average.get(name, leaf)) for name, leaf in params]
@@ -110,15 +110,15 @@ def averaged_params(state: TrainState) -> PyTree:
 
 
 def _on_device(leaf: jax.Array) -> jax.Array:
-    """`leaf` where a model can compute with it, from wherever the optimizer's state is kept."""
+    """`leaf` in device memory, also if the optimizer's state is kept on the host."""
     in_host = jax.typeof(leaf).memory_space == jax.memory.Space.Host
     return jax.device_put(leaf, jax.memory.Space.Device) if in_host else leaf
 
 
 def adapted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` whose state holds typed random keys as numbers, since checkpoints take those alone.
+    """`optimizer` whose state holds typed random keys as integers, because checkpoints hold only numbers.
 
-    What it raises is a ConfigError.
+    Its errors are raised as ConfigError.
     """
 
     @_explained()
@@ -142,8 +142,8 @@ def _explained() -> Iterator[None]:
             raise
         raise ConfigError(
             f"the optimizer cannot make a step: {type(err).__name__}: {' '.join(str(err).split())} HINT: the "
-            "step passes gradients, state and parameters, and to a single optimizer the loss, but no line to "
-            "search: optax.lbfgs(lr, linesearch=None); labels and masks must fit the parameters' tree.",
+            "step passes gradients, state, parameters and, to a single optimizer, the loss, but has no line "
+            "search: use optax.lbfgs(lr, linesearch=None); labels and masks must match the parameters' tree.",
             key="optimizer",
         ) from err
 
@@ -154,13 +154,13 @@ _MAX_DIM, _STEPS = 8, 8
 def refuse_unless_elementwise(
     optimizer: optax.GradientTransformation, params: PyTree, cut: Callable, comm: str
 ) -> None:
-    """Returns if the update of each number depends on the gradients, values and state of this number alone.
+    """Returns if the update of each number depends only on the gradients, value and state of this number.
 
-    Runs a few updates of small leaves (dimensions of at most 8) that hold one value each. In whole leaves
-    every second gradient is NaN, which must not reach the others; parts of them must get the same
-    updates, and so must whole leaves without NaN, as a rule may turn it into 0.
+    Runs a few updates of small leaves (dimensions of at most 8), each filled with one value. In whole leaves
+    every second gradient is NaN, which must not reach the others. Parts of these leaves must get the same
+    updates, and so must whole leaves without NaN, because an optimizer may turn NaN into 0.
     params: shapes of the real tree. cut: (shape, parts) -> the shape of a part of a leaf of this shape.
-    Raises: ConfigError naming a leaf.
+    Raises: ConfigError naming a leaf, if the optimizer is not elementwise.
     """
     grown = jax.tree.map(lambda p: jax.ShapeDtypeStruct(tuple(3 * n for n in p.shape), p.dtype), params)
     states = [jax.tree.leaves(jax.eval_shape(optimizer.init, tree)) for tree in (params, grown)]
@@ -177,24 +177,24 @@ def refuse_unless_elementwise(
                 wrong.append(name)
         counters = [pair for pair in zip(states_of_whole, states_of_part, strict=False) if pair[1].ndim < 2]
         same_state &= all(np.array_equal(one, other, equal_nan=True) for one, other in counters)
-    except TypeError:  # of jax.lax.scan: the state changes its type from step to step
+    except TypeError:  # from jax.lax.scan: the type of the state changes from step to step
         same_state = False
     if wrong or not same_state:
         raise ConfigError(
-            f"comm={comm!r} gives the optimizer a part of each leaf, and this optimizer is not elementwise: "
+            f"comm={comm!r} gives the optimizer a part of each leaf, but this optimizer is not elementwise: "
             f"{f'its update of {wrong[0]!r}' if wrong else 'its state'} depends on whole leaves. HINT: clip "
-            "with max_grad_norm of the configuration, or use comm='mean', which keeps leaves whole.",
+            "with max_grad_norm in the configuration, or use comm='mean', which keeps leaves whole.",
             key="comm",
         )
 
 
 def _updates(optimizer: optax.GradientTransformation, shapes: PyTree, every: int) -> PyTree:
-    """(updates (steps, size) by leaf, leaves of the state (steps, ...)), for gradients of one value a leaf.
+    """(updates (steps, size) by leaf, leaves of the state (steps, ...)), for one gradient value per leaf.
 
-    Of the places of a leaf only each `every`-th has it; the gradients of others are NaN.
+    Only every `every`-th element of a leaf has this gradient; the gradients of the others are NaN.
     """
     leaves, structure = jax.tree.flatten(shapes)
-    values = [0.3 + 0.1 * (i % 7) for i in range(len(leaves))]  # another one for each leaf
+    values = [0.3 + 0.1 * (i % 7) for i in range(len(leaves))]  # a different value for each leaf
     params = [jnp.full(p.shape, value, p.dtype) for p, value in zip(leaves, values, strict=True)]
     params = jax.tree.unflatten(structure, params)
 

@@ -1,6 +1,6 @@
-"""The four phases of a training step, pure and per replica: forward, (loss,) backward, update.
+"""The phases of a training step, pure and per replica: forward, loss, backward, update.
 
-Written once: `core/step.py` fuses them into one program, `distributed/ddp.py` runs them one at a time.
+`core/step.py` fuses them into one program, `distributed/ddp.py` runs them one at a time.
 """
 
 import operator
@@ -33,7 +33,7 @@ def forward(
 ) -> tuple[PyTree, Callable, PyTree]:
     """(output, pullback, new model state) of one micro-batch in training mode.
 
-    The pullback is a pytree: it may leave `jit`, so the facade needs no second forward.
+    The pullback is a pytree: it may leave `jit`, so hand-written loops need no second forward pass.
     """
 
     def apply(p: PyTree) -> tuple[PyTree, PyTree]:
@@ -44,10 +44,10 @@ def forward(
 
 
 class Pulled(NamedTuple):
-    """LOCAL gradients of one mean with respect to what it trains, and what its samples weigh in it."""
+    """LOCAL gradients of one mean with respect to the parameters it trains, and its sum of weights."""
 
-    grads: PyTree  # None in place of what it does not train
-    weights: jax.Array | None  # float32 (); None where each sample weighs what it does in the data
+    grads: PyTree  # None for parameters that it does not train
+    weights: jax.Array | None  # float32 (); None: the weights of the samples
 
 
 def pull_back(
@@ -58,10 +58,10 @@ def pull_back(
     weight: jax.Array,
     scale: jax.Array,
 ) -> tuple[list[Weighed], list[Pulled]]:
-    """(losses of the rows, LOCAL gradients of `scale * sum(weight * losses)`): one each for every mean.
+    """(losses of the rows, LOCAL gradients of `scale * sum(weight * losses)`), one of each per mean.
 
-    All are pulled back through the one forward pass; most losses are one mean. `means_of` makes one tree of
-    the gradients.
+    All go back through the same forward pass; most losses are one mean. `means_of` combines the gradients
+    into one tree.
     """
     shares, seed = _share_and_seed(loss, 0, 0, output, target, weight, scale)
     routes, pulled = routes_of(loss), []
@@ -77,7 +77,7 @@ def pull_back(
 def loss_and_seed(
     loss: PerExample, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
 ) -> tuple[Weighed, PyTree]:
-    """(losses of the rows, gradient of `scale * sum(weight * losses)` by the output), of one mean."""
+    """(losses of the rows, gradient of `scale * sum(weight * losses)` by the output), for one mean."""
     shares, seed = _share_and_seed(loss, 0, 0, output, target, weight, scale)
     (losses,) = flat_shares(shares)
     return losses, seed
@@ -86,13 +86,13 @@ def loss_and_seed(
 def _share_and_seed(
     loss: Any, route: int, number: int, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
 ) -> tuple[Shares, PyTree]:
-    """(what the loss is made of, gradient of one of them with respect to output)."""
+    """(all shares of the loss, gradient of one of them with respect to output)."""
 
     def objective(y: PyTree) -> tuple[jax.Array, Shares]:
         shares = shares_of(loss, y, target, weight)
         losses = shares[route][number]
         weights = weight if losses.weights is None else losses.weights
-        # `where` keeps what a padding row produced (it may be Inf or NaN) out of the sum.
+        # `where` keeps the loss of a padding row (it may be Inf or NaN) out of the sum.
         return jnp.where(weights != 0, losses.values, 0.0) @ (weights * scale), shares
 
     _, pullback, shares = jax.vjp(objective, output, has_aux=True)
@@ -102,17 +102,17 @@ def _share_and_seed(
 def backward(pullback: Callable, output_grad: PyTree) -> PyTree:
     """LOCAL gradients with respect to params: nothing is averaged yet.
 
-    Of complex parameters the conjugate of what jax gives, which is uphill (as torch's); optimizers go down.
+    For complex parameters, the conjugate of jax's gradient, which points uphill as in torch.
     """
     uphill = lambda g: jnp.conj(g) if jnp.issubdtype(g.dtype, jnp.complexfloating) else g  # noqa: E731
     return jax.tree.map(uphill, pullback(output_grad)[0])
 
 
 def means_of(pulled: list[Pulled], total: jax.Array) -> PyTree:
-    """Gradients of a loss's sums divided by `total` samples, as those of its means, added up.
+    """The sum of the gradients of all means, from gradients of sums divided by `total` samples.
 
-    A loss that weighs samples itself divides by what they weigh, summed over replicas here. A step in which
-    nothing weighs anything has no gradient of it.
+    A loss with weights of its own is divided by the sum of these weights over replicas. A step in which all
+    of them are 0 gives no gradient of this loss.
     """
     means = []
     for grads, weights in pulled:
@@ -125,16 +125,16 @@ def means_of(pulled: list[Pulled], total: jax.Array) -> PyTree:
 
 
 def _sum_of_those_there(*leaves: jax.Array | None) -> jax.Array | None:
-    """None where there is none: parameters may hold a None of their own."""
+    """The sum of the leaves that are not None; None if all are: parameters may contain None."""
     there = [leaf for leaf in leaves if leaf is not None]
     return reduce(operator.add, there) if there else None
 
 
 def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
-    """Running statistics averaged over replicas, each by its number of samples; inside `sync_map`.
+    """Running statistics averaged over replicas, weighted by the number of samples; inside `sync_map`.
 
-    Counters, and what else is neither float nor complex, take the largest value. A replica without samples
-    counts nothing.
+    Counters and other leaves that are neither float nor complex take the largest value. A replica without
+    samples has zero weight.
     """
     if not jax.tree.leaves(model_state):
         return model_state
@@ -144,7 +144,7 @@ def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
 
 
 def weighted_state(model_state: PyTree, weight: jax.Array) -> PyTree:
-    """A share of the mean: floats times `weight`, the samples they come from, which may be none."""
+    """A share of the mean: floats times `weight`, their number of samples, which may be 0."""
 
     def share(leaf: jax.Array) -> jax.Array:
         if not _is_inexact(leaf):
@@ -155,7 +155,7 @@ def weighted_state(model_state: PyTree, weight: jax.Array) -> PyTree:
 
 
 def divided_state(summed: PyTree, total: Any, like: PyTree) -> PyTree:
-    """The mean of shares that were added up, in the dtypes of `like`; counters as they are."""
+    """The mean from the sum of shares, in the dtypes of `like`; counters as they are."""
 
     def mean(leaf: jax.Array, old: Any) -> jax.Array:
         by = jnp.asarray(total, leaf.dtype) if jnp.iscomplexobj(leaf) else total

@@ -1,9 +1,9 @@
-"""The training state before the first step where replicas keep parts, and as a checkpoint holds it.
+"""The training state in the form that checkpoints hold, and the initial state where replicas keep parts.
 
-In a checkpoint it is the same for any number of replicas. A strategy that cuts its state by replicas says
-how `mean` would hold it (`Sync.stored_as`). Where every replica has values of its own, all rows are stored:
-the same number of replicas takes the same next step, another number starts from the mean of the rows.
-Nothing is gathered: a process knows its share of each leaf.
+In a checkpoint the state is the same for any number of replicas. A strategy that splits its state over
+replicas declares how `mean` would hold it (`Sync.stored_as`). Where every replica has values of its own, all
+rows are stored: the same number of replicas takes the same next step, a different number starts from the mean
+of the rows. Nothing is gathered: a process knows its share of each leaf.
 """
 
 import math
@@ -38,7 +38,7 @@ FitRows = Callable[[str, np.ndarray, Any], np.ndarray | None]
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What this process holds of a leaf in rows: elements `start` to `stop` of the stored leaf in C order."""
+    """This process's share of a leaf in rows: elements `start` to `stop` of the stored leaf in C order."""
 
     shape: tuple[int, ...]  # of the stored leaf
     dtype: np.dtype
@@ -49,14 +49,14 @@ class Share:
     leaf: Any  # the leaf on the mesh, (R, n, ...)
 
     def values(self) -> np.ndarray:
-        """The elements, flat, as a fresh host array."""
+        """The elements, flat, as a new host array."""
         on_mesh = hasattr(self.leaf, "addressable_shards")
         rows = local_rows(self.leaf) if on_mesh else np.array(self.leaf)
         return rows.reshape(-1)[: self.stop - self.start]
 
 
 def to_portable(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
-    """What to store of `state`: leaves in rows as this process's `Share`s, others as they are."""
+    """`state` for storing: leaves in rows as this process's `Share`s, others as they are."""
     kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     inner, params = sync.stored_as(kept.sync, kept.params)
     mine, count = local_replicas(mesh), num_replicas(mesh)
@@ -74,9 +74,9 @@ def to_portable(state: TrainState, sync: Sync, mesh: Mesh) -> TrainState:
 
 
 def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState, FitRows]:
-    """(leaves as `to_portable` would store them, what settles rows of another number of replicas).
+    """(leaves as `to_portable` would store them, a function that adapts rows of other numbers of replicas).
 
-    The second is for `Checkpointer.restore(adapt=...)`: it refuses every other difference.
+    The function is for `Checkpointer.restore(adapt=...)`; it returns None for any other difference.
     """
     stored = to_portable(state, sync, mesh)
     wants = [(name, want) for name, want in named_leaves(stored) if isinstance(want, Share)]
@@ -93,7 +93,7 @@ def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState
 
 
 def placed(want: Any, array: np.ndarray, mesh: Mesh) -> Any:
-    """A leaf of the state on the mesh, from what was stored of it. array: of a `Share` its elements, flat."""
+    """A leaf of the state on the mesh, from the stored `array`; for a `Share`, its elements, flat."""
     if not isinstance(want, Share):
         return put_replicated(mesh, array, _memory_of(want))
     num_padding = math.prod(want.rows_shape) - array.size
@@ -102,13 +102,13 @@ def placed(want: Any, array: np.ndarray, mesh: Mesh) -> Any:
 
 
 def _memory_of(leaf: Any) -> str | None:
-    """The kind of memory a leaf is kept in, where that is the host's."""
+    """The kind of memory that a leaf is kept in, if it is the host's; else None."""
     kind = getattr(getattr(leaf, "sharding", None), "memory_kind", None)
     return kind if kind == HOST_MEMORY else None
 
 
 def holds_values(fns: ModelFns, inputs: PyTree) -> bool:
-    """Whether the model was given its parameters (nnx, SequentialModel): they are whole already."""
+    """Whether the model already holds its parameters (nnx, SequentialModel), so that none are drawn."""
     made = jax.make_jaxpr(fns.init)(jax.random.key(0), inputs)
     return any(np.ndim(value) for value in made.consts)
 
@@ -117,7 +117,7 @@ def build_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
     """A jitted function (uint32 seed, inputs of one sample) -> the state before the first step, on the mesh.
 
     The numbers are those of `fns.init` with the seed's key, up to the last bit (the compiler fuses). Each
-    replica draws every leaf and takes its part of it: the drawing costs no communication.
+    replica draws every leaf and keeps its part: drawing needs no communication.
     """
     spec = state_spec(sync)
 
@@ -129,6 +129,6 @@ def build_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
         return from_replica(state, spec)
 
     mapped = model_map(local, mesh, (REPLICATED, REPLICATED), spec)
-    # A leaf drawn in 16 bits and kept in 32 would else keep digits that the same leaf drawn alone has not.
+    # Otherwise a leaf drawn in 16 bits and kept in 32 has more digits than the same leaf drawn alone.
     draw = lambda seed, inputs: sync.stow(mapped(seed, inputs))  # noqa: E731
     return jax.jit(draw, compiler_options=memory_options(mesh) | {"xla_allow_excess_precision": False})

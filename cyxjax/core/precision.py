@@ -1,7 +1,7 @@
 """Precision: dtypes of parameters, arithmetic and outputs as a wrapper around a model, `autocast`, and
 strategies that skip steps whose gradients are not finite, and scale the loss for float16.
 
-A strategy is wrapped; the step does not know. All replicas look at all gradients, so they skip together.
+These wrap a strategy; the step does not change. All replicas check all gradients, so they skip together.
 """
 
 from contextlib import AbstractContextManager
@@ -35,7 +35,7 @@ class Policy:
 
 
 def parse_policy(text: str) -> Policy:
-    """A policy from `bfloat16` (computes so, stores and returns float32) or `params=..,compute=..,...`."""
+    """A policy from `bfloat16` (computes in it, stores and returns float32) or `params=..,compute=..,...`."""
     parts = (part.strip().partition("=") for part in text.split(","))
     return Policy(**{name if dtype else "compute": jnp.dtype(dtype or name) for name, _, dtype in parts})
 
@@ -51,7 +51,7 @@ def cast_floats(tree: PyTree, dtype: Any) -> PyTree:
 
 
 def with_policy(fns: ModelFns, policy: Policy) -> ModelFns:
-    """`fns` that computes as `policy` says. Model state keeps its own dtype (statistics need float32)."""
+    """`fns` with the dtypes of `policy`. Model state keeps its own dtype (statistics need float32)."""
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         params, model_state = fns.init(key, inputs)
@@ -89,19 +89,19 @@ def cast_to(fns: ModelFns, dtype: str) -> ModelFns:
 
 
 class SkipState(NamedTuple):
-    skipped: Any  # int32 (): steps left out since the start
+    skipped: Any  # int32 (): steps skipped since the start
     inner: PyTree  # the wrapped strategy's state
 
 
 class LossScaleState(NamedTuple):
-    scale: Any  # float32 (): what the loss is multiplied by
+    scale: Any  # float32 (): multiplies the loss
     good_steps: Any  # int32 (): finite steps since the scale last changed
-    skipped: Any  # int32 (): steps left out since the start
+    skipped: Any  # int32 (): steps skipped since the start
     inner: PyTree  # the wrapped strategy's state
 
 
 def skip_nonfinite(sync: Sync) -> Sync:
-    """`sync` that leaves params and state alone in a step where any replica's gradient is not finite."""
+    """`sync` that keeps params and state unchanged in a step where any replica's gradient is not finite."""
 
     def update(grads: PyTree, state: SkipState, params: PyTree) -> Stepped:
         finite = all_finite(grads)
@@ -125,11 +125,11 @@ def with_loss_scale(
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,
 ) -> Sync:
-    """`sync` for gradients that would vanish in float16: of a loss times a scale, which is divided out again.
+    """`sync` with loss scaling for float16: the loss is multiplied by a scale, gradients are divided by it.
 
-    The scale shrinks by `backoff_factor` in a step with a gradient that is not finite, which is left out,
-    and grows by `growth_factor` after `growth_interval` finite ones in a row. It stays between 2^-14, where a
-    gradient that is not finite has another cause, and 2^24.
+    The scale is multiplied by `backoff_factor` after a step with a gradient that is not finite (skipped), and
+    by `growth_factor` after `growth_interval` finite steps in a row. It stays between 2^-14, where a
+    gradient that is not finite has a different cause, and 2^24.
     Source: Micikevicius et al. 2018, arXiv:1710.03740; defaults as torch.amp.GradScaler.
     """
 
@@ -162,6 +162,6 @@ _LEAST, _MOST = 2.0**-14, 2.0**24
 
 def all_finite(grads: PyTree) -> jax.Array:
     """bool (), equal on all replicas: no replica holds an infinity or a NaN. Inside `sync_map`."""
-    # A sum is finite unless a term is not (or it overflows, which is no gradient to step on either).
+    # A sum is finite unless a term is not (or it overflows, and such a gradient is no use either).
     bad = [~jnp.isfinite(jnp.sum(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
     return lax.psum(jnp.sum(jnp.stack(bad).astype(jnp.float32)), AXIS) == 0

@@ -30,10 +30,10 @@ def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> C
 
 
 def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
-    """`f` on each replica, checked: out_specs `P()` is a proof that replicas agree.
+    """`f` on each replica, checked: out_specs `P()` proves that replicas agree.
 
-    One replica agrees with itself: nothing is checked there, so that `psum` may leave values as they are.
-    What `f` sums over replicas travels as one exchange (`core/exchange.py`).
+    On one replica nothing is checked, so that `psum` may return values unchanged. Sums over replicas in `f`
+    are sent as one exchange (`core/exchange.py`).
     """
     f = joined(f) if sends_one_by_one(mesh) else f
     return _mapped(f, mesh, in_specs, out_specs, checked=mesh.size > 1)
@@ -55,10 +55,10 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
 def _without_empty(
     f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh, checked: bool
 ) -> tuple[tuple, PyTree, Callable]:
-    """(what enters the map, its specs, `f` of that): empty arrays are made again inside.
+    """(arguments of the map, their specs, `f` of these arguments): empty arrays are created inside instead.
 
-    XLA of jaxlib 0.11.2 ends the process (SIGSEGV, in compile) where one of several arguments of a map is
-    empty: its zero_sized_hlo_elimination leaves the partitioner a constant there, which has no sharding.
+    XLA of jaxlib 0.11.2 crashes (SIGSEGV, in compile) if one of several arguments of a map is empty: its
+    zero_sized_hlo_elimination replaces it by a constant, which has no sharding for the partitioner.
     """
     leaves, tree = jax.tree.flatten(args)
     empty = [0 in jnp.shape(a) for a in leaves]
@@ -80,12 +80,12 @@ def _without_empty(
 
 
 def psum(tree: PyTree) -> PyTree:
-    """The sum over replicas. On one replica `tree` itself: XLA:CPU would copy it, and fuse nothing across."""
+    """The sum over replicas. On one replica `tree` itself: XLA:CPU would copy it, and not fuse across it."""
     return tree if lax.axis_size(AXIS) == 1 else lax.psum(tree, AXIS)
 
 
 def pmean(tree: PyTree) -> PyTree:
-    """The mean over replicas; as `psum`."""
+    """The mean over replicas; on one replica `tree` itself."""
     return tree if lax.axis_size(AXIS) == 1 else lax.pmean(tree, AXIS)
 
 

@@ -1,10 +1,10 @@
 """The value that a loss or metric has for each sample of a batch, and its weight in a mean.
 
-A mean over the global batch is sum(weight * value) / sum(weight) over all replicas' samples, whatever replica
-and micro-batch they lie in. Padding weighs nothing; so does a token that is masked out.
+A mean over the global batch is sum(weight * value) / sum(weight) over the samples of all replicas and
+micro-batches. Padding has zero weight; so does a token that is masked out.
 
-A loss of one number is used as that number where the rows at hand are the whole batch (`whole_batch`); where
-the batch is split it is taken row by row, and `core/objective/split_check.py` compares the two.
+A loss that returns one number is used directly where the given rows are the whole batch (`whole_batch`);
+where the batch is split it is called for each row, and `core/objective/split_check.py` compares the two.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from cyxjax.errors import ConfigError, CyxjaxError, DataError
 
 _is_whole: ContextVar[bool] = ContextVar("rows_are_the_whole_batch", default=False)
 WAYS_OUT = (
-    "return one value per sample, shape (B,), that depends on this sample alone; or the pair "
-    "(values, weights) without the division; or wrap a loss that compares samples, cx.GlobalLoss(loss)"
+    "return one value per sample, shape (B,), that depends on this sample alone; or return the pair "
+    "(values, weights) without dividing; or wrap a loss that compares samples: cx.GlobalLoss(loss)"
 )
 
 
 def whole_batch(is_whole: bool = True) -> AbstractContextManager[None]:
-    """The rows of what is traced inside are the step's global batch, without padding, if `is_whole`."""
+    """Declares that what is traced inside gets the whole global batch, without padding, if `is_whole`."""
     return holding(_is_whole, is_whole)
 
 
@@ -43,21 +43,21 @@ class Weighed(NamedTuple):
     """A value for each row of a batch."""
 
     values: jax.Array  # float32 (B,)
-    weights: jax.Array | None  # float32 (B,), padding 0; None: each row weighs what its sample does
+    weights: jax.Array | None  # float32 (B,), padding 0; None: the weights of the samples
 
     def pair(self, weight: jax.Array) -> jax.Array:
         """float32 (2,): (weighted sum, sum of weights). weight: of the rows, 0 for padding."""
         w = weight if self.weights is None else self.weights
-        # `where`, not a product: what a padding row holds may be NaN, and 0 * NaN is NaN.
+        # `where`, not a product: a padding row may hold NaN, and 0 * NaN is NaN.
         return jnp.stack([jnp.where(w != 0, self.values, 0) @ w, w.sum()])
 
 
 Losses: TypeAlias = "list[Weighed] | Weighed | jax.Array"
-"""What a loss says of the rows: the means that are added up, or one, or its values (B,)."""
+"""The result of a loss for some rows: several means to be added up, one mean, or values (B,)."""
 
 
 def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
-    """float32 (count, 2): the mean over samples, or the only one, and the others below; zeros after them."""
+    """float32 (count, 2): first the mean over samples (or the only mean), then the others, then zeros."""
     found = losses if isinstance(losses, list) else [losses]
     each = [one if isinstance(one, Weighed) else Weighed(one, None) for one in found]
     apart = [one.pair(weight) for one in each if one.weights is not None and count > 1]
@@ -71,10 +71,10 @@ def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
 def weighed(
     measure: Any, output: PyTree, target: PyTree, weight: jax.Array, name: str = "the loss"
 ) -> Weighed | None:
-    """What `measure`, a loss or a metric, gives for the rows; None where it has no meaning.
+    """The result of `measure`, a loss or a metric, for each row; None if `measure` returns None.
 
-    measure: gives values (B,), (values, weights) of shape (B, ...) each, or one number for all rows; or has
-    `of_rows(output, target, weight) -> Weighed`, for one that looks at more than a sample at a time.
+    measure: returns values (B,), (values, weights) of shape (B, ...) each, or one number for all rows; or has
+    a method `of_rows(output, target, weight) -> Weighed`, if it uses more than one sample at a time.
     """
     output = output.output if isinstance(output, Sown) else output
     of_rows = getattr(measure, "of_rows", None)
@@ -92,29 +92,29 @@ def weighed(
 
 
 def check_form(given: Any, batch: int, what: str = "the loss") -> None:
-    """Returns for what a loss or metric of `batch` samples may be: one number, or a row per sample, or two.
+    """Checks that a loss or metric of `batch` samples is one number, values per sample, or (values, weights).
 
-    what: names it. Raises: DataError saying what it is instead.
+    what: its name for the message. Raises: DataError describing what it is instead.
     """
     pair = given if isinstance(given, tuple) else (given,)
     shapes = [getattr(one, "shape", None) for one in pair]
     rows = shapes[0] is not None and shapes[0][:1] == (batch,)
     if not (shapes == [()] or rows and len(pair) <= 2 and shapes[0] == shapes[-1]):
         raise DataError(
-            f"{what} of {batch} samples gave {', '.join(map(kind_of, pair))}; expected a value per sample, "
-            f"shape ({batch}, ...), with or without weights of the same shape, or one number. HINT: return "
-            "the values alone (cx.Metrics measures other things), as by .reshape(len(target), -1).mean(1)."
+            f"{what} of {batch} samples returned {', '.join(map(kind_of, pair))}; expected a value per "
+            f"sample, shape ({batch}, ...), with or without weights of that shape, or one number. HINT: "
+            "return only the values (cx.Metrics measures more), e.g. x.reshape(len(target), -1).mean(1)."
         )
     if any(jnp.iscomplexobj(one) for one in pair):
         raise DataError(
-            f"{what} of {batch} samples gave {', '.join(map(kind_of, pair))}; expected a real number. HINT: "
-            "return jnp.abs(values), or values.real."
+            f"{what} of {batch} samples returned {', '.join(map(kind_of, pair))}; expected real numbers. "
+            "HINT: return jnp.abs(values) or values.real."
         )
 
 
 def row_by_row(measure: Callable, output: PyTree, target: PyTree) -> Any:
-    """What `measure` gives for each row as a batch of its own, (B, ...) for an array; leaves without rows go
-    to each. Raises: ConfigError for a measure that cannot be called on one row.
+    """The results of `measure` for each row as a batch of one, stacked to (B, ...); leaves without rows are
+    passed to every call. Raises: ConfigError for a measure that cannot be called on one row.
     """
     leaves, form = jax.tree.flatten((output, target))
 
@@ -129,14 +129,14 @@ def row_by_row(measure: Callable, output: PyTree, target: PyTree) -> Any:
     except Exception as err:  # whatever a user's function raises
         what = " ".join(str(err).split())[:160]
         raise ConfigError(
-            f"a loss or metric takes a batch and not one sample alone ({type(err).__name__}: {what}); where "
-            "the batch is split over replicas, micro-batches or parts, it must be made of values of single "
-            f"samples. HINT: {WAYS_OUT}."
+            f"a loss or metric cannot be called on one sample ({type(err).__name__}: {what}); where "
+            "the batch is split over replicas, micro-batches or parts, it must be a mean of per-sample "
+            f"values. HINT: {WAYS_OUT}."
         ) from err
 
 
 def num_rows(tree: PyTree) -> int:
-    """Of its first leaf that has any; 0 where none has."""
+    """Number of rows of the first leaf that has rows; 0 if no leaf has."""
     return next((leaf.shape[0] for leaf in jax.tree.leaves(tree) if leaf.ndim), 0)
 
 
@@ -146,9 +146,9 @@ def mean_of_each(values: jax.Array) -> jax.Array:
 
 
 def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(B, ...) values and their weights as one of each a sample, float32 (B,): its weighted mean, its weight.
+    """(weighted mean, total weight) of each sample, float32 (B,), from values and weights (B, ...).
 
-    No gradient goes through weights. Where they are 0, values may be anything.
+    No gradient flows through weights. Where they are 0, values may be anything, NaN included.
     """
     v = values.astype(jnp.float32).reshape(values.shape[0], -1)
     w = lax.stop_gradient(weights).astype(jnp.float32).reshape(v.shape)

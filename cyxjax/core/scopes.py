@@ -1,4 +1,4 @@
-"""Values that hold while a block runs: what is traced inside reads what no signature passes on."""
+"""Values that are set while a block runs, for traced code that cannot get them as arguments."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Compares the bits of all replicas, leaf by leaf, and finds the value that most of them hold.
+"""Compares the bits of all replicas, leaf by leaf, and finds the value that the majority holds.
 
 Replicated values are equal by construction, and a step does not notice when they are not: after a flipped bit
 in one device's memory, or with model code that depends on the rank, training continues without an error.
@@ -25,25 +25,25 @@ class Difference(NamedTuple):
     """A leaf that is not the same on all replicas."""
 
     leaf: str
-    replicas: tuple[int, ...]  # that differ from the majority; from replica 0 where there is none
-    source: int | None  # a replica of the majority; None: no value is held by more than half
+    replicas: tuple[int, ...]  # those that differ from the majority, or from replica 0 if there is none
+    source: int | None  # a replica of the majority; None if no value is held by more than half
 
 
 class Sentinel(NamedTuple):
-    """What compares the replicas of one kind of state; compiled at its first use."""
+    """Functions that compare the replicas of one kind of state, compiled at their first use."""
 
     spec: PyTree  # PartitionSpec prefix of the state: what is kept per replica is not compared
     fingerprints: Callable[[PyTree], jax.Array]
     """tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
 
-    Two sums over a leaf's bits, plain and weighted by place, modulo 2^32: one changed element always shows
-    in the first, exchanged elements in the second."""
+    Two sums over a leaf's bits modulo 2^32, plain and weighted by position: one changed element always shows
+    in the first, swapped elements in the second."""
     heal: Callable[[PyTree, np.ndarray], PyTree]
-    """(tree, sources) -> tree in which replicated leaf i is as replica sources[i] holds it."""
+    """(tree, sources) -> tree in which replicated leaf i has the value of replica sources[i]."""
 
 
 def replicated_part(tree: PyTree, spec: PyTree) -> PyTree:
-    """`tree` with None in place of what is kept per replica."""
+    """`tree` with None in place of leaves that are kept per replica."""
     return by_spec(lambda leaf, s: leaf if s == REPLICATED else None, tree, spec)
 
 
@@ -93,13 +93,13 @@ def _judge(prints: np.ndarray, name: str) -> Difference:
 def _sums(leaf: jax.Array) -> jax.Array:
     bits = _bits(leaf).astype(jnp.uint32).reshape(-1)
     place = lax.iota(jnp.uint32, bits.size)
-    odd = place * jnp.uint32(2) + jnp.uint32(1)  # odd: no bit of an element is multiplied away
+    odd = place * jnp.uint32(2) + jnp.uint32(1)  # odd: multiplication loses no bit of an element
     return jnp.stack([bits.sum(dtype=jnp.uint32), (bits * odd).sum(dtype=jnp.uint32)])
 
 
 def _bits(leaf: jax.Array) -> jax.Array:
-    """`leaf`'s bits as unsigned integers; of 64-bit elements two each, along a last dimension. Of complex
-    numbers those of their parts."""
+    """The bits of `leaf` as unsigned integers; two per 64-bit element, along a last dimension. For complex
+    numbers, the bits of both parts."""
     if jnp.iscomplexobj(leaf):
         return _bits(jnp.stack([leaf.real, leaf.imag]))
     if leaf.dtype == jnp.bool_:

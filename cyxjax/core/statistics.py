@@ -1,7 +1,7 @@
-"""Metrics that are not means: sums over samples, and a function of these sums.
+"""Metrics that are not means of per-sample values, but functions of sums over samples.
 
-F1, AUC, R2 and a confusion matrix are not means of the samples' values, but functions of sums over samples. A
-step reduces these sums with all others, so they are those of the whole batch for any number of replicas.
+Examples are F1, AUC, R2 and a confusion matrix. A step reduces these sums over replicas with all others, so
+the result is that of the whole batch for any number of replicas.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ from cyxjax.errors import ConfigError
 
 
 class Statistic(NamedTuple):
-    """A metric of sums, for `cx.Metrics({"f1": cx.F1(10)})` or a `cx.Task`.
+    """A metric computed from sums, for `cx.Metrics({"f1": cx.F1(10)})` or a `cx.Task`.
 
-    Its state is a tree of numbers that add up: the state of two batches is the sum of their states, and
-    `merge` must agree. (A maximum or a median has no such state.)
+    Its state is a tree of numbers that add up: the state of two batches is the sum of their states, which
+    `merge` must return. (A maximum or a median has no such state.)
     """
 
     init: Callable[[], PyTree]  # the state of no sample: zeros
     update: Callable[[PyTree, PyTree, PyTree, jax.Array], PyTree]
-    """(state, output, target, weight (B,)) -> state; weight is 0 for padding, which counts nothing."""
+    """(state, output, target, weight (B,)) -> state; padding has weight 0 and must add nothing."""
     merge: Callable[[PyTree, PyTree], PyTree]
     compute: Callable[[PyTree], Any]  # in numpy: a number, {name: number} or an array
     better: str | None = None  # "min" or "max"
@@ -51,7 +51,7 @@ def of_sums(
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A statistic as rows of a step's sums, float32 (num_rows, 2): its numbers, two a row."""
+    """A statistic as rows of a step's sums, float32 (num_rows, 2): its numbers, two per row."""
 
     name: str
     statistic: Statistic
@@ -67,24 +67,24 @@ class Packed:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the numbers it gives, also of no sample; an array has none that could be watched."""
+        """Names of the numbers that the statistic gives; an array gives none that a run could watch."""
         nothing = self.values(np.zeros((self.num_rows, 2)))
         return tuple(name for name, value in nothing.items() if not isinstance(value, np.ndarray))
 
     def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
-        """What a batch adds. Raises: ConfigError for a state of another form than `init` gives."""
+        """The rows of one batch. Raises: ConfigError if the shapes of `update` and `init` differ."""
         output = output.output if isinstance(output, Sown) else output
         state = self.statistic.update(self.statistic.init(), output, target, weight)
         if _shapes(state) != _shapes(self._form):
             raise ConfigError(
-                f"metric {self.name!r}: its update gives {_shapes(state)[1]} and its init "
-                f"{_shapes(self._form)[1]}. HINT: init gives zeros of the shapes that update gives."
+                f"metric {self.name!r}: update returns shapes {_shapes(state)[1]}, but init returns "
+                f"{_shapes(self._form)[1]}. HINT: let init return zeros of the shapes that update returns."
             )
         flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(state)])
         return jnp.pad(flat, (0, 2 * self.num_rows - flat.size)).reshape(-1, 2)
 
     def check_merge(self) -> None:
-        """Returns where `merge` adds states up, as a step does. Raises: ConfigError."""
+        """Returns if `merge` adds states up, as a step does. Raises: ConfigError otherwise."""
         rng = np.random.default_rng(0)
         drawn = lambda leaf: jnp.asarray(rng.integers(1, 9, leaf.shape), leaf.dtype)  # noqa: E731
         one, two = (jax.tree.map(drawn, self._form) for _ in range(2))
@@ -92,14 +92,14 @@ class Packed:
         pairs = zip(jax.tree.leaves(merged), jax.tree.leaves(added), strict=True)
         if not all(np.allclose(a, b) for a, b in pairs):
             raise ConfigError(
-                f"metric {self.name!r}: its merge is not the sum of two states, as a step adds them up over "
-                "replicas and batches. HINT: a state of weighted sums over samples; compute what has none (a "
-                "maximum, a median) from trainer.predict.",
+                f"metric {self.name!r}: merge does not return the sum of two states, as a step adds them up "
+                "over replicas and batches. HINT: use weighted sums over samples as the state; compute a "
+                "maximum or a median from trainer.predict.",
                 key="metrics",
             )
 
     def values(self, rows: np.ndarray) -> dict[str, Any]:
-        """name -> number or array, of summed rows; NaN where nothing was counted."""
+        """name -> number or array, from summed rows; NaN where nothing was counted."""
         leaves, form = jax.tree.flatten(self._form)
         ends = np.cumsum([leaf.size for leaf in leaves])  # padding may come after the last
         parts = zip(np.split(np.asarray(rows).reshape(-1), ends), leaves, strict=False)

@@ -25,7 +25,7 @@ from cyxjax.core.trees import PyTree
 
 
 class TrainState(NamedTuple):
-    """Everything that makes the next step."""
+    """Everything that determines the next step."""
 
     step: jax.Array  # int32 (): optimizer steps done
     params: PyTree
@@ -35,13 +35,13 @@ class TrainState(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One optimizer step's global batch; rows cut along axis `data`, a replica's micro-batches in turn."""
+    """One optimizer step's global batch; rows split along axis `data`, a replica's micro-batches in turn."""
 
     inputs: PyTree  # leaves (R * k * B, ...): replicas, micro-batches, samples
     targets: PyTree
     weight: jax.Array  # float32 (R * k * B,): 1 for a sample, 0 for padding
-    total: jax.Array  # float32 (): sum of all weights, known to the host, so no collective is spent on it
-    signal: jax.Array  # float32 (R, 2): what this rank asks of all: to stop, to save; summed with the metrics
+    total: jax.Array  # float32 (): sum of all weights; the host knows it, so it needs no collective
+    signal: jax.Array  # float32 (R, 2): requests of this rank to stop and to save; summed with the metrics
 
 
 NO_CHECK = SplitCheck()
@@ -72,9 +72,9 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
 
 
 class Summed(NamedTuple):
-    """What samples add up to on one replica."""
+    """Sums over samples on one replica."""
 
-    pulled: list[phases.Pulled]  # gradients, one tree for each mean that the loss is made of
+    pulled: list[phases.Pulled]  # gradients, one tree for each mean of the loss
     metrics: jax.Array  # float32 (number of metrics, 2)
     checks: jax.Array | None  # float32 (number of checks, 2); None: nothing is compared
 
@@ -93,7 +93,7 @@ def sum_gradients(
 ) -> tuple[PyTree, Summed]:
     """(new model state, LOCAL gradients of `scale * sum(weight * losses)` and metric sums), one micro-batch.
 
-    rows: its inputs, targets and weight. Forward, loss and backward: the phases of one replica, alone.
+    rows: inputs, targets and weight of the micro-batch. Runs forward, loss and backward on one replica.
     check: what is compared, where the rows are a part of the batch.
     """
     inputs, targets, weight = rows
@@ -108,9 +108,9 @@ def next_state(
 ) -> tuple[TrainState, jax.Array]:
     """(the state after a step, its sums); inside `sync_map`, on one replica.
 
-    grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, signals in the last row;
-    before it comes the norm of the mean gradients (`norm_row`). A step that `sync` left out changes and
-    measures nothing; its signals count.
+    grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, with signals in the last row;
+    the norm of the mean gradients (`norm_row`) is inserted before it. A step that `sync` skipped changes and
+    measures nothing; only its signals count.
     """
     with step_value(sums[0]):
         stepped = Stepped(*sync.update(grads, state.sync, state.params))
@@ -125,7 +125,7 @@ def next_state(
 
 
 def with_checks(sums: jax.Array, checks: jax.Array | None) -> jax.Array:
-    """`sums` of a step, followed by what was compared."""
+    """`sums` of a step, followed by `checks`, if any."""
     return sums if checks is None else jnp.concatenate([sums, checks])
 
 
@@ -142,14 +142,14 @@ def build_train_step(
 ) -> Callable[..., tuple[TrainState, jax.Array]]:
     """A function (state, batch) -> (next state, sums float32 (number of metrics + 2 + number of checks, 2)).
 
-    One optimizer step over `accumulation` micro-batches: gradients of the mean loss over all samples of
-    the global batch, wherever they lie, reduced once. `state` is donated: keep no reference to it. After the
-    metrics the sums have the norm of the mean gradients (`norm_row`), the signals of all ranks, who agree on
-    a stop without a collective of its own, and what `split_check` compares where the batch is split. One
-    replica without micro-batches has the whole batch: where a loss or metric of one number is used there,
-    batches must be without padding. several: the function takes (state, batches, first, stop) instead, where
-    `batches` is a Batch with one more dimension, the first, of several steps; it does steps first to stop - 1
-    in one dispatch, and returns the sums of each.
+    One optimizer step over `accumulation` micro-batches: gradients of the mean loss over all samples of the
+    global batch, on all replicas, reduced once. `state` is donated: keep no reference to it. After the
+    metrics, the sums contain the norm of the mean gradients (`norm_row`), the signals of all ranks (so that
+    they agree on a stop without an extra collective), and what `split_check` compares where the batch is
+    split. One replica without micro-batches has the whole batch: if a loss or metric of one number is used
+    there, batches must have no padding. several: the function takes (state, batches, first, stop) instead,
+    where `batches` is a Batch with an additional first dimension over steps; it runs the steps first to
+    stop - 1 in one dispatch and returns the sums of each.
     """
     spec, measured, fns = state_spec(sync), metrics or Metrics(), with_whole(fns, sync)
     stats = StatsAxes(AXIS if sync_batchnorm else None, asked=AXIS)
@@ -203,7 +203,7 @@ def build_train_step(
             state, sums = step(state, one(i))
             return state, lax.dynamic_update_index_in_dim(out, sums, i, 0)
 
-        # The rounds are known at run time alone: one program for any of them, and so the same bits.
+        # The number of rounds is known only at run time: one program for any number, hence the same bits.
         num_rows = measured.num_training_rows + 1 + len(check.measures)  # 1: the signals
         out = jnp.zeros((len(batches.total), num_rows, 2), jnp.float32)
         return lax.fori_loop(first, stop, body, (state, out))
@@ -215,14 +215,14 @@ def build_train_step(
 def _over_micro_batches(
     micro: Callable, model_state: PyTree, batch: Batch, count: int
 ) -> tuple[PyTree, Summed]:
-    """Runs `micro` over `count` equal parts of the replica's rows, one after another, and adds up."""
+    """Runs `micro` over `count` equal parts of the replica's rows in turn and adds up the results."""
     if count == 1:
         return micro(model_state, jnp.int32(0), batch)
 
     def cut(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
-    # The micro-batches share the total and the signal; only rows are cut.
+    # The micro-batches share the total and the signal; only rows are split.
     shared = (jnp.broadcast_to(a, (count, *a.shape)) for a in (batch.total, batch.signal))
     parts = Batch(*jax.tree.map(cut, batch[:3]), *shared)
 

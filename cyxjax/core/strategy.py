@@ -1,7 +1,7 @@
 """How the LOCAL gradients of the replicas become the next parameters.
 
-A strategy is a `Sync`; most are a `Reducer` put before an optax optimizer by `reduce_then`. The step
-knows nothing else, so a new scheme is one file in `cyxjax/sync/`; tests read the entry at its end."""
+A strategy is a `Sync`; most combine a `Reducer` with an optax optimizer through `reduce_then`. The step
+uses nothing else, so a new scheme is one file in `cyxjax/sync/`; tests read the entry at its end."""
 
 import inspect
 from collections.abc import Callable
@@ -30,12 +30,12 @@ def _whole_already(params: PyTree, dtype: Any) -> PyTree:
 
 
 class Stepped(NamedTuple):
-    """What one step left on a replica."""
+    """The result of one step on a replica."""
 
     params: PyTree
     state: PyTree
     mean_grads: PyTree = None  # before clipping, for their norm; None: the strategy has no mean of gradients
-    in_parts: bool = False  # of the mean gradients this replica holds a part only
+    in_parts: bool = False  # whether this replica holds only a part of the mean gradients
 
 
 class Sync(NamedTuple):
@@ -52,30 +52,30 @@ class Sync(NamedTuple):
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
     # state -> factor the loss is multiplied by (float16)
     loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
-    skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps left out
+    skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps skipped
     consensus: Callable[[PyTree], PyTree] = unchanged  # a replica's params -> replicated params, to evaluate
     hold: Callable[[PyTree], PyTree] = unchanged  # whole params -> what a replica keeps, in `sync_map`
-    # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the shorter
-    # of that dtype and their own. Differentiated through: LOCAL grads are of what is kept.
+    # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the narrower
+    # of that dtype and their own. Differentiated through: LOCAL grads are with respect to what is kept.
     whole: Callable[[PyTree, Any], PyTree] = _whole_already
-    regather: bool = False  # whether backward calls `whole` again instead of keeping what it gave
-    # A TrainState, as it is kept between steps -> as a step computes with it, and back; in `jit` or outside.
+    regather: bool = False  # whether backward calls `whole` again instead of keeping its result
+    # TrainState as kept between steps -> as a step computes with it (`fetch`), and back; in `jit` or outside.
     fetch: Callable[[Any], Any] = unchanged
     stow: Callable[[Any], Any] = unchanged
-    # Shapes of (state, what is kept of params), all rows -> as `mean` has them: so checkpoints hold them. A
-    # leaf in rows that is of another shape there is cut: its elements in C order, row by row, then padding.
+    # Shapes of (state, what is kept of params), all rows -> as in `mean` and in checkpoints. A leaf in rows
+    # with a different shape there is split: its elements in C order, row by row, then padding.
     stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda state, params: (state, params)
 
     @property
     def keeps_parts(self) -> bool:
-        """Whether a replica keeps parts of the parameters, and the model must make them whole."""
+        """Whether a replica keeps parts of the parameters, and the model must gather them."""
         return self.whole is not _whole_already
 
 
 def stepped_if(holds: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
-    """A step of `sync` where `holds`, bool () and equal on all replicas; else parameters and state rest.
+    """A step of `sync` if `holds`, bool () and equal on all replicas; else parameters and state are kept.
 
-    A choice of results, not of branches: what is summed over replicas is so in every step, in one exchange.
+    It selects results, not branches, so that every step has the same sums over replicas, in one exchange.
     """
     new = Stepped(*sync.update(grads, state, params))
     params, state = jax.tree.map(lambda n, old: jnp.where(holds, n, old), new[:2], (params, state))
@@ -83,7 +83,7 @@ def stepped_if(holds: jax.Array, sync: Sync, grads: PyTree, state: PyTree, param
 
 
 def stored_inside(sync: Sync) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]:
-    """`Sync.stored_as` of a strategy around `sync`, whose state is `inner` of its own; the rest stays."""
+    """`Sync.stored_as` for a strategy around `sync` that holds its state as `inner`; the rest is kept."""
 
     def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         inner, params = sync.stored_as(state.inner, params)
@@ -95,7 +95,7 @@ def stored_inside(sync: Sync) -> Callable[[PyTree, PyTree], tuple[PyTree, PyTree
 def reduce_then(
     reducer: Reducer, optimizer: optax.GradientTransformation, reducer_spec: PyTree = REPLICATED
 ) -> Sync:
-    """Reduces gradients, then lets `optimizer` see the mean: clipping by norm clips the mean's norm."""
+    """Reduces gradients, then passes the mean to `optimizer`: clipping by norm clips the mean's norm."""
 
     def init(params: PyTree) -> PyTree:
         return reducer.init(params), optimizer.init(params)
@@ -109,25 +109,25 @@ def reduce_then(
     return Sync(init, update, state_spec=(reducer_spec, REPLICATED))
 
 
-# In steps 0, 8, 16, ... of a run. In each it would cost a step that is bound by its update a fifth (1.6 M
-# parameters, Adam, 64 samples, one CPU device: 7.6 ms of CPU time without, 9.3 ms with).
+# In steps 0, 8, 16, ... of a run. In every step it would add a fifth to a step that is bound by its update
+# (1.6 M parameters, Adam, 64 samples, one CPU device: 7.6 ms of CPU time without, 9.3 ms with).
 _MEASURED_EVERY = 8
 
 
 def norm_row(stepped: Stepped, step: jax.Array) -> jax.Array:
     """(norm, 1) in a step that is measured, else zeros; float32 (2,), equal on all replicas. In `sync_map`.
 
-    step: int32 (), before it counts this one. Of parts the squares are summed with the measures of the step.
+    step: int32 (), the number of steps before this one. The squares of parts are summed over replicas.
     """
     if not jax.tree.leaves(stepped.mean_grads):
         return jnp.zeros(2)
     due = step % _MEASURED_EVERY == 0
     if stepped.in_parts:
-        # Few, so in each step: a branch would keep the gradients of all leaves until it runs.
+        # Few numbers, so in each step: a branch would keep the gradients of all leaves until it runs.
         squares = jnp.where(due, psum(_squares(stepped.mean_grads)), 0.0)
     elif jax.default_backend() == "gpu":
-        # A GPU's branch is chosen by the host, which waits for it: 784-2048-2048-10 on an H100, 29 k samples
-        # a second with a branch, 43 k without one.
+        # On a GPU the host chooses the branch, and waits for the condition: 784-2048-2048-10 on an H100, 29 k
+        # samples per second with a branch, 43 k without one.
         squares = jnp.where(due, _squares(stepped.mean_grads), 0.0)
     else:
         squares = _squares_if(due, jax.tree.leaves(stepped.mean_grads))
@@ -135,27 +135,27 @@ def norm_row(stepped: Stepped, step: jax.Array) -> jax.Array:
 
 
 def written_after(row: jax.Array, stepped: Stepped) -> PyTree:
-    """The new parameters, bit for bit, of which XLA now writes none before the norm in `row` is known.
+    """The new parameters, bit for bit, which XLA does not write before the norm in `row` is known.
 
-    The norm needs all gradients, so nothing reads the old parameters any more: XLA writes over them. Without
+    The norm needs all gradients, so nothing reads the old parameters any more: XLA overwrites them. Without
     this order it copies those that backward reads, because an update might come first, and keeps the copies
-    beside all gradients: temporaries of a step are one and a half times as large (784-2048-2048-10, Adam: 38
-    MiB and not 23). Above 32 MiB glibc asks the system for them in each step, whose fresh pages cost half a
-    step. An `optimization_barrier` does not do it: XLA:CPU drops those before it looks for copies.
+    beside all gradients: the temporaries of a step are 1.5 times as large (784-2048-2048-10, Adam: 38 MiB
+    instead of 23). Above 32 MiB glibc requests them from the system in each step, and the new pages cost half
+    a step. An `optimization_barrier` does not help: XLA:CPU drops barriers before it looks for copies.
     """
     if stepped.in_parts or not jax.tree.leaves(stepped.mean_grads):
         return stepped.params
-    never = row[0] < 0  # a root; XLA does not know that, so it waits
+    never = row[0] < 0  # never true for a root, but XLA does not know this and waits
     return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), stepped.params)
 
 
-# Leaves whose squares are added up in one branch. XLA counts all that it has fused there anew for each leaf:
-# of 2,000 leaves in one branch that alone was 25 of the 100 s of CPU time that the step took to compile.
+# Leaves whose squares are added up in one branch. For each leaf XLA counts again all it has fused there:
+# for 2,000 leaves in one branch, this took 25 of the 100 s of CPU time that compiling the step took.
 _AT_ONCE = 64
 
 
 def _squares_if(due: jax.Array, leaves: list[jax.Array]) -> jax.Array:
-    """The sum of all squares where `due`, else zero; a leaf after the other, as in one branch."""
+    """The sum of all squares if `due`, else zero; added leaf by leaf, as in one branch."""
     squares = jnp.float32(0.0)
     for start in range(0, len(leaves), _AT_ONCE):
         squares = lax.cond(due, _with_squares, _nothing, [squares, *leaves[start : start + _AT_ONCE]])
@@ -172,7 +172,7 @@ def _squares(grads: Any) -> jax.Array:
 
 
 def _nothing(grads: Any) -> jax.Array:
-    # Zero, of a type that differs between replicas where one of the gradients does.
+    # Zero, with a type that varies over replicas if one of the gradients does.
     ones = [jnp.real(leaf.reshape(-1)[:1]).sum().astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
     return jnp.where(jnp.zeros((), bool), sum(ones), 0.0)
 
@@ -181,18 +181,18 @@ _value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)
 
 
 def step_value(row: jax.Array) -> AbstractContextManager[None]:
-    """row: float32 (2,), of the global batch: the sum of the losses and what the samples weigh."""
+    """Sets the loss for `with_value`. row: float32 (2,), the global batch's sums of losses and weights."""
     return holding(_value, jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0))
 
 
 def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` that is given the step's loss, if it takes one: its mean over the global batch."""
+    """`optimizer` that gets the step's loss, the mean over the global batch, if it takes a `value`."""
     takes = inspect.signature(optimizer.update).parameters
     if "value" not in takes and not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
         return optimizer
 
     def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
-        # Outside a step an update is only traced, for its shapes; a number of it must not pass for one.
+        # Outside a step an update is only traced, for its shapes; NaN cannot be taken for a loss.
         value = _value.get()
         value = jnp.float32(jnp.nan) if value is None else value
         return optimizer.update(grads, state, params, value=value)  # type: ignore[call-arg]
@@ -201,10 +201,10 @@ def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def shortened(grads: PyTree, norm: jax.Array, max_norm: float) -> PyTree:
-    """`grads`, of norm `norm` over all replicas, multiplied so that it is at most `max_norm`.
+    """`grads`, with norm `norm` over all replicas, scaled so that the norm is at most `max_norm`.
 
-    Below it they keep their bits. By one factor: optax divides each number by the norm (the last bit may
-    differ), and XLA, which multiplies where the optimizer reads, keeps what it divides in arrays of its own.
+    Gradients below it keep their bits. They are multiplied by one factor: optax divides each number by the
+    norm (the last bit may differ), and XLA fuses the product into the optimizer but stores quotients.
     Source: optax.clip_by_global_norm.
     """
     factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 PyTree = Any
-"""A tree of containers with arrays (or their shapes) as leaves, as `jax.tree` takes it."""
+"""A tree of containers with arrays (or their shapes) as leaves, as in `jax.tree`."""
 
 
 def path_name(path: Any, separator: str = "/") -> str:
@@ -49,14 +49,14 @@ def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a leaf's name is one of `patterns`; `*` stands for any text."""
+    """Whether a leaf's name matches one of `patterns`; `*` matches any text."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["bits"], meta_fields=["impl"])
 @dataclass(frozen=True)
 class KeyBits:
-    """A typed random key as numbers, which can be saved, cut and compared."""
+    """A typed random key as integers, which can be saved, split and compared."""
 
     bits: jax.Array  # uint32
     impl: str = field(metadata={"static": True})
@@ -92,7 +92,7 @@ def as_labels(target: jax.Array) -> jax.Array:
 
 
 def joined(*parts: PyTree) -> PyTree:
-    """The tree of the first leaf that is not None among `parts`, at each place."""
+    """A tree with, at each position, the first leaf among `parts` that is not None."""
 
     def first(*leaves: Any) -> Any:
         return next((leaf for leaf in leaves if leaf is not None), None)

@@ -1,6 +1,6 @@
-"""Convolution and pooling of images (B, H, W, C). Channels come last, unlike torch's.
+"""Convolution and pooling of images (B, H, W, C). Channels come last, unlike in torch.
 
-A size is one whole number for both sides, or a pair (height, width).
+A size is one integer for both sides, or a pair (height, width).
 """
 
 import math
@@ -14,7 +14,7 @@ from jax import lax
 from cyxjax.errors import DataError
 from cyxjax.models.layers import Arrays, Layer, along_last, kernel_and_bias, layer
 
-max_pool = nn.max_pool  # its gradient is quick on CPUs: launch/backend/lowerings.py
+max_pool = nn.max_pool  # launch/backend/lowerings.py makes its gradient fast on CPUs
 Size = int | tuple[int, int]
 
 
@@ -61,7 +61,7 @@ class Conv2DModule(Layer):
 
 @dataclass(frozen=True)
 class _Pool2D(Layer):
-    """Settings of a pooling; `stride` is the window's size unless given."""
+    """Settings of a pooling layer; `stride` defaults to the window's size."""
 
     kernel_size: Size
     stride: Size | None = None
@@ -70,7 +70,7 @@ class _Pool2D(Layer):
 
 @layer("max_pool2d")
 class MaxPool2DModule(_Pool2D):
-    """The largest number under each window; `stride` is the window's size unless given."""
+    """The maximum of each window; `stride` defaults to the window's size."""
 
     def call(self, x: jax.Array) -> jax.Array:
         _check_image(self, x)
@@ -84,7 +84,7 @@ class MaxPool2DModule(_Pool2D):
 
 @layer("avg_pool2d")
 class AvgPool2DModule(_Pool2D):
-    """The mean under each window, padding counted as zeros (torch's count_include_pad=True)."""
+    """The mean of each window, padding counted as zeros (torch's count_include_pad=True)."""
 
     def call(self, x: jax.Array) -> jax.Array:
         _check_image(self, x)
@@ -112,5 +112,5 @@ def _check_image(one: Layer, x: jax.Array) -> None:
     if x.ndim != 4:
         raise DataError(
             f"{one} got shape {x.shape}, expected images (samples, height, width, channels). "
-            "HINT: for grey images without channels use ReshapeModule((height, width, 1)) first."
+            "HINT: for grey images without channels, put ReshapeModule((height, width, 1)) first."
         )

@@ -1,7 +1,7 @@
-"""A model as one file: safetensors, with the architecture as JSON in its header. Nothing in it can run.
+"""A model as one safetensors file, with the architecture as JSON in its header. It holds no code.
 
 Each array is stored under the path of its leaf ("params/0_linear/kernel"), so any safetensors reader can use
-the numbers. The header also holds a checksum: a flipped bit is an error here, not a slightly worse model.
+the numbers. The header also holds a checksum, so that a flipped bit is an error and not a worse model.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _NO_CHECKSUM = "the checksum of all other bytes goes here".ljust(64, "-")  # as 
 def save_model(
     path: str | PathLike[str], architecture: dict[str, Any], params: PyTree, model_state: PyTree
 ) -> None:
-    """Writes a model to `path`, all of it or nothing; missing folders are made.
+    """Writes a model to `path` atomically; missing folders are created.
 
     `architecture` is JSON; params and model_state are nested dicts of arrays, keyed by strings or integers.
     Raises: OSError if the file cannot be written; CheckpointError if a container is not a dict.
@@ -38,8 +38,8 @@ def save_model(
         name = "/".join(map(str, keys))
         if name in arrays or isinstance(value, list | tuple | None):
             raise CheckpointError(
-                f"{name} is a {type(value).__name__} or there twice, expected nested dicts of arrays. "
-                "HINT: save the model's params and model_state, not the optimizer's."
+                f"{name} is a {type(value).__name__} or occurs twice, expected nested dicts of arrays. "
+                "HINT: save the model's params and model_state, not the optimizer's state."
             )
         # ascontiguousarray would turn a single number of shape () into shape (1,).
         arrays[name] = np.asarray(value, order="C")
@@ -52,9 +52,9 @@ def save_model(
 
 
 def read_model(path: str | PathLike[str]) -> tuple[dict[str, Any], PyTree, PyTree]:
-    """(architecture, params, model_state) of a file that `save_model` wrote, arrays bit for bit.
+    """(architecture, params, model_state) from a file that `save_model` wrote, arrays bit for bit.
 
-    Raises: CheckpointError if the file is missing, cut short, damaged, of a newer format, or not ours.
+    Raises: CheckpointError if the file is missing, cut short, damaged, or of another format.
     """
     with readable(path, CheckpointError):
         data = read_plain(path)
@@ -62,7 +62,7 @@ def read_model(path: str | PathLike[str]) -> tuple[dict[str, Any], PyTree, PyTre
     described = json.loads(_checked_metadata(path, data)["model"])
     arrays: dict[tuple, np.ndarray] = {}
     for name, leaf in described["leaves"].items():
-        # Ours because safetensors.numpy (0.8) writes bfloat16 but cannot read it.
+        # Own code, because safetensors.numpy (0.8) writes bfloat16 but cannot read it.
         flat = np.frombuffer(tensors[name]["data"], np.dtype(leaf["dtype"]))
         arrays[tuple(leaf["path"])] = flat.reshape(tensors[name]["shape"]).copy()
     trees = unflatten_dict(arrays)
@@ -74,18 +74,18 @@ def _checksum(data: bytes) -> str:
 
 
 def _checked_metadata(path: str | PathLike[str], data: bytes) -> dict[str, str]:
-    """The text entries of the header (8 bytes of length, then JSON), once the whole file has proved sound."""
+    """The text entries of the header (8 bytes of length, then JSON), after the file passed its checksum."""
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
     found, written = metadata.get("cyxjax_format"), metadata.get("sha256", "")
     if found != FORMAT:
         raise CheckpointError(
             f"{path} is a safetensors file with cyxjax_format {found}, expected {FORMAT}. "
-            "HINT: update cyxjax for a higher number; without one use safetensors.numpy.load_file."
+            "HINT: update cyxjax if the number is higher; if it is None, use safetensors.numpy.load_file."
         )
     if _checksum(data.replace(written.encode(), _NO_CHECKSUM.encode(), 1)) != written:
         raise CheckpointError(
             f"{path} is damaged: its contents do not match the checksum written with them. "
-            "HINT: take another copy, and check the disk it came from."
+            "HINT: use another copy, and check the disk that this one came from."
         )
     return metadata

@@ -1,8 +1,8 @@
-"""A decoder-only transformer: token ids in, logits of each next token out.
+"""A decoder-only transformer: maps token ids to the logits of each next token.
 
 Source: Radford et al. 2019 (GPT-2): norm before each sublayer and after the last, GELU in its tanh form,
 learned positions, output weights tied to the embedding, residual projections initialised smaller.
-Where we depart: attention weights are not dropped out, so that the fused attention kernels apply.
+Difference from GPT-2: no dropout on attention weights, so that fused attention kernels can be used.
 
 Shape suffixes: B samples, T places in the text, D width of the model, N heads, K width of a head,
 V tokens in the vocabulary.
@@ -24,7 +24,7 @@ _STDDEV = 0.02  # of every weight matrix at the start (GPT-1 and GPT-2)
 
 
 class Attention(nn.Module):
-    """Causal self-attention (B, T, D) -> (B, T, D): place t sees places 0..t."""
+    """Causal self-attention (B, T, D) -> (B, T, D): position t attends to positions 0..t."""
 
     num_heads: int
     out_stddev: float
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward layer four times as wide, each added to what came in."""
+    """Attention, then a feed-forward layer four times as wide, each with a residual connection."""
 
     num_heads: int
     out_stddev: float
@@ -66,11 +66,11 @@ class Block(nn.Module):
 
 @register("gpt")
 class GPT(Network):
-    """Logits (B, T, vocab_size), float32, of token ids (B, T); the defaults are GPT-2 small.
+    """Logits (B, T, vocab_size), float32, from token ids (B, T); the defaults are GPT-2 small.
 
-    `remat` recomputes each block in the backward pass: memory for one block instead of `num_layers`, for
-    about a third more arithmetic. `tie_weights=False` gives the output its own (D, V) matrix.
-    `num_heads` divides `width`. Raises: DataError for texts longer than context_length.
+    `remat` recomputes each block in the backward pass: it needs memory for one block instead of `num_layers`,
+    and about a third more arithmetic. `tie_weights=False` gives the output its own (D, V) matrix.
+    `num_heads` must divide `width`. Raises: DataError for texts longer than context_length.
     """
 
     vocab_size: Count = 50257
@@ -97,7 +97,7 @@ class GPT(Network):
         x_BTD = token_embedding(tokens_BT) + place_embedding(places_T)[None]
         x_BTD = nn.Dropout(self.dropout, deterministic=not train)(x_BTD)
         block = nn.remat(Block, static_argnums=(2,)) if self.remat else Block  # 2: train (0 is self)
-        # Two residual sums per block: scaled so, their variance does not grow with depth.
+        # Two residual sums per block: with this scale their variance does not grow with depth.
         out_stddev = _STDDEV / (2 * self.num_layers) ** 0.5
         for layer in range(self.num_layers):
             x_BTD = block(self.num_heads, out_stddev, self.dropout, self.use_bias, name=f"block_{layer}")(
@@ -114,22 +114,22 @@ class GPT(Network):
 
 
 def _by_rows(product: Callable[[jax.Array], jax.Array], x_BTD: jax.Array) -> jax.Array:
-    """`product` of all places as rows of one matrix.
+    """`product` of all positions as rows of one matrix.
 
-    The gradient of a weight is then a product of two matrices as they lie; of (B, T, D) XLA on CPU first
-    copies one of them, transposed: 8 % of the step of a GPT of 4 x 256.
+    The gradient of a weight is then a product of two matrices without a copy; for (B, T, D) XLA on CPU first
+    copies one of them, transposed, which takes 8 % of the step of a GPT of 4 x 256.
     """
     B, T, D = x_BTD.shape
     return product(x_BTD.reshape(B * T, D)).reshape(B, T, -1)
 
 
-_TILE = 128  # numbers in a row, of what a GPU multiplies best
+_TILE = 128  # columns of the matrices that a GPU multiplies fastest
 
 
 def _product(x_MD: jax.Array, kernel_DV: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """(M, V); on a GPU of rows that are filled up to whole tiles.
+    """x @ kernel, (M, V); on a GPU, the columns of the kernel are padded to whole tiles.
 
-    GPT-2 small in bfloat16, 8 texts: an H100 takes 68 ms a step with 50,257 tokens, 23 with 50,304.
+    GPT-2 small in bfloat16, 8 texts: an H100 takes 68 ms per step with 50,257 tokens, 23 ms with 50,304.
     """
     V = kernel_DV.shape[1]
     spare = -V % _TILE if jax.default_backend() == "gpu" else 0
@@ -137,19 +137,19 @@ def _product(x_MD: jax.Array, kernel_DV: jax.Array, *_: Any, **__: Any) -> jax.A
 
 
 def _attend(*parts_BTNK: jax.Array) -> jax.Array:
-    """The values of places 0..t, weighted by how well their keys fit the query of place t, given (q, k, v).
+    """Causal attention of (q, k, v): the values at positions 0..t, weighted by their keys' match to query t.
 
-    Each platform that the program is compiled for has its own way, also where it is another than this
-    process's (a model that is exported on a GPU and runs on CPUs).
+    The implementation depends on the platform that the program is compiled for, which may differ from this
+    process's platform (a model that is exported on a GPU and runs on CPUs).
     """
     return jax.lax.platform_dependent(*parts_BTNK, cpu=_attend_on_cpu, default=_attend_by_jax)
 
 
 def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
-    """`_attend` on this process's platform.
+    """`_attend` for this process's platform.
 
-    A gradient of `_attend` keeps what every platform's way needs, until it is compiled: for nothing where
-    forward and backward are programs of their own (the facade).
+    A gradient of `_attend` keeps what the implementation of every platform needs until it is compiled, which
+    wastes memory where forward and backward are separate programs (hand-written loops).
     """
     return (_attend_on_cpu if jax.default_backend() == "cpu" else _attend_by_jax)(*parts_BTNK)
 
@@ -157,33 +157,33 @@ def _attend_here(*parts_BTNK: jax.Array) -> jax.Array:
 def _attend_by_jax(*parts_BTNK: jax.Array) -> jax.Array:
     """jax's attention: cuDNN's kernels for long texts in half precision, else XLA's."""
     by: Literal["cudnn", "xla"] = "cudnn" if _is_for_cudnn(parts_BTNK[0]) else "xla"
-    with jax.numpy_dtype_promotion("standard"):  # it multiplies float16 by a float32 of its own
+    with jax.numpy_dtype_promotion("standard"):  # it multiplies float16 by its own float32
         return jax.nn.dot_product_attention(*parts_BTNK, is_causal=True, implementation=by)
 
 
-# Forward and backward on an H100, bfloat16, 12 heads of 64, cuDNN's and XLA's: 16 texts of 1,024 in 0.5 and
-# 3.5 ms, 64 of 256 in 0.36 and 0.95; few short ones, 8 of 128 with 4 heads, in 0.14 and 0.06.
+# Forward and backward on an H100, bfloat16, 12 heads of 64, cuDNN and XLA: 16 texts of 1,024 take 0.5 and
+# 3.5 ms, 64 of 256 take 0.36 and 0.95; few short ones, 8 of 128 with 4 heads, take 0.14 and 0.06.
 _LONG = 256
 
 
 def _is_for_cudnn(q_BTNK: jax.Array) -> bool:
-    """Whether cuDNN has kernels for it here that are quicker; none of its backward pass repeats its bits."""
+    """Whether cuDNN has faster kernels here and may be used: its backward pass does not repeat its bits."""
     T, K = q_BTNK.shape[1], q_BTNK.shape[3]
     served = q_BTNK.dtype in (jnp.float16, jnp.bfloat16) and K % 8 == 0 and K <= 128
     return served and T >= _LONG and not must_repeat() and _has_cudnns_attention()
 
 
 def _has_cudnns_attention() -> bool:
-    """On GPUs from Ampere on; jax refuses it on an older one, which XLA's serves as well."""
+    """Whether this is a GPU from Ampere on; jax refuses cuDNN's attention on older ones, which use XLA's."""
     if jax.default_backend() != "gpu":
         return False
     return float(getattr(jax.local_devices()[0], "compute_capability", 0)) >= 8.0
 
 
 def _attend_on_cpu(*parts_BTNK: jax.Array) -> jax.Array:
-    """jax's attention leaves heads between places and their numbers there.
+    """Attention on a CPU; jax's own keeps heads between positions and features there.
 
-    For float16 it asks for a precision that jax 0.10.2 does not lower: float16 is widened first.
+    float16 is widened first: jax 0.10.2 does not lower the precision that attention asks for.
     """
     if parts_BTNK[0].dtype != jnp.float16:
         return _attend_head_by_head(*parts_BTNK)
@@ -192,7 +192,7 @@ def _attend_on_cpu(*parts_BTNK: jax.Array) -> jax.Array:
 
 
 def _attend_head_by_head(*parts_BTNK: jax.Array) -> jax.Array:
-    """`_attend`, a matrix (T, K) for each sample and head: what XLA on CPU multiplies best."""
+    """`_attend` with a matrix (T, K) for each sample and head, which XLA on CPU multiplies fastest."""
     q_BNTK, k_BNTK, v_BNTK = (part.transpose(0, 2, 1, 3) for part in parts_BTNK)
     fit_BNTT = jnp.einsum("bntk,bnsk->bnts", q_BNTK, k_BNTK, preferred_element_type=jnp.float32)
     T, K = q_BNTK.shape[2:]

@@ -1,8 +1,8 @@
 """The base class of layers; linear, embedding, dropout and shape layers; activations.
 
-A layer is a frozen value: its settings, plus two pure functions. Parameters live outside it, in the dicts
-that `init` returns, so the same layer may be traced, copied and compared freely. Formulas and defaults are
-torch.nn's.
+A layer is a frozen dataclass of settings with two pure functions. Parameters live outside it, in the dicts
+that `init` returns, so a layer can be traced, copied and compared freely. Formulas and defaults are those of
+torch.nn.
 """
 
 import math
@@ -21,26 +21,26 @@ _kinds: dict[str, "type[Layer]"] = {}
 
 
 class Layer:
-    """The base of all layers: no parameters, no state. A layer defines `call(x)`, or else `apply`."""
+    """Base class of layers, without parameters and state. A subclass defines `call(x)` or `apply`."""
 
     kind: ClassVar[str]
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        """New (params, state): what gradients change, and what only the forward pass changes."""
+        """New (params, state): arrays that gradients change, and arrays that the forward pass changes."""
         return {}, {}
 
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        """(output, new state) of inputs (B, ...); `key` is for random draws in training."""
+        """(output, new state) for inputs (B, ...); `key` is for random draws in training."""
         return self.call(x), state  # type: ignore[attr-defined]
 
 
 @dataclass_transform(frozen_default=True)
 def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
-    """A decorator that makes a Layer class a frozen dataclass, known in saved files as `kind`.
+    """A decorator that makes a Layer class a frozen dataclass, named `kind` in saved files.
 
-    Its fields must be numbers, truth values, strings, or tuples of these.
+    Its fields must be numbers, booleans, strings, or tuples of these.
     """
 
     def decorate(cls: type[LayerType]) -> type[LayerType]:
@@ -54,12 +54,12 @@ def layer(kind: str) -> Callable[[type[LayerType]], type[LayerType]]:
 
 def check_layer(value: Any) -> None:
     """Raises ConfigError unless `value` is a layer of a class made with `@layer`."""
-    # A subclass inherits its parent's kind: a saved file would bring back the parent instead.
+    # A subclass inherits its parent's kind: loading a saved file would return the parent instead.
     if _kinds.get(getattr(value, "kind", "")) is not type(value):
         raise ConfigError(
             f"SequentialModel got {value!r} ({type(value).__name__}), expected a layer such as "
-            "LinearModule(784, 256), its class decorated with @cyxjax.models.layer('its_kind'). HINT: pass "
-            "Flax modules to the trainer directly."
+            "LinearModule(784, 256), whose class is decorated with @cyxjax.models.layer('its_kind'). "
+            "HINT: pass Flax modules to the trainer directly."
         )
 
 
@@ -69,15 +69,15 @@ def layer_to_dict(one: Layer) -> dict[str, Any]:
 
 
 def layer_from_dict(values: dict[str, Any]) -> Layer:
-    """The layer `layer_to_dict` described; raises KeyError for a kind that is not known."""
+    """The layer that `layer_to_dict` described; raises KeyError for an unknown kind."""
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "kind"}
     return _kinds[values["kind"]](**settings)
 
 
 def kernel_and_bias(key: jax.Array, shape: tuple[int, ...], bias: bool) -> Arrays:
-    """A kernel (..., out) and a bias (out,), float32 from U(-1/sqrt(n), 1/sqrt(n)), n numbers per output.
+    """A kernel (..., out) and a bias (out,), float32 from U(-1/sqrt(n), 1/sqrt(n)), with n inputs per output.
 
-    Source: torch.nn.Linear and torch.nn.Conv2d, whose kaiming_uniform_(a=sqrt(5)) comes to this bound.
+    Source: torch.nn.Linear and torch.nn.Conv2d, whose kaiming_uniform_(a=sqrt(5)) gives this bound.
     """
     bound = 1.0 / math.sqrt(math.prod(shape[:-1]))
     kernel_key, bias_key = jax.random.split(key)
@@ -112,9 +112,9 @@ class LinearModule(Layer):
 
 @layer("embedding")
 class EmbeddingModule(Layer):
-    """Whole numbers (B, ...) -> vectors (B, ..., embedding_dim), N(0, 1) at the start, as torch's.
+    """Integers (B, ...) -> vectors (B, ..., embedding_dim), drawn from N(0, 1) at first, as in torch.
 
-    A number outside [0, num_embeddings) gives NaN, which a loss cannot overlook: compiled code cannot raise.
+    An integer outside [0, num_embeddings) gives NaN, which shows in the loss: compiled code cannot raise.
     """
 
     num_embeddings: int
@@ -126,14 +126,14 @@ class EmbeddingModule(Layer):
     def apply(
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
-        # Negative numbers would count from the end, as in Python: send them out of range too.
+        # Negative numbers would index from the end, as in Python: move them out of range too.
         place = jnp.where(x < 0, self.num_embeddings, x)
         return jnp.take(params["embedding"], place, axis=0, mode="fill", fill_value=jnp.nan), state
 
 
 @layer("dropout")
 class DropoutModule(Layer):
-    """In training each number is zeroed with probability p < 1 and the others grow by 1 / (1 - p)."""
+    """In training, sets each number to 0 with probability p < 1 and multiplies the others by 1 / (1 - p)."""
 
     p: float = 0.5
 
@@ -148,7 +148,7 @@ class DropoutModule(Layer):
 
 @layer("flatten")
 class FlattenModule(Layer):
-    """(B, ...) -> (B, product of the rest); dimensions before `start_dim` stay."""
+    """(B, ...) -> (B, product of the rest); dimensions before `start_dim` are kept."""
 
     start_dim: int = 1
 
@@ -196,7 +196,7 @@ class ELUModule(Layer):
 
 @layer("gelu")
 class GELUModule(Layer):
-    """x * Phi(x), with the normal distribution itself; `approximate` takes the tanh form (GPT-2's)."""
+    """x * Phi(x), Phi the normal distribution function; `approximate` uses the tanh form (as GPT-2)."""
 
     approximate: bool = False
 
@@ -230,7 +230,7 @@ class SigmoidModule(Layer):
 
 @layer("softmax")
 class SoftmaxModule(Layer):
-    """exp(x) over its sum along `dim`. Not before CrossEntropyLoss, which takes logits."""
+    """exp(x) divided by its sum along `dim`. Do not use before CrossEntropyLoss, which takes logits."""
 
     dim: int = -1
 

@@ -17,17 +17,17 @@ from cyxjax.models.registry import Activation, Count, Positive, Rate, register
 
 
 class Network(nn.Module):
-    """A linen module that torch's spelling leaves alone."""
+    """A linen module that handles torch's calls `model.to(device)` and `model.parameters()`."""
 
     def to(self, device: Any) -> Self:
-        """The model itself: devices are the group's, and a wrapper or trainer refuses another one."""
+        """Returns the model unchanged: the process group sets the devices; trainers refuse any other."""
         del device
         return self
 
     def parameters(self) -> Never:
-        """A linen network holds no values. Raises: ConfigError that names what does."""
+        """Raises: ConfigError: a linen network holds no values; a wrapper or a trainer does."""
         raise ConfigError(
-            f"{type(self).__name__} holds no parameters: a wrapper or a trainer does. "
+            f"{type(self).__name__} holds no parameters; a wrapper or a trainer does. "
             "HINT: ddp = cx.distributed.DistributedDataParallel(model), cx.AdamOptimizer(ddp, lr=0.001).",
             key="model",
         )
@@ -97,7 +97,7 @@ class VAE(Network):
 
     loss = sum_P BCE(x, decode(z)) + beta * KL(N(mean, var) || N(0, 1)), with z drawn from N(mean, var) in
     training and z = mean otherwise, so that evaluation needs no random key and repeats exactly.
-    beta = 1 is the bound itself; others: Higgins et al. 2017 (beta-VAE).
+    beta = 1 is the bound itself; for other values see Higgins et al. 2017 (beta-VAE).
     Source: Kingma & Welling 2013, arXiv:1312.6114: Bernoulli decoder (appendix C.1), closed-form KL
     divergence between the encoder's diagonal Gaussian and the standard normal (appendix B).
     """
@@ -123,12 +123,12 @@ class VAE(Network):
         }
 
     def decode(self, z_BL: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
-        """Samples (B, *sample_shape) of latents: `model.apply(variables, z, (8, 8), method="decode")`."""
+        """Samples (B, *sample_shape) from latents: `model.apply(variables, z, (8, 8), method="decode")`."""
         logits_BP = self.decoder(z_BL, math.prod(sample_shape))
         return nn.sigmoid(logits_BP).reshape(z_BL.shape[0], *sample_shape)
 
     def _draw(self, mean_BL: jax.Array, log_var_BL: jax.Array) -> jax.Array:
-        # The stream is called "dropout" because that is the one every trainer of Flax models provides.
+        # The stream is "dropout" because every trainer of Flax models provides that one.
         noise_BL = jax.random.normal(self.make_rng("dropout"), mean_BL.shape, mean_BL.dtype)
         return mean_BL + jnp.exp(log_var_BL / 2) * noise_BL
 
@@ -136,7 +136,7 @@ class VAE(Network):
 def negative_elbo(
     logits_BP: jax.Array, x_BP: jax.Array, mean_BL: jax.Array, log_var_BL: jax.Array, beta: float = 1.0
 ) -> jax.Array:
-    """Reconstruction error plus `beta` times divergence, shape (B,), in nats; float32 whatever comes in."""
+    """Reconstruction error plus `beta` times divergence, shape (B,), in nats; float32 for any input dtype."""
     logits_BP, x_BP, mean_BL, log_var_BL = (
         a.astype(jnp.float32) for a in (logits_BP, x_BP, mean_BL, log_var_BL)
     )
@@ -147,7 +147,7 @@ def negative_elbo(
 
 
 class _Layers(nn.Module):
-    """Hidden layers with ReLU, then a linear one with as many outputs as the caller asks for."""
+    """Hidden layers with ReLU, then a linear layer with `num_outputs` outputs."""
 
     hidden: tuple[int, ...]
 

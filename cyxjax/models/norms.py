@@ -1,6 +1,6 @@
 """Normalization layers: over the batch, over a sample's features, over groups of channels.
 
-Statistics are float32 whatever comes in; the output has the input's dtype. Features come last.
+Statistics are float32 for any input dtype; the output has the input's dtype. Features come last.
 """
 
 import jax
@@ -13,13 +13,13 @@ from cyxjax.models.layers import Arrays, Layer, along_last, layer
 
 @layer("batch_norm")
 class BatchNormModule(Layer):
-    """(B, ..., features): each feature to mean 0, variance 1 over the batch, then scale and bias.
+    """(B, ..., features): each feature to mean 0 and variance 1 over the batch, then scale and bias.
 
-    In training the statistics are those of the batch, padding excluded (of all replicas' batches under
-    sync_batchnorm), and the running ones move by `momentum` towards them. Otherwise those are used.
-    `momentum` is torch's, the weight of the new batch: 0.1 where flax says 0.9.
-    Where we depart: torch's running variance is the unbiased one; ours is biased, as flax's, because the
-    number of samples differs between replicas.
+    Training uses the statistics of the batch without padding (of all replicas under sync_batchnorm) and
+    moves the running statistics towards them by `momentum`. Evaluation uses the running statistics.
+    `momentum` is the weight of the new batch, as in torch: 0.1 corresponds to 0.9 in flax.
+    Difference from torch: the running variance is the biased one, as in flax, because the number of samples
+    differs between replicas.
     """
 
     features: int
@@ -63,7 +63,7 @@ class LayerNormModule(Layer):
 
 @layer("group_norm")
 class GroupNormModule(Layer):
-    """(B, ..., num_channels): per sample and group of channels to mean 0, variance 1, then scale and bias.
+    """(B, ..., num_channels): each sample's groups of channels to mean 0, variance 1, then scale and bias.
 
     Independent of the batch, hence of the number of replicas. Source: Wu & He 2018, arXiv:1803.08494.
     """

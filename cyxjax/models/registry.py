@@ -1,5 +1,5 @@
-"""Networks by name: `get_model("vae")(config)` builds one and checks every option it is given. `Config` is
-nested settings from a YAML file, read with dots or brackets: `config.model.latent_size`.
+"""Networks by name: `get_model("vae")(config)` builds one and checks every option. `Config` holds nested
+settings from a YAML file, read with dots or brackets: `config.model.latent_size`.
 
 Importing this file imports neither jax nor flax; a network's own file is imported on first use.
 """
@@ -20,7 +20,7 @@ from cyxjax.files import read_plain, readable, scientific
 from cyxjax.plugins import named
 
 Count = Annotated[int, Field(gt=0)]  # number of classes, layers, units
-Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping; 1 would drop everything
+Rate = Annotated[float, Field(ge=0.0, lt=1.0)]  # probability of dropping a number; 1 would drop everything
 Positive = Annotated[float, Field(gt=0.0)]
 Activation = Literal["relu", "gelu", "tanh", "silu"]
 
@@ -39,16 +39,16 @@ _FLAX_FIELDS = ("parent", "name")  # every linen module has these; they are not 
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):
-    """A setting that is not there: AttributeError for dots, KeyError for brackets, ConfigError for us."""
+    """A missing setting: an AttributeError for dots, a KeyError for brackets, and a ConfigError."""
 
-    __str__ = Exception.__str__  # KeyError's own would print the message in quotes, newlines escaped
+    __str__ = Exception.__str__  # KeyError's own puts the message in quotes and escapes newlines
 
 
 class Config(Mapping[str, Any]):
     """A read-only mapping whose nested mappings are Configs too.
 
-    A key that is also a method of Mapping (`items`, `keys`, `values`, `get`) is reached with brackets only.
-    Every error names `source`, so that a typing mistake is found in the right file.
+    A key that is also a method of Mapping (`items`, `keys`, `values`, `get`) can be read with brackets only.
+    Every error names `source`, so that you can find a typing mistake in the right file.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, *, source: str = "Config(...)") -> None:
@@ -78,7 +78,7 @@ class Config(Mapping[str, Any]):
         return self._settings[key]
 
     def __getattr__(self, name: str) -> Any:
-        # Python itself asks for private names (copying, pickling, notebooks), before _settings exists.
+        # Copying, pickling and notebooks look up private names, some before _settings exists.
         return self[name] if not name.startswith("_") else object.__getattribute__(self, name)
 
     def __iter__(self) -> Iterator[str]:
@@ -99,20 +99,20 @@ class Builder:
     factory: Callable[..., Any]
 
     def __call__(self, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """The flax module, its options checked.
+        """Builds the module from checked options.
 
-        A config with a `model` section is read there, and one with `options` there; `name`, if any, must be
-        this model's.
+        Options are read from the config's section `model` if it has one, and from `options` in it; a `name`
+        must be this model's.
         Raises: ConfigError naming the option, its value and what was expected.
         """
         return self.factory(**self.checked(config, **options))
 
     def architecture(self, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        """The same choice as JSON values, for `save_model`; `build_model` turns it back into the module."""
+        """The name and options as JSON values, for `save_model`; `build_model` builds from them."""
         return {"type": "registry", "name": self.name, "options": self.checked(config, **options)}
 
     def checked(self, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        """The options given, each converted to its type; raises ConfigError as calling the builder does."""
+        """The given options, each converted to its type; raises ConfigError as calling the builder does."""
         settings, source = _settings_of(self.name, config)
         settings |= options
         known = self.options()
@@ -128,7 +128,7 @@ class Builder:
         return {key: self._checked(key, value, source) for key, value in settings.items()}
 
     def options(self) -> dict[str, inspect.Parameter]:
-        """What may be set: name -> its type (`.annotation`) and default (`.default`)."""
+        """The options that can be set: name -> type (`.annotation`) and default (`.default`)."""
         parameters = _parameters(self.factory)
         return {
             key: value
@@ -146,16 +146,16 @@ class Builder:
         except ValidationError as error:
             raise ConfigError(
                 f"Option {option!r} of model {self.name!r} is {value!r} (from {source}): {_reason(error)}. "
-                f"HINT: `get_model({self.name!r}).options()` has the types and defaults.",
+                f"HINT: `get_model({self.name!r}).options()` lists the types and defaults.",
                 key=f"options.{option}",
             ) from error
 
 
 def register(name: str) -> Callable[[Factory], Factory]:
-    """A decorator that makes a module class, or a function returning a module, known as `name`.
+    """A decorator that registers a module class, or a function returning a module, as `name`.
 
-    Its parameters become the model's options, checked against their annotations.
-    A later one of the same name takes its place. Raises: ConfigError for the name of a shipped network.
+    Its parameters become the model's options, checked against their annotations. Registering a name again
+    replaces the earlier model. Raises: ConfigError for the name of a shipped network.
     """
 
     def decorate(factory: Factory) -> Factory:
@@ -176,8 +176,8 @@ def get_model(name: str) -> Builder:
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What `factory` takes, by name."""
-    # The metaclass of nnx modules takes anything, and hands it on to __init__.
+    """The parameters of `factory` by name."""
+    # The metaclass of nnx modules accepts any argument and passes it on to __init__.
     call = factory.__init__ if hasattr(factory, "iter_modules") else factory
     try:
         parameters = inspect.signature(call, eval_str=True).parameters
@@ -187,7 +187,7 @@ def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _as_factory(name: str, found: Any) -> Callable[..., Any]:
-    """A class or function as it is; of a module that is made already, what gives it."""
+    """A class or function unchanged; for a module object, a function that returns it."""
     made = not isinstance(found, type) and not inspect.isroutine(found)
     if made and (hasattr(found, "apply") or hasattr(found, "iter_modules") or isinstance(found, tuple)):
         return lambda: found
@@ -195,7 +195,7 @@ def _as_factory(name: str, found: Any) -> Callable[..., Any]:
 
 
 def model_names() -> list[str]:
-    """All names `get_model` takes, sorted: the shipped networks and what the program registered."""
+    """All names that `get_model` accepts, sorted: the shipped networks and those the program registered."""
     return sorted({*_SHIPPED, *_builders})
 
 
@@ -218,7 +218,7 @@ def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str,
 
 
 def _adapter(expected: Any) -> TypeAdapter | None:
-    """What checks and converts values of a type; None for types no file can hold (none given, modules)."""
+    """Checks and converts values of a type; None for a missing annotation and types that no file can hold."""
     if expected is inspect.Parameter.empty or isinstance(expected, str) or is_dataclass(expected):
         return None
     try:

@@ -2,7 +2,7 @@
 
 Source: He et al. 2015, arXiv:1512.03385; the stride of a bottleneck sits on its 3x3 convolution
 ("v1.5", as torchvision does). `zero_init_residual`: Goyal et al. 2017, arXiv:1706.02677, section 5.1.
-Where we depart: flax's BatchNorm keeps the biased variance as running statistic, torch the unbiased one.
+Difference from torch: flax's BatchNorm keeps the biased variance as running statistic, not the unbiased one.
 
 Shape suffixes: B samples, H height, W width, D channels, C classes.
 """
@@ -21,7 +21,7 @@ _conv_init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 def _conv(features: int, size: int, stride: int = 1, name: str | None = None) -> nn.Conv:
-    """A convolution without bias (its norm has one), padded evenly; "SAME" is lopsided at stride 2."""
+    """A convolution without bias (its norm has one), padded equally on both sides."""
     return nn.Conv(
         features, (size, size), stride, padding=size // 2, use_bias=False, kernel_init=_conv_init, name=name
     )
@@ -81,7 +81,7 @@ class ResNet(Network):
         return nn.Dense(self.num_classes, name="head")(jnp.mean(x_BHWD, axis=(1, 2)))
 
     def _stem(self, x_BHWD: jax.Array, train: bool) -> jax.Array:
-        """A quarter of each side for photographs; all pixels for small images, which have none to spare."""
+        """The first layers: they divide each side by 4, but keep all pixels of small images."""
         size, stride = (3, 1) if self.small_images else (7, 2)
         x_BHWD = _conv(self.width, size, stride, name="stem")(x_BHWD)
         x_BHWD = nn.relu(_norm(train)(name="stem_norm")(x_BHWD))
@@ -117,7 +117,7 @@ def _norm(train: bool) -> partial[nn.BatchNorm]:
 
 
 def _last_scale(zero_init: bool) -> jax.nn.initializers.Initializer:
-    """Zero makes each block start as its shortcut, which keeps the first steps of large batches stable."""
+    """With 0, each block starts as its shortcut, which keeps the first steps of large batches stable."""
     return nn.initializers.zeros if zero_init else nn.initializers.ones
 
 

@@ -1,4 +1,4 @@
-"""A saved model: its architecture and its values, and the model that they describe."""
+"""Saved models: reading a model file, and building the model that it describes."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -15,9 +15,9 @@ from cyxjax.models.sequential import SequentialModel
 
 
 class SavedModel(NamedTuple):
-    """What a model file holds: JSON values, and two nested dicts of numpy arrays.
+    """The contents of a model file: JSON values, and two nested dicts of numpy arrays.
 
-    A trainer or a `DistributedDataParallel` accepts it as its model, and starts from these values.
+    A trainer or a `DistributedDataParallel` accepts it as its model and starts from its values.
     """
 
     architecture: dict[str, Any]
@@ -32,24 +32,24 @@ class SavedModel(NamedTuple):
         built = adapt(build_model(self.architecture))
 
         def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
-            jax.eval_shape(built.init, key, inputs)  # tells which collections the model sows into
+            jax.eval_shape(built.init, key, inputs)  # finds the collections that the model sows into
             return jax.tree.map(jax.numpy.array, (self.params, self.model_state))
 
         return built._replace(init=init)
 
 
 def load_model(path: str | PathLike[str]) -> SavedModel:
-    """The model in a file that `save_model` wrote, arrays bit for bit.
+    """Reads the model in a file that `save_model` wrote, arrays bit for bit.
 
-    Raises: CheckpointError if the file is missing, cut short, damaged, of a newer format, or not ours.
+    Raises: CheckpointError if the file is missing, cut short, damaged, or of another format.
     """
     return SavedModel(*read_model(path))
 
 
 def build_model(architecture: Mapping[str, Any]) -> Any:
-    """The model a saved file's architecture describes, without its values.
+    """Builds the model that a saved file's architecture describes, without its values.
 
-    Raises: ConfigError if the type is not known here, or an option is not.
+    Raises: ConfigError for a type, a model or an option that is not known.
     """
     kind = architecture.get("type")
     if kind == "registry":
@@ -58,5 +58,5 @@ def build_model(architecture: Mapping[str, Any]) -> Any:
         return SequentialModel.from_architecture(architecture)
     raise ConfigError(
         f"An architecture of type {kind!r} cannot be built, expected 'registry' or 'sequential'. "
-        "HINT: build the model in your program and pass it the file's params."
+        "HINT: build the model in your program, and use the params of the file with it."
     )

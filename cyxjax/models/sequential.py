@@ -1,6 +1,6 @@
 """A model as an ordered list of layers: an nnx module with the interface of torch's Sequential.
 
-A layer is settings and two pure functions; the model holds the layers' values as nnx variables, under the
+A layer has settings and two pure functions; the model holds the layers' values as nnx variables, under the
 names that parameters have in training and in files: `0_linear/kernel`.
 """
 
@@ -16,7 +16,7 @@ from flax import nnx
 
 from cyxjax.core.model.model_fns import ModelFns
 
-# Importing a file of layers makes its kinds known to `load`.
+# Importing a module of layers makes its kinds known to `load`.
 from cyxjax.core.trees import PyTree
 from cyxjax.models import convolution, norms  # noqa: F401
 from cyxjax.models.files import read_model, save_model
@@ -28,21 +28,21 @@ Values = tuple[dict[str, Any], dict[str, Any]]  # params, model_state: {"0_linea
 class SequentialModel(nnx.Module):
     """Each layer's output is the next one's input: `SequentialModel([LinearModule(4, 8), ReLUModule()])`.
 
-    Parameters are drawn from `seed` on first use. Values that were read, loaded or set are what training
-    starts from; otherwise training draws them from its own seed. Add layers before training: a trainer or a
-    wrapper uses those there are when it is made.
+    Parameters are drawn from `seed` on first use. Training starts from values that were read, loaded or set;
+    otherwise it draws them from its own seed. Add layers before training: a trainer or a wrapper uses the
+    layers that exist when it is created.
     """
 
     def __init__(self, layers: Iterable[Layer] = (), *, seed: int = 0) -> None:
         self.layers: tuple[Layer, ...] = ()  # in order
         self._seed = seed
-        self._num_with_values = 0  # of the layers, from the first one on
+        self._num_with_values = 0  # number of layers that have values, counted from the first
         self.deterministic = False  # as in nnx's own layers: `train` and `eval` of a module around set it
         for one in layers:
             self.add(one)
 
     def add(self, one: Layer) -> "SequentialModel":
-        """Appends a layer and returns the model; values the model has already are kept."""
+        """Appends a layer and returns the model; values that the model already has are kept."""
         check_layer(one)
         self.layers = (*self.layers, one)
         if self._num_with_values:
@@ -50,9 +50,9 @@ class SequentialModel(nnx.Module):
         return self
 
     def to_model_fns(self) -> ModelFns:
-        """The pure (init, apply) pair of the layers as they are now.
+        """The pure functions (init, apply) of the layers as they are now.
 
-        `init` returns copies of the values the model holds, if it holds any, and ignores its key then.
+        If the model holds values, `init` returns copies of them and ignores its key.
         """
         layers = self.layers
         values = (self.parameters(), self.model_state()) if self._num_with_values else None
@@ -64,7 +64,7 @@ class SequentialModel(nnx.Module):
         return ModelFns(init, partial(_apply_layers, layers))
 
     def to(self, device: Any) -> "SequentialModel":
-        """The model itself: devices are the group's, and a wrapper or trainer refuses another one."""
+        """Returns the model unchanged: the process group sets the devices; trainers refuse any other."""
         return self
 
     def parameters(self) -> dict[str, Any]:
@@ -72,13 +72,13 @@ class SequentialModel(nnx.Module):
         return _host(self._held(nnx.Param))
 
     def model_state(self) -> dict[str, Any]:
-        """What the forward pass itself changes (running statistics), as host arrays; {} if nothing."""
+        """Arrays that the forward pass changes (running statistics), as host arrays; {} if there are none."""
         return _host(self._held(nnx.BatchStat))
 
     def set_values(self, params: PyTree, model_state: PyTree) -> None:
-        """Takes over copies of trained values, in the form of `parameters()` and `model_state()`.
+        """Sets the values to copies of these, in the form of `parameters()` and `model_state()`.
 
-        Raises: ValueError, JAX's, for arrays of other names.
+        Raises: ValueError (from JAX) for arrays of other names.
         """
         expected = jax.eval_shape(lambda: _init_layers(self.layers, jax.random.key(0)))
         self._draw()
@@ -86,33 +86,33 @@ class SequentialModel(nnx.Module):
             nnx.update(self, values)
 
     def ensure_values(self) -> None:
-        """Draws what is not there yet: the layers' values, and the stream of random draws of direct calls."""
+        """Draws what is missing: the layers' values, and the random stream for direct calls."""
         self._draw()
         if not hasattr(self, "rngs"):
             self.rngs = nnx.Rngs(dropout=self._seed)
 
     @property
     def training(self) -> bool:
-        """Whether direct calls drop out and use batch statistics."""
+        """Whether direct calls apply dropout and use batch statistics."""
         return not self.deterministic
 
     def train(self, mode: bool = True) -> "SequentialModel":  # type: ignore[override]  # torch's signature
-        """Direct calls drop out and use batch statistics from now on; returns the model."""
+        """Makes direct calls apply dropout and use batch statistics; returns the model."""
         self.deterministic = not mode
         return self
 
     def eval(self) -> "SequentialModel":  # type: ignore[override]
-        """Direct calls are deterministic from now on and leave the statistics alone; returns the model."""
+        """Makes direct calls deterministic, without changes to the statistics; returns the model."""
         return self.train(False)
 
     def forward(self, x: Any) -> jax.Array:
         """The output for inputs (B, ...), in the current mode; training updates running statistics."""
         self.ensure_values()
         values = self._held(nnx.Param), self._held(nnx.BatchStat)
-        # Each call in training mode drops out other numbers.
+        # Each call in training mode draws a new dropout mask.
         key = self.rngs.dropout() if self.training else jax.random.key(self._seed)
         x = jnp.asarray(x)
-        # Within a traced step a program of its own would keep that step's sample weights.
+        # Inside a traced step, a separate jit would keep that step's sample weights in its cache.
         run = _apply_layers if isinstance(x, jax.core.Tracer) else _run
         output, new_state = run(self.layers, *values, x, key, self.training)
         if self.training:
@@ -122,10 +122,10 @@ class SequentialModel(nnx.Module):
     __call__ = forward
 
     def summary(self, input_shape: tuple[int, ...] | None = None) -> str:
-        """A line for each layer: its name, its number of parameters and, given one sample's `input_shape`,
-        its output's shape."""
+        """One line per layer: its name, its number of parameters and, given one sample's `input_shape`,
+        its output shape."""
         lines, total, key = [], 0, jax.random.key(0)
-        # Ids for an embedding, numbers for everything else.
+        # Integers for an embedding, floats for everything else.
         dtype = jnp.int32 if self.layers and self.layers[0].kind == "embedding" else jnp.float32
         x = None if input_shape is None else jax.ShapeDtypeStruct((1, *input_shape), dtype)
         for name, one in zip(layer_names(self.layers), self.layers, strict=True):
@@ -142,12 +142,12 @@ class SequentialModel(nnx.Module):
         save_model(path, self.architecture(), self.parameters(), self.model_state())
 
     def architecture(self) -> dict[str, Any]:
-        """The layers as JSON values, what `save` writes beside the parameters."""
+        """The layers as JSON values, which `save` writes beside the parameters."""
         return {"type": "sequential", "layers": [layer_to_dict(one) for one in self.layers]}
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SequentialModel":
-        """The model in a file written by `save`; raises CheckpointError for a file that is none."""
+        """The model in a file written by `save`; raises CheckpointError for any other file."""
         architecture, *values = read_model(path)
         model = cls.from_architecture(architecture)
         model.set_values(*values)
@@ -155,7 +155,7 @@ class SequentialModel(nnx.Module):
 
     @classmethod
     def from_architecture(cls, architecture: Mapping[str, Any]) -> "SequentialModel":
-        """The layers `architecture()` described, without values."""
+        """A model of the layers that `architecture()` described, without values."""
         return cls(layer_from_dict(values) for values in architecture["layers"])
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class SequentialModel(nnx.Module):
         return self.layers[place]
 
     def _held(self, kind: type[nnx.Variable]) -> dict[str, Any]:
-        """The values of the variables of `kind` by layer, as they are; drawn now if there are none."""
+        """The values of the variables of `kind` by layer; drawn now if there are none."""
         self._draw()
         return nnx.to_pure_dict(nnx.state(self, kind))
 
@@ -185,14 +185,14 @@ class SequentialModel(nnx.Module):
 
 
 def layer_names(layers: tuple[Layer, ...]) -> list[str]:
-    """The name of each layer's parameters: its place and its kind, "0_linear"."""
+    """The name of each layer's parameters: its index and its kind, "0_linear"."""
     return [f"{place}_{one.kind}" for place, one in enumerate(layers)]
 
 
 def _init_layers(layers: tuple[Layer, ...], key: jax.Array, start: int = 0) -> Values:
     """New (params, model_state) of `layers[start:]`; layers without any have no entry.
 
-    Each layer's key depends on its place only, so a layer appended later changes nothing before it.
+    Each layer's key depends on its index only, so appending a layer changes nothing before it.
     """
     params: dict[str, Any] = {}
     state: dict[str, Any] = {}
@@ -220,5 +220,5 @@ _run: Callable[..., tuple[jax.Array, PyTree]] = jax.jit(_apply_layers, static_ar
 
 
 def _host(tree: PyTree) -> Any:
-    """Copies on the host: they outlive donation, and a group of devices that is rebuilt."""
+    """Copies on the host, which stay valid after donation and after the group of devices is rebuilt."""
     return jax.tree.map(np.array, tree)

@@ -1,4 +1,4 @@
-"""Pretrained weights: files of other libraries, and matching of names. Nothing in them is executed."""
+"""Pretrained weights: reading files of other libraries without executing them, and matching names."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from cyxjax.checkpoint.tree import named_leaves
 
 
 class Stored(NamedTuple):
-    """One array: what it is, and how to read it."""
+    """One array: its shape and dtype, and a function that reads it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -24,13 +24,13 @@ class Weights(NamedTuple):
     """All arrays of a file or folder."""
 
     arrays: Mapping[str, Stored]
-    kind: str  # what it was taken for, for people
+    kind: str  # the recognised format, for messages
 
 
 def arrays_of(tree: Any) -> dict[str, Stored]:
-    """Leaves of nested containers by their path, `a/b/0`; what is no array of numbers is left out.
+    """Leaves of nested containers by their path, `a/b/0`, without those that are not arrays of numbers.
 
-    Raises: CheckpointError where two have one name.
+    Raises: CheckpointError if two leaves have the same name.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
     return {name: Stored.of(array) for name, array in arrays.items() if _is_numbers(array.dtype)}

@@ -1,8 +1,9 @@
-"""Matches the names in a file with those of a model, by rules or by convention; every difference is named.
+"""Matches the names in a file with those of a model, by rules or by convention; reports every difference.
 
-A rule is `{"encoder.*.weight": "Encoder_*/kernel"}`: `*` is any text, and the target's stars take what the
-pattern's stood for, in order; null leaves an array out. Without a rule `a.b` is `a/b`, torch's last word is
-Flax's (`weight` is kernel, scale or embedding, `running_mean` mean), and wrappers (`module.`) are taken off.
+A rule is `{"encoder.*.weight": "Encoder_*/kernel"}`: `*` matches any text, and the stars of the target are
+replaced by the matched texts in order; null leaves an array out. Without a rule, `a.b` becomes `a/b`, torch's
+last word becomes Flax's (`weight` is kernel, scale or embedding; `running_mean` is mean), and wrappers
+(`module.`) are removed.
 """
 
 import re
@@ -36,10 +37,10 @@ Rule = tuple[str, re.Match[str], str | None]  # a pattern, what its stars matche
 
 
 class Filled(NamedTuple):
-    """What a file gives a model."""
+    """The arrays that a file gives a model."""
 
     values: dict[str, np.ndarray]  # by the model's names, in its dtypes
-    table: list[str]  # for people: what matched, what did not
+    table: list[str]  # lines for the user: what matched and what did not
 
 
 def fill(
@@ -47,9 +48,10 @@ def fill(
 ) -> Filled:
     """Arrays for `targets` (shapes and dtypes by name, `params/...` and `model_state/...`).
 
-    strict: every target must be filled, and every array used. Otherwise one must; the rest stays as drawn.
-    Raises: ConfigError for a rule that fits nothing; CheckpointError naming what is missing, left over, or of
-        another shape or kind.
+    strict: every target must be filled and every array used. Otherwise at least one target must be filled;
+    the others keep their drawn values.
+    Raises: ConfigError for a rule that matches nothing; CheckpointError naming arrays that are missing,
+        unused, or of the wrong shape or kind.
     """
     sources, over = _matched(weights, targets, rules)
     wrong = [
@@ -57,14 +59,14 @@ def fill(
     ]
     if wrong:
         raise CheckpointError(
-            f"{len(wrong)} arrays do not fit: {'; '.join(wrong[:_SHOWN])}. HINT: another model, or a rule of "
-            "init_from.map (null leaves an array out)."
+            f"{len(wrong)} arrays do not fit: {'; '.join(wrong[:_SHOWN])}. HINT: change the model, or add a "
+            "rule to init_from.map (null leaves an array out)."
         )
     missing = [name for name in targets if name not in sources]
     summary = _summary(weights, sources, missing, over)
     if not sources or (strict and (missing or over)):
         raise CheckpointError(
-            f"{'; '.join(summary)}. HINT: init_from.map meets names; strict: false takes what there is."
+            f"{'; '.join(summary)}. HINT: map names in init_from.map, or set strict: false to accept this."
         )
     have = {target: weights.arrays[name] for target, name in sources.items()}
     values = {
@@ -79,10 +81,10 @@ def fill(
 
 
 def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) -> dict[str, np.ndarray]:
-    """The model's `arrays` under the names and in the layouts from which `fill` with these rules reads them.
+    """The model's `arrays` with the names and layouts that `fill` with the same rules reads back.
 
-    A rule that fits is reversed; other names become torch's, or stay where torch's would be ambiguous.
-    Raises: ConfigError where the rules map an array's own name to another.
+    A rule that matches is reversed; other names become torch's, or are kept where torch's are ambiguous.
+    Raises: ConfigError if no name maps back to an array.
     """
     patterns = _patterns(rules)
     names: dict[str, str] = {}
@@ -92,7 +94,7 @@ def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) 
                 names[name] = target
                 break
         else:
-            raise ConfigError(f"no name in a file maps to {target}. HINT: fewer stars.", key="init_from.map")
+            raise ConfigError(f"no name maps to {target}. HINT: use fewer stars.", key="init_from.map")
     return {name: _turned(name, target, arrays[target], back=True) for name, target in names.items()}
 
 
@@ -110,11 +112,11 @@ def _names_for(target: str, rules: Mapping[str, str | None]) -> Iterator[str]:
 def _matched(
     weights: Weights, targets: Mapping[str, Any], rules: Mapping[str, str | None]
 ) -> tuple[dict[str, str], list[str]]:
-    """The array for each target, and the arrays that nothing took and no rule left out."""
+    """({target: array name}, names of unused arrays that no rule left out)."""
     patterns = _patterns(rules)
     sources: dict[str, str] = {}
     used, over = set(), []
-    # Of a whole training state only the model counts.
+    # In a whole training state, only arrays under params/ count as unused.
     above = "params/" if any(name.startswith("params/") for name in weights.arrays) else ""
     for name in weights.arrays:
         rule = _rule(name, patterns)
@@ -127,7 +129,7 @@ def _matched(
             continue
         if target in sources:
             raise CheckpointError(
-                f"{sources[target]} and {name} are both for {target}. HINT: a rule of init_from.map."
+                f"{sources[target]} and {name} both map to {target}. HINT: add a rule to init_from.map."
             )
         sources[target] = name
     for pattern, put in rules.items():
@@ -142,7 +144,7 @@ def _patterns(rules: Mapping[str, str | None]) -> list[tuple[str, re.Pattern[str
 
 
 def _rule(name: str, patterns: list[tuple[str, re.Pattern[str], str | None]]) -> Rule | None:
-    """The first rule that matches a file's name."""
+    """The first rule that matches `name`, the name of an array in the file."""
     return next(((p, m, put) for p, regex, put in patterns if (m := regex.fullmatch(name))), None)
 
 
@@ -155,7 +157,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def _named(rule: Rule, targets: Mapping[str, Any]) -> str | None:
-    """The name that a rule maps an array to; None where it leaves the array out."""
+    """The name that a rule maps an array to; None if the rule leaves the array out."""
     pattern, match, put = rule
     if not put:
         return None
@@ -164,7 +166,7 @@ def _named(rule: Rule, targets: Mapping[str, Any]) -> str | None:
     if found is None:
         short = [target.removeprefix("params/") for target in targets]
         raise ConfigError(
-            f"{pattern!r} gives {name!r}, which the model has not. HINT: {nearest(name, short)[:300]}",
+            f"{pattern!r} maps to {name!r}, which is not in the model. HINT: {nearest(name, short)[:300]}",
             key="init_from.map",
         )
     return found
@@ -189,7 +191,7 @@ def _guess(name: str, targets: Mapping[str, Any]) -> str | None:
 
 
 def _turned(name: str, target: str, array: np.ndarray, *, back: bool = False) -> np.ndarray:
-    """torch keeps (out, in, *window), Flax (*window, in, out); back: to torch's layout."""
+    """From torch's layout (out, in, *window) to Flax's (*window, in, out); back: the inverse."""
     if not _is_torchs(name, target) or array.ndim < 2:
         return array
     first, last = (0, 1), (-1, -2)
@@ -201,7 +203,7 @@ def _is_torchs(name: str, target: str) -> bool:
 
 
 def _unlike(name: str, weights: Weights, target: str, want: Any) -> str:
-    """Why an array does not fit its target; "" where it does."""
+    """Why an array does not fit its target; "" if it fits."""
     have = weights.arrays[name]
     shape = have.shape
     if _is_torchs(name, target) and len(shape) >= 2:
@@ -216,11 +218,11 @@ def _unlike(name: str, weights: Weights, target: str, want: Any) -> str:
 
 
 def _kind(dtype: np.dtype) -> str:
-    return "f" if dtype.kind == "V" else dtype.kind  # ml_dtypes' floats are of no kind of numpy's
+    return "f" if dtype.kind == "V" else dtype.kind  # numpy gives the floats of ml_dtypes the kind "V"
 
 
 def _summary(weights: Weights, sources: Mapping[str, str], missing: list[str], over: list[str]) -> list[str]:
-    """How many of the model's arrays were found, and which were not, in the file or in the model."""
+    """Lines with the number of arrays found, those missing in the file, and those of the file not used."""
     lines = [f"{len(sources)} of {len(sources) + len(missing)} arrays of the model ({weights.kind})"]
     if missing:
         lines.append(f"not in the file: {_few([name.removeprefix('params/') for name in missing])}")

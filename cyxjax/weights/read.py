@@ -26,10 +26,10 @@ _ORBAX = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "checkpoint")
 
 
 def read_weights(path: Path) -> Weights:
-    """The arrays at `path`: safetensors (a file, or a folder of shards), a run folder of ours or its
-    checkpoints, orbax's folder, flax's msgpack, torch's state_dict.
+    """Reads the arrays at `path`: safetensors (a file, or a folder of shards), a run folder of cyxjax or its
+    checkpoints, a folder of orbax, a msgpack file of flax, or a state_dict of torch.
 
-    Raises: CheckpointError naming what was found, for anything else.
+    Raises: CheckpointError for anything else.
     """
     return _of_folder(path) if path.is_dir() else _of_file(path)
 
@@ -45,8 +45,8 @@ def _of_folder(folder: Path) -> Weights:
         if any((inner / name).exists() for name in _ORBAX):
             return Weights(arrays_of(read_tree(inner)), "orbax")
     raise CheckpointError(
-        f"{folder} holds no weights that are known: no *.safetensors, no step_*, no orbax metadata. "
-        "HINT: name the file itself."
+        f"{folder} holds no weights in a known format: no *.safetensors, no step_*, no orbax metadata. "
+        "HINT: give the path of the file itself."
     )
 
 
@@ -78,7 +78,7 @@ def _of_msgpack(path: Path) -> dict[str, Stored]:
 
 
 def _of_safetensors(path: Path) -> dict[str, Stored]:
-    """The arrays of one file. Raises: CheckpointError for a header that is not what the file holds."""
+    """The arrays of one file. Raises: CheckpointError if the header does not match the contents."""
     with readable(path, CheckpointError):
         refuse_special(path)
         with safe_open(path, framework="numpy") as file:
@@ -95,9 +95,9 @@ def _read(path: Path, name: str) -> np.ndarray:
 
 
 def _of_shards(folder: Path) -> dict[str, Stored] | None:
-    """The arrays of a folder's files, those that its index names if it has one; None if it has neither.
+    """The arrays of a folder's files, or of those that its index names; None if it has neither.
 
-    Raises: CheckpointError for an index that names other files or arrays than are there.
+    Raises: CheckpointError if the index names files or arrays that do not exist.
     """
     index = folder / INDEX
     if not index.is_file():
@@ -108,10 +108,10 @@ def _of_shards(folder: Path) -> dict[str, Stored] | None:
         names = {str(name): str(file) for name, file in table.items()}
     if outside := [file for file in names.values() if Path(file).name != file or file in (".", "..")]:
         raise CheckpointError(
-            f"{index} names {outside[0]!r}, which is not in its folder. HINT: fetch it again."
+            f"{index} names {outside[0]!r}, which is not in its folder. HINT: download the index again."
         )
     found = _joined({folder / file: _of_safetensors(folder / file) for file in sorted(set(names.values()))})
-    with readable(index, CheckpointError, "an array that it lists is in no file: fetch the files again"):
+    with readable(index, CheckpointError, "an array that it lists is in no file: download the files again"):
         return {name: found[name] for name in names}
 
 
@@ -119,6 +119,6 @@ def _joined(files: dict[Path, dict[str, Stored]]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for path, arrays in files.items():
         if twice := sorted(found.keys() & arrays.keys()):
-            raise CheckpointError(f"{path} holds {twice[0]!r} once more. HINT: name one file of the folder.")
+            raise CheckpointError(f"{path} repeats {twice[0]!r}. HINT: give the path of one file.")
         found |= arrays
     return found

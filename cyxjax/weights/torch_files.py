@@ -1,8 +1,8 @@
 """torch's `state_dict` files (.pt, .pth, .bin since torch 1.6): a zip with a pickle, parsed, not executed.
 
-The pickle's operations are walked over one by one. Only those that build dicts, lists, tuples, numbers and
-texts are known, and of names only the few by which torch writes a tensor; none of them is imported or called.
-Any other operation or name is refused. (Ours, since Python's own unpickler imports what a file names.)
+The pickle's operations are interpreted one by one. Only operations that build dicts, lists, tuples, numbers
+and strings are known, and only the few names with which torch writes a tensor; none of these is imported or
+called. Any other operation or name is refused. (Python's own unpickler imports whatever a file names.)
 """
 
 import pickletools
@@ -19,7 +19,7 @@ from cyxjax.errors import CheckpointError
 from cyxjax.files import readable
 from cyxjax.weights import Stored
 
-_MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs as much
+_MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs this much
 _STORAGES = {
     "FloatStorage": "float32",
     "DoubleStorage": "float64",
@@ -38,7 +38,7 @@ _MARK = object()
 
 
 class _Name(NamedTuple):
-    """A name in the pickle, which stands for itself."""
+    """A name in the pickle, not imported."""
 
     module: str
     name: str
@@ -59,13 +59,13 @@ class _Tensor(NamedTuple):
 def read_file(path: Path) -> dict[str, Stored]:
     """The tensors in the file, by their keys joined with dots.
 
-    Raises: CheckpointError for a file that is not whole, or whose pickle holds anything but tensors, numbers,
-        texts and containers of them.
+    Raises: CheckpointError for an incomplete file, or one whose pickle holds anything but tensors, numbers,
+        strings and containers of them.
     """
     with readable(path, CheckpointError, _HINT), zipfile.ZipFile(path) as archive:
         pickles = [info for info in archive.infolist() if info.filename.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise ValueError("a zip, but not one that torch wrote")
+            raise ValueError("this is a zip file, but not one that torch wrote")
         (pickled,) = pickles
         if pickled.file_size > _MOST_PICKLE:
             raise ValueError(f"its pickle is {pickled.file_size} bytes long")
@@ -93,7 +93,7 @@ def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
 
 
 def _read(path: Path, folder: str, is_swapped: bool, one: _Tensor) -> np.ndarray:
-    """The values of a tensor. numpy checks that they lie within the storage. Raises: CheckpointError."""
+    """The values of a tensor; numpy checks that they are within the storage. Raises: CheckpointError."""
     with readable(path, CheckpointError, _HINT), zipfile.ZipFile(path) as archive:
         flat = np.frombuffer(archive.read(f"{folder}data/{one.storage.key}"), one.storage.dtype)
         if is_swapped:
@@ -104,13 +104,13 @@ def _read(path: Path, folder: str, is_swapped: bool, one: _Tensor) -> np.ndarray
 
 
 def _walk(data: bytes) -> Any:
-    """What the pickle builds, of plain containers and tensors.
+    """The object that the pickle builds, of plain containers and tensors.
 
-    Raises: ValueError for any other operation or name; IndexError and the like for one that is not whole.
+    Raises: ValueError for any other operation or name; IndexError or similar for an incomplete pickle.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    for opcode, arg, _ in pickletools.genops(data):  # which ends with STOP, or raises
+    for opcode, arg, _ in pickletools.genops(data):  # ends with STOP, or raises
         name = opcode.name
         if name in _PLAIN:
             stack.append(_PLAIN[name](arg))
@@ -121,7 +121,7 @@ def _walk(data: bytes) -> Any:
         elif name in _STEPS:
             _STEPS[name](stack, arg)
         elif name not in ("PROTO", "FRAME", "STOP"):
-            raise ValueError(f"its pickle does {name}, which plain weights do not")
+            raise ValueError(f"its pickle uses {name}, which plain weights do not need")
     return stack.pop()
 
 
@@ -169,11 +169,11 @@ def _stack_global(stack: list[Any], arg: Any) -> None:
 
 
 def _known(module: str, name: str) -> _Name:
-    """The name, if a tensor's pickle holds it; nothing is imported."""
+    """The name, if torch uses it to write a tensor; nothing is imported. Raises: ValueError otherwise."""
     ours = _Name(str(module), str(name))
     if ours in _CALLS or (ours.module == "torch" and ours.name in _STORAGES):
         return ours
-    raise ValueError(f"its pickle names {module}.{name}, which could run anything")
+    raise ValueError(f"its pickle names {module}.{name}, which could execute any code")
 
 
 def _reduce(stack: list[Any], arg: Any) -> None:

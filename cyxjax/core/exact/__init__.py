@@ -1,1 +1,1 @@
-"""`reproducibility: exact`: a step whose bits do not depend on how many devices share it."""
+"""`reproducibility: exact`: a step whose bits do not depend on the number of devices."""

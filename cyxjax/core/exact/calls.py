@@ -1,9 +1,9 @@
-"""How a device computes the parts it holds: a call for each, or one call that loops over them.
+"""How a device computes its parts: with a call for each, or with one call that loops over them.
 
-Either way the text of what runs is the same in every layout, so it does not matter to the bits who holds how
-many parts: the loop is given the first and the last, and part n lies in row n of its arrays wherever it is
-computed. The bits of a part may differ between the two, so which of them it is must not depend on the layout
-either. It is read off the program of a part and the number of parts.
+In both cases the program text is the same in every layout, so the bits do not depend on how many parts a
+device has: the loop gets the first and the last part as arguments, and part n is in row n of its arrays on
+every device. The bits of a part may differ between the two ways, so the choice must not depend on the layout
+either: it depends on the program of a part and the number of parts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +22,11 @@ from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 
 _LOOP_BYTES = 64 << 20
-"""What a loop may hold, for all parts at once. An MLP of 2.9 M parameters gained nothing by it at 93 MB; one
-of 0.2 M took half the time, for its calls cost as much as its products (`scripts/bench/exact.py`)."""
+"""Limit on the memory of a loop, for all parts together. An MLP of 2.9 M parameters gained nothing at 93 MB;
+one of 0.2 M took half the time, because its calls cost as much as its products (`scripts/bench/exact.py`)."""
 
 OPTIONS = {"xla_gpu_deterministic_ops": True}
-"""For the compiler: no sums by atomic additions, and no kernels chosen by timing them."""
+"""Compiler options: no sums with atomic additions, and no kernels chosen by timing."""
 
 _ASKING = (*OPTIONS, "xla_gpu_exclude_nondeterministic_ops")
 _here: ContextVar[bool] = ContextVar("repeatable", default=False)
@@ -34,27 +34,27 @@ _everywhere = False
 
 
 def repeatable() -> AbstractContextManager[None]:
-    """What is traced inside will be compiled with `OPTIONS`."""
+    """Declares that code traced inside will be compiled with `OPTIONS`."""
     return holding(_here, True)
 
 
 def heed(flags: str) -> None:
-    """Whether `flags` (XLA_FLAGS) ask for repeatable programs, for all that this process traces."""
+    """Records for this process whether `flags` (XLA_FLAGS) ask for repeatable programs."""
     global _everywhere
     values = dict(flag.lstrip("-").partition("=")[::2] for flag in flags.split())
     _everywhere = any(values.get(name, "false").lower() not in ("false", "0") for name in _ASKING)
 
 
 def must_repeat() -> bool:
-    """Whether what is traced now must be deterministic; then no kernel without that property may be chosen.
+    """Whether code traced now must be deterministic; then only deterministic kernels may be chosen.
 
-    cuDNN's attention cannot, and XLA of jax 0.11.2 then ends with an IndexError of its own.
+    cuDNN's attention is not deterministic, and XLA of jax 0.11.2 then ends with an internal IndexError.
     """
     return _everywhere or _here.get()
 
 
 class Part(NamedTuple):
-    """The rows of one part, in numpy: `jit` puts them on the device it runs on."""
+    """The rows of one part, in numpy: `jit` moves them to the device that it runs on."""
 
     number: Any  # int32 ()
     inputs: PyTree  # leaves (B, ...)
@@ -63,26 +63,26 @@ class Part(NamedTuple):
 
 
 Parts = Part
-"""Neighbouring parts, k of them: leaves have one more dimension in front, number (k,) and so on."""
+"""k consecutive parts: leaves have an additional first dimension, number (k,) and so on."""
 
 
 class Stacked(NamedTuple):
-    """From a loop: leaves (V, ...), in row n what part n came to, where this device has it."""
+    """The results of a loop: leaves (V, ...), with part n in row n for the parts of this device."""
 
     rows: PyTree
 
 
 Made: TypeAlias = list[PyTree] | Stacked
-"""What the parts of a device came to: a tree for each, from a call for each, or `Stacked`; a pytree."""
+"""The results of a device's parts: a tree for each, from a call for each, or `Stacked`; a pytree."""
 
 
 def tree_of_each(made: Made, numbers: range) -> Sequence[PyTree]:
-    """A tree for each part. numbers: those of the device."""
+    """A tree for each part. numbers: of the device's parts."""
     return [row(made.rows, n) for n in numbers] if isinstance(made, Stacked) else made
 
 
 class EachAlone:
-    """A call for each part: (states, parts, total) -> what they came to; all but `total` by device."""
+    """A call for each part: (states, parts, total) -> results; all but `total` by device."""
 
     name = "each alone"
 
@@ -92,7 +92,7 @@ class EachAlone:
     def __call__(self, states: Sequence[Any], parts: Sequence[Parts], total: Any) -> list[Any]:
         made: list[list[PyTree]] = [[] for _ in parts]
         counts = [len(mine.number) for mine in parts]
-        for slot in range(max(counts)):  # every device gets its first part before any its second
+        for slot in range(max(counts)):  # all devices start their first part before any starts its second
             for trees, state, mine, count in zip(made, states, parts, counts, strict=True):
                 if slot < count:
                     trees.append(self._program(state, row(mine, slot), total))
@@ -105,7 +105,7 @@ class EachAlone:
 class InALoop:
     """One call of a loop over the parts of a device; it writes into the arrays of the step before.
 
-    like: what one part comes to, as shapes.
+    like: shapes of the result of one part.
     """
 
     name = "in a loop"
@@ -135,7 +135,7 @@ class InALoop:
 
     def _one(self, state: Any, parts: Parts, total: Any) -> Stacked:
         device = _device_of(state)
-        # Given away by the call: where it fails there is nothing to write into a second time.
+        # The call donates it: if it fails, the array cannot be written to again.
         into = self._into.pop(device, None)
         into = jax.device_put(self._empty(), device) if into is None else into
         made = self._program(state, *self._placed(parts), total, into)
@@ -143,7 +143,7 @@ class InALoop:
         return Stacked(made)
 
     def _placed(self, parts: Parts) -> tuple[Parts, np.ndarray]:
-        """(all rows, part n in row n, bounds of those that are there)."""
+        """(all rows with part n in row n, bounds of the rows that this device has)."""
         bounds = np.array([parts.number[0], parts.number[-1] + 1], np.int32)
         if len(parts.number) == self._num_parts:
             return parts, bounds
@@ -157,12 +157,12 @@ class InALoop:
 
 
 def row(tree: PyTree, number: int) -> PyTree:
-    """One of the rows of `tree`, such as a part of `Parts`: views."""
+    """One row of each leaf of `tree`, such as a part of `Parts`: views."""
     return jax.tree.map(lambda leaf: leaf[number], tree)
 
 
 class PartProgram:
-    """`function` (state, Part, total) -> tree, over the parts of each device; how, is found at the first."""
+    """`function` (state, Part, total) -> tree, over the parts of each device; the first call chooses how."""
 
     def __init__(self, function: Callable, threads: int | None, num_parts: int):
         self._function, self._threads, self._num_parts = function, threads, num_parts
@@ -171,7 +171,7 @@ class PartProgram:
         self._compiled = False
 
     def way(self, state: Any, parts: Parts, total: Any) -> EachAlone | InALoop:
-        """How they are computed; shapes alone are looked at."""
+        """How the parts are computed, which depends only on shapes."""
         if self._calls is None:
             traced = self.alone.trace(state, row(parts, 0), total)
             like = traced.out_info
@@ -182,7 +182,7 @@ class PartProgram:
         return self._calls
 
     def __call__(self, states: Sequence[Any], parts: Sequence[Parts], total: Any) -> list[Any]:
-        """What they came to (`Made`), by device."""
+        """The results (`Made`) by device."""
         way = self.way(states[0], parts[0], total)
         if not self._compiled:
             compile_together(way.lower(*both, total) for both in zip(states, parts, strict=True))
@@ -191,14 +191,14 @@ class PartProgram:
 
 
 def suits_a_loop(jaxpr: Jaxpr, held: PyTree, num_parts: int) -> bool:
-    """Whether a loop is no slower than calls. held: what a loop holds of each part, arrays or shapes."""
+    """Whether a loop is no slower than calls. held: arrays or shapes that a loop holds for each part."""
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(held))
     has_slow = any(map(is_slow_in_loops, equations(jaxpr)))
     return not jaxpr.effects and not has_slow and num_parts * num_bytes <= _LOOP_BYTES
 
 
 def is_slow_in_loops(eqn: JaxprEqn) -> bool:
-    """A convolution in groups takes 10 to 30 times as long in a loop, on a CPU (jaxlib 0.10.2)."""
+    """Whether it is a grouped convolution: 10 to 30 times as slow in a loop on a CPU (jaxlib 0.10.2)."""
     groups = eqn.params.get("feature_group_count", 1), eqn.params.get("batch_group_count", 1)
     return groups != (1, 1)
 
@@ -208,10 +208,10 @@ def _device_of(state: Any) -> jax.Device:
 
 
 def compile_together(programs: Iterable[jax.stages.Lowered]) -> None:
-    """Compiles the same text for each device at the same time, one core each; jit finds what it needs ready.
+    """Compiles the same text for all devices at the same time, one core each; jit then finds it compiled.
 
-    One executable loaded on the others would be quicker still, but their collectives waited for each other
-    for ever on 8 devices (jaxlib 0.10.2, `deserialize_executable`).
+    Loading one executable on the other devices would be faster, but then their collectives deadlocked on 8
+    devices (jaxlib 0.10.2, `deserialize_executable`).
     """
     lowered = list(programs)
     with ThreadPoolExecutor(len(lowered)) as pool:
@@ -219,9 +219,9 @@ def compile_together(programs: Iterable[jax.stages.Lowered]) -> None:
 
 
 def named(function: Callable, threads: int | None) -> Callable:
-    """`function`, to be compiled with `OPTIONS`, under a name that says the threads of its pool.
+    """`function`, to be compiled with `OPTIONS`, under a name that contains the number of threads.
 
-    Compilers cut sums by them, and a cache of programs on disk knows a program by its text alone.
+    Compilers split sums by threads, and a cache of programs on disk identifies a program only by its text.
     """
 
     def renamed(*args: Any) -> Any:

@@ -1,14 +1,14 @@
-"""A step in parts: a dispatch beside the fused one, whose bits do not depend on how many devices share it.
+"""A step in parts: an alternative to the fused step, whose bits do not depend on the number of devices.
 
-The global batch is V parts, fixed by the configuration. Each is computed by a program of one device alone,
-with the part's number as data (`core/exact/calls.py`): every device runs the same code on the same
-numbers. The number of parts that a device has must not show in a program, nor the number of devices: for
-another one XLA compiles other code, barriers or not (measured with a CNN and a GPT on 1 and 2 devices; an MLP
-hides it).
+The global batch has V parts, fixed by the configuration. Each is computed by a program for one device, with
+the part's number as data (`core/exact/calls.py`): every device runs the same code on the same numbers. The
+number of a device's parts must not occur in a program, nor the number of devices: for a different number XLA
+compiles different code, with or without barriers (measured with a CNN and a GPT on 1 and 2 devices; with an
+MLP it does not show).
 
     part     one device, one part: forward, loss, backward     (`sum_gradients`)
     add      the sums over all parts, in one fixed order        (`core/exact/tree_sum.py`)
-    write    one device, as if it were alone                    (`next_state`, on a mesh of one device)
+    write    one device, as if it were the only one             (`next_state`, on a mesh of one device)
 """
 
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ from cyxjax.core.trees import PyTree
 
 _NONE_ASKS = StatsAxes(refused="reproducibility='exact' computes batch statistics for each part")
 Add: TypeAlias = Callable[[Sequence[Made], np.ndarray], list[tuple[PyTree, Any]]]
-"""(what parts came to, by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
+"""(results of parts by device of this process; signal (2,)) -> (sum of all, summed signal) by device."""
 
 
 class Layout(NamedTuple):
-    """Which parts are computed where: neighbours together, no device with two more than another."""
+    """Which device computes which parts: consecutive ones, and numbers of parts differ by at most one."""
 
     mesh: Mesh
     num_parts: int  # V, at least one for each device
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
 
     @property
     def parts(self) -> list[range]:
-        """By device of this process."""
+        """The parts of each device of this process."""
         return [self.parts_of(replica) for replica in local_replicas(self.mesh)]
 
 
@@ -61,13 +61,13 @@ class PartsBatch(NamedTuple):
 
     parts: Sequence[Parts]  # by device
     total: Any  # float32 (): sum of all weights, of all processes
-    signal: np.ndarray  # float32 (2,): what this rank asks of all
+    signal: np.ndarray  # float32 (2,): requests of this rank
 
 
 class PartsStep:
     """(state, batch) -> (next state, sums), as `build_train_step` makes it; `state` is donated.
 
-    sync: keeps no state of its own on each replica.
+    sync: a strategy without state that differs between replicas.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ def build_part(
 
     def part(state: TrainState, one: Part, total: Any) -> PyTree:
         key = micro_batch_key(step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=num_parts)
-        # `write` sees one replica, whose mean is the sum: a share of the mean over all samples is due.
+        # `write` sees one replica, whose mean is the sum: a part gives its share of the mean over samples.
         scale = sync.loss_scale(state.sync) / total
         model_state, summed = sum_gradients(
             fns, loss, metrics, state.params, state.model_state, one[1:], scale, key, _NONE_ASKS, check
@@ -115,7 +115,7 @@ def build_part(
 
 
 def build_write(sync: Sync, device: jax.Device, metrics: Metrics, threads: int | None) -> Any:
-    """The program (state, sum of all that `part` made, total, signal) -> (next state, sums), on `device`."""
+    """The program (state, sum of all results of `part`, total, signal) -> (next state, sums), on `device`."""
 
     def write(state: TrainState, summed: PyTree, total: Any, signal: Any) -> tuple[TrainState, jax.Array]:
         (pulled, sums, checks), model_state = summed
@@ -153,12 +153,12 @@ def build_parts_eval(
 
 
 class DeviceViews:
-    """A replicated state as one state for each device of this process, and back: no copies."""
+    """Converts a replicated state to one state per device of this process, and back, without copies."""
 
     def __init__(self, layout: Layout):
         self._layout = layout
         self._sharding = NamedSharding(layout.mesh, REPLICATED)
-        self._last: tuple[Any, list[TrainState]] = (None, [])  # the next step most often begins with this one
+        self._last: tuple[Any, list[TrainState]] = (None, [])  # usually the input of the next step
 
     def split(self, state: TrainState) -> list[TrainState]:
         if state is not self._last[0]:
@@ -175,13 +175,13 @@ class DeviceViews:
 
 
 def by_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
-    """Replicated arrays as each device's own: no copies, and no mesh, which a program's text would show."""
+    """Replicated arrays as arrays of each device: no copies, and no mesh, which programs would show."""
     leaves, form = jax.tree.flatten(tree)
     copies = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
 
     def on(device: jax.Device, leaf: jax.Array, found: dict[jax.Device, jax.Array]) -> jax.Array:
         alone = SingleDeviceSharding(device)
-        if device not in found:  # a hook may have left a value that is not on all devices yet
+        if device not in found:  # a hook may have set a value that is not on all devices yet
             return jax.device_put(leaf, device)
         if found[device].sharding == alone:
             return found[device]

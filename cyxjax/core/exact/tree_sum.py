@@ -1,12 +1,12 @@
 """The sum over all parts of a step in the order of one fixed tree: additions and copies only.
 
-The sum of two floats has one value, however it is compiled; a product that is added to something has two,
-for a compiler may round once or twice. So nothing is multiplied here, and the order of additions is the
-tree's alone:
+The sum of two floats has one value, however it is compiled; a product plus a number can have two, because a
+compiler may round once or twice. So nothing is multiplied here, and only the tree determines the order of
+additions:
 
-    fold       one device: the largest subtrees of the tree that are this device's own
+    fold       one device: sums of the largest subtrees whose parts are all on this device
     exchange   all devices: each gets a slice of every such sum, adds up the rest of the tree, and sends its
-               slice to all. An all-reduce's bytes, where the parts of a device are one subtree
+               slice to all. It sends as much as an all-reduce if the parts of a device are one subtree
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from cyxjax.core.trees import PyTree
 
 
 class Node(NamedTuple):
-    """The sum of parts first ... first + width - 1, as many of them as there are; width is a power of two."""
+    """The sum of the parts first ... first + width - 1 that exist; width is a power of two."""
 
     first: int
     width: int
@@ -53,7 +53,7 @@ def cover(parts: range, node: Node, num_parts: int) -> list[Node]:
 
 
 def climb(node: Node, known: Mapping[Node, Any], num_parts: int, add: Callable) -> Any:
-    """The value of `node` from the values below it that are `known`."""
+    """The value of `node` from the `known` values below it."""
     if node in known:
         return known[node]
     left, right = node.halves
@@ -62,7 +62,7 @@ def climb(node: Node, known: Mapping[Node, Any], num_parts: int, add: Callable) 
 
 
 class TreeSum:
-    """Adds trees of arrays, one for each part, over all devices; for one kind of tree."""
+    """Adds trees of arrays, one for each part, over all devices; for trees of one structure."""
 
     def __init__(self, layout: Layout):
         self._layout, self._alone = layout, layout.mesh.size == 1
@@ -75,7 +75,7 @@ class TreeSum:
         self._exchange: Callable | None = None
 
     def __call__(self, made: Sequence[Made], signal: np.ndarray) -> list[tuple[PyTree, Any]]:
-        """(the sum, the summed signal) on each device of this process. made: as `Layout.parts`."""
+        """(the sum, the summed signal) on each device of this process. made: by device, as `Layout.parts`."""
         folded = [self._fold(parts, mine) for parts, mine in zip(self._layout.parts, made, strict=True)]
         if self._alone:
             return [(folded[0], signal)]
@@ -86,7 +86,7 @@ class TreeSum:
         return by_device(out, self._layout.mesh.local_devices)
 
     def _folded(self, parts: range, made: Made) -> PyTree:
-        """Alone: the sum. Else rows (1, nodes, numbers) for each dtype, as many on each device."""
+        """On one device: the sum. Otherwise rows (1, nodes, numbers) per dtype, the same on each device."""
         known = {
             Node(number, 1): jax.tree.map(widened, tree)
             for number, tree in zip(parts, tree_of_each(made, parts), strict=True)
@@ -96,7 +96,7 @@ class TreeSum:
             return up(root(self._layout.num_parts))
         replica = next(r for r in range(len(self._nodes)) if self._layout.parts_of(r) == parts)
         done = [_pack(up(node)) for node in self._nodes[replica]]
-        # All devices send as many: what is added here is never read.
+        # All devices send equally many rows: the rows added here are never read.
         done += [jax.tree.map(jnp.zeros_like, done[0])] * (max(map(len, self._nodes)) - len(done))
         return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *done)
 
@@ -105,12 +105,12 @@ class TreeSum:
 
         def exchanged(rows: PyTree, signal: jax.Array) -> tuple[PyTree, jax.Array]:
             packed = jax.tree.map(lambda mine: self._summed(mine[0]), rows)
-            return _unpack(packed, shapes), lax.psum(signal[0], AXIS)  # small whole numbers: any order
+            return _unpack(packed, shapes), lax.psum(signal[0], AXIS)  # small integers: any order will do
 
         return jax.jit(model_map(exchanged, self._layout.mesh, (PER_REPLICA, PER_REPLICA), REPLICATED))
 
     def _summed(self, mine: jax.Array) -> jax.Array:
-        """(numbers,) from this device's (nodes, numbers): a reduce-scatter by hand, in our order."""
+        """(numbers,) from this device's (nodes, numbers): a reduce-scatter in the order of the tree."""
         replicas, (count, numbers) = self._layout.mesh.size, mine.shape
         cut = -(-numbers // replicas)
         mine = jnp.pad(mine, ((0, 0), (0, cut * replicas - numbers))).reshape(count, replicas, cut)
@@ -134,13 +134,13 @@ def _join(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def widened(leaf: jax.Array) -> jax.Array:
-    """Halves of floats as floats: a compiler may leave out the rounding between two additions of halves."""
+    """16-bit floats as float32: a compiler may leave out the rounding between two 16-bit additions."""
     narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
     return leaf.astype(jnp.float32) if narrow else leaf
 
 
 def _pack(tree: PyTree) -> dict[str, jax.Array]:
-    """All leaves of a dtype as one flat array, with the copies of `concatenated` at its end."""
+    """All leaves of each dtype as one flat array, with the copies of `concatenated` at its end."""
     groups: dict[str, list[jax.Array]] = {}
     for leaf in jax.tree.leaves(tree):
         groups.setdefault(str(leaf.dtype), []).append(leaf.reshape(-1))

@@ -1,1 +1,1 @@
-"""Models as four plain functions, and wrappers around them: statistics, recomputation, adapters."""
+"""Models as plain functions, and wrappers around them: statistics, recomputation, adapters."""

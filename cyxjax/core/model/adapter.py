@@ -1,11 +1,11 @@
 """Every kind of model as `ModelFns`: linen, nnx (`SequentialModel` is one), and pairs of functions or values.
 
     (init, apply)      init(key, inputs) or init(key) -> params; apply(params, inputs) -> output
-    (params, apply)    values to begin with, in either order; (variables, module) of linen
+    (params, apply)    initial values and a function, in either order; (variables, module) for linen
 
-What else `apply` takes it is given by name: a key for random draws (`key`, `rng`, ...), the mode (`train`,
-`is_training`, ...), several inputs as a model's own, and `model_state` or `state`: init then returns
-(params, state) and apply (output, state). Haiku's transformed functions are such pairs."""
+Other arguments of `apply` are passed by name: a key for random draws (`key`, `rng`, ...), the mode (`train`,
+`is_training`, ...), several inputs as for a model, and `model_state` or `state`: init then returns
+(params, state) and apply returns (output, state). Haiku's transformed functions are such pairs."""
 
 import inspect
 import sys
@@ -24,8 +24,7 @@ from cyxjax.errors import ConfigError
 def adapt(model: Any) -> ModelFns:
     """`model` as `ModelFns`.
 
-    Raises: ConfigError for anything that is not a Flax module or a pair of functions, or of values and a
-        function.
+    Raises: ConfigError for anything but a Flax module, a pair of functions, or values and a function.
     """
     if isinstance(model, ModelFns):
         return model
@@ -41,7 +40,7 @@ def adapt(model: Any) -> ModelFns:
         return from_nnx(model)
     if is_pair(model):
         init, apply = model
-        # As plain functions they would train its running statistics as parameters, and never pass the mode.
+        # As plain functions they would train running statistics as parameters, and never get the mode.
         module = _module_of(apply)
         return adapt(module) if module is not None and _module_of(init) is module else from_pair(init, apply)
     found = values_and_function(model)
@@ -52,9 +51,9 @@ def adapt(model: Any) -> ModelFns:
         return from_values(*found)
     name = model.__name__ if isinstance(model, type) else type(model).__name__
     hint = (
-        f"make an object of the class: {name}(...)."
+        f"create an object of the class: {name}(...)."
         if isinstance(model, type)
-        else "from other libraries pass init(key, inputs) -> params and apply(params, inputs) -> output."
+        else "for other libraries, pass init(key, inputs) -> params and apply(params, inputs) -> output."
     )
     raise ConfigError(
         f"{name} is not a model; expected a flax.linen or flax.nnx module, two functions (init, apply), or "
@@ -64,18 +63,18 @@ def adapt(model: Any) -> ModelFns:
 
 
 def _module_of(function: Any) -> Any:
-    """The linen module that `function` is, or a method of; else None."""
+    """The linen module that `function` is or is a method of; else None."""
     owner = getattr(function, "__self__", function)
     return owner if is_module_of("flax.linen", owner) else None
 
 
 def _as_variables(values: Any) -> Any:
-    """`values` as linen's variables: parameters alone stand under "params"."""
+    """`values` as linen's variables; bare parameters are put under "params"."""
     return values if isinstance(values, Mapping) and "params" in values else {"params": values}
 
 
 def is_module_of(library: str, model: Any) -> bool:
-    """Whether `model` is a Module of `library`, which is not loaded to find out: without it there is none."""
+    """Whether `model` is a Module of `library`; does not import it, since no such model exists without it."""
     loaded = sys.modules.get(library)
     return loaded is not None and isinstance(model, loaded.Module)
 
@@ -91,9 +90,9 @@ def is_pair(model: Any) -> bool:
 
 
 def values_and_function(model: Any) -> tuple[PyTree, Callable] | None:
-    """(params, apply) of a pair of the two in either order; None for anything else.
+    """(params, apply) from a pair in either order; None for anything else.
 
-    What has array leaves is the parameters, also where it can be called (a module of Equinox).
+    The element with array leaves is the parameters, even if it is callable (an Equinox module).
     """
     if type(model) not in (tuple, list) or len(model) != 2:
         return None
@@ -114,9 +113,9 @@ def _is_function(one: Any) -> bool:
 
 
 def from_values(values: PyTree, apply: Callable) -> ModelFns:
-    """A function that begins with `values`: `init` returns copies of them and ignores its key.
+    """A model that starts from `values`: `init` returns copies of them and ignores its key.
 
-    Raises: ConfigError for variables of Flax that hold more than parameters: `apply` does not return them.
+    Raises: ConfigError for Flax variables with more collections than params: `apply` does not return them.
     """
     others = sorted(values.keys() - {"params"}) if isinstance(values, Mapping) and "params" in values else []
     if others:
@@ -129,12 +128,12 @@ def from_values(values: PyTree, apply: Callable) -> ModelFns:
 
 
 def from_pair(init: Callable, apply: Callable) -> ModelFns:
-    """(init, apply) as functions of a model; see the head of this file."""
+    """(init, apply) as `ModelFns`; see the docstring of this module."""
     takes = list(inspect.signature(apply).parameters.values())
     state = next((one.name for one in takes if one.name in _STATE), "")
 
     def init_fns(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-        # In training mode: Haiku's running statistics come to be there alone.
+        # In training mode, because Haiku creates running statistics only there.
         made = _called(init, key, {}, inputs, jax.random.fold_in(key, 1), True)
         return tuple(made) if state else (made, {})
 
@@ -149,14 +148,14 @@ def from_pair(init: Callable, apply: Callable) -> ModelFns:
 def _called(
     function: Callable, first: Any, own: dict[str, Any], inputs: PyTree, key: jax.Array, train: bool
 ) -> Any:
-    """`function(first, ...)` with `own` values by name, and the inputs, keys and mode that it asks for."""
+    """`function(first, ...)` with `own` values by name, and the inputs, keys and mode that it takes."""
     rest = list(inspect.signature(function).parameters.values())[1:]
     open_ = [one for one in rest if one.name not in own]
     if not any(one.kind in (*POSITIONAL, one.VAR_POSITIONAL) for one in open_):
-        return function(first)  # parameters of a size of their own
+        return function(first)  # parameters that do not depend on the inputs
     args, named = call_arguments(function, inputs, key, train, known={one.name: one for one in open_})
     named, given, waiting = named | own, [first], list(args)
-    for one in rest:  # in their order: a key or a state may stand before the inputs
+    for one in rest:  # in order: a key or a state may come before the inputs
         if one.kind in POSITIONAL and one.name in named:
             given.append(named.pop(one.name))
         elif one.kind in POSITIONAL and waiting:

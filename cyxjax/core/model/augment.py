@@ -1,7 +1,7 @@
-"""Augmentation on the device: a function (key, x) -> x of one sample, in the compiled step of training alone.
+"""Augmentation on the device: a function (key, x) -> x of one sample, only in the compiled training step.
 
-The inputs of a training batch travel with what names their samples' draws (`Keyed`); those of evaluation and
-prediction do not, and stay as they are.
+The inputs of a training batch carry the words from which the keys of their samples are made (`Keyed`); those
+of evaluation and prediction do not, and are not augmented.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ Augment = Callable[[jax.Array, PyTree], PyTree]
 
 
 class Keyed(NamedTuple):
-    """Inputs of some samples, and what names the random draws of each."""
+    """Inputs of some samples, and the words that identify each sample's random draws."""
 
     inputs: PyTree  # leaves (B, ...)
     words: Any  # uint32 (B, 3), see `sample_words`
@@ -34,7 +34,7 @@ def keyed(inputs: PyTree, seed: int, epoch: int, places: np.ndarray) -> Keyed:
 
 
 def with_augment(fns: ModelFns, augment: Augment | None) -> ModelFns:
-    """`fns` that takes `Keyed` inputs too, each sample as `augment` makes it with its own key."""
+    """`fns` that also accepts `Keyed` inputs and augments each sample with its own key."""
     if augment is None:
         return fns
 
@@ -47,7 +47,7 @@ def with_augment(fns: ModelFns, augment: Augment | None) -> ModelFns:
 
 
 def as_augment(given: Augment | Sequence[Augment] | None) -> Augment | None:
-    """One function of those given, applied in turn, each with a key of its own; None of none."""
+    """One function that applies the given ones in turn, each with its own key; None if there are none."""
     several = given if isinstance(given, Sequence) else () if given is None else (given,)
     if len(several) < 2:
         return several[0] if several else None
@@ -61,28 +61,28 @@ def as_augment(given: Augment | Sequence[Augment] | None) -> Augment | None:
 
 
 def check_augment(augment: Augment, inputs: PyTree) -> str:
-    """An identity of `augment`, which draws by its key alone: equal for equal programs of one version of jax.
+    """A text that identifies `augment`: equal for equal programs under one version of jax.
 
-    inputs: one sample's, (1, ...). Nothing is computed.
-    Raises: ConfigError for a function that is another one each time it is traced: what numpy draws would be
-        the same for all samples and epochs.
+    inputs: of one sample, (1, ...). Nothing is computed.
+    Raises: ConfigError for a function that differs each time it is traced: it draws with numpy, and its draws
+        would be the same for all samples and epochs.
     """
     made, again = _digest(augment, inputs), _digest(augment, inputs)
     if made != again:
         raise ConfigError(
-            "augment is not the same when it is traced twice: it draws with numpy or random, which would "
-            "give one draw for all samples and epochs. HINT: draw with its key: jax.random.uniform(key).",
+            "augment differs when it is traced twice: it draws with numpy or random, which would give the "
+            "same draw for all samples and epochs. HINT: draw with its key, as in jax.random.uniform(key).",
             key="data.augment",
         )
     return f"a function {made} (jax {jax.__version__})"
 
 
 def _digest(augment: Augment, inputs: PyTree) -> str:
-    """Of the program of one sample, and the constants in it."""
+    """A hash of the program for one sample and of the constants in it."""
     sample = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch_shapes(inputs, 1))
     key = jax.eval_shape(sample_key, jax.ShapeDtypeStruct((3,), np.uint32))
     made = jax.make_jaxpr(lambda key, x: augment(key, x))(key, sample)
-    # Functions that a program calls are written with their address in memory.
+    # The text of a program shows the functions that it calls with their addresses in memory.
     program = re.sub(r"0x[0-9a-f]+", "", str(made)).encode()
     consts = [np.ascontiguousarray(const).tobytes() for const in made.consts]
     return hashlib.sha256(b"".join([program, *consts])).hexdigest()[:12]

@@ -1,10 +1,10 @@
-"""Batch statistics that exclude padding and may span all replicas, for Flax's BatchNorm and ours.
+"""Batch statistics that exclude padding and may span all replicas, for BatchNorm of Flax and of cyxjax.
 
 A model's call signature has no argument for the samples' weights, so the step opens `batch_scope` around the
-forward pass while it is traced, and norm layers read it. Outside a scope every row counts as one.
-A norm whose input has the samples in its first dimension weighs them; with another layout padding cannot be
-excluded, and the result is NaN (the trainer and, for padded rows, the facade ask `needs_full_batches`).
-Why our own: flax averages replica means without their counts (flax#2417), wrong over unequal shards.
+forward pass while it is traced, and norm layers read it. Outside a scope every row has weight 1.
+A norm whose input has the samples in its first dimension applies their weights; with another layout padding
+cannot be excluded, and the result is NaN (the trainer and hand-written loops call `needs_full_batches`).
+flax averages the means of replicas without their counts (flax#2417), which is wrong for unequal shards.
 """
 
 import math
@@ -24,11 +24,11 @@ from cyxjax.errors import ConfigError
 
 
 class StatsAxes(NamedTuple):
-    """Mesh axes that batch statistics span; None: a replica's own."""
+    """Mesh axes that batch statistics span; None: each replica has its own statistics."""
 
     every: str | None = None  # of all norms
-    asked: str | None = None  # of those that ask for it by a field `axis_name`
-    refused: str = ""  # why none may ask, if so
+    asked: str | None = None  # of norms with a field `axis_name`
+    refused: str = ""  # why no norm may have `axis_name`; "": it may
 
 
 OWN = StatsAxes()
@@ -37,7 +37,7 @@ OWN = StatsAxes()
 class _Scope(NamedTuple):
     weight: jax.Array | None  # shape (B,), 0 for padding
     axes: StatsAxes
-    noted: list[tuple[int, ...]] | None = None  # shapes that norms take; () where no weights can be given
+    noted: list[tuple[int, ...]] | None = None  # shapes of the norms' inputs; () if unweighted
 
 
 _NO_SCOPE = _Scope(None, OWN)
@@ -47,30 +47,30 @@ _scope: ContextVar[_Scope] = ContextVar("batch_scope", default=_NO_SCOPE)
 def batch_scope(
     weight: jax.Array | None, axes: StatsAxes = OWN, noted: list[tuple[int, ...]] | None = None
 ) -> AbstractContextManager[None]:
-    """Samples count by `weight` (shape (B,)) in batch statistics, which span `axes`.
+    """Weights samples by `weight` (shape (B,)) in batch statistics, which span `axes`.
 
-    noted: where norms note the shapes of what they take.
+    noted: a list to which norms append the shapes of their inputs.
     """
     return holding(_scope, _Scope(weight, axes, noted))
 
 
 def needs_full_batches(fns: ModelFns, params: PyTree, model_state: PyTree, inputs: PyTree, key: Any) -> str:
-    """A description of a norm that cannot exclude padding; "" where there is none.
+    """A description of a norm that cannot exclude padding; "" if there is none.
 
-    inputs: a batch, or its shapes. The model is traced for two batch sizes: a norm can leave padding out if
-    the first dimension of what it takes is the batch, and no other one changes. Nothing is computed.
+    inputs: a batch, or its shapes. The model is traced for two batch sizes: a norm can exclude padding if the
+    first dimension of its input is the batch, and no other dimension changes. Nothing is computed.
     """
     if not jax.tree.leaves(model_state) or any(not leaf.ndim for leaf in jax.tree.leaves(inputs)):
         return ""
     rows = len(jax.tree.leaves(inputs)[0])
-    sizes = 7 * rows, 14 * rows  # multiples, for models that cut a batch in groups
+    sizes = 7 * rows, 14 * rows  # multiples, for models that split a batch into groups
     try:
         one, two = (_shapes_of_norms(fns, params, model_state, batch_shapes(inputs, n), key) for n in sizes)
-    except Exception:  # a model of one batch size: what its norms take is seen in the step
+    except Exception:  # a model with a fixed batch size: the step finds out
         return ""
     for first, second in zip(one, two, strict=False):
         if first[:1] != sizes[:1] or second[:1] != sizes[1:] or first[1:] != second[1:]:
-            shape = f"an input of shape {first}" if first else "all samples alike"
+            shape = f"an input of shape {first}" if first else "an input without weights"
             return f"a BatchNorm of the model takes {shape} for {sizes[0]} samples, not the batch first"
     return ""
 
@@ -89,7 +89,7 @@ def _shapes_of_norms(
 
 
 def unweighed(normed: PyTree) -> PyTree:
-    """What statistics gave that are not ours, in which all samples count: NaN where some are padding."""
+    """The result of a norm with its own statistics, which count all samples: NaN if some are padding."""
     weight, _, noted = _scope.get()
     if noted is not None:
         noted.append(())
@@ -104,9 +104,9 @@ def weighted_moments(
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and biased variance of `x` (B, ...) over all but `feature_axes`, padding excluded.
 
-    mask: True, in a shape that broadcasts to x's, for what counts. axis: that they span; None: the scope's.
-    Returns two float32 arrays of the features' shape. Where nothing counts they are 0, 0.
-    Two passes, as torch does: E[x^2] - E[x]^2 loses half the digits when the mean is large.
+    mask: True where a value counts, broadcast to the shape of x. axis: the axis to span; None: the scope's.
+    Returns two float32 arrays of the features' shape, 0 where nothing counts.
+    Two passes, as in torch: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
     weight, axes, noted = _scope.get()
     if noted is not None:
@@ -125,7 +125,7 @@ def weighted_moments(
         count = total(rows.sum() * cells)
     else:
         mask = jnp.broadcast_to(jnp.asarray(mask, bool), x.shape)
-        x = jnp.where(mask, x, 0.0)  # no product: what is masked may be NaN
+        x = jnp.where(mask, x, 0.0)  # no product: masked values may be NaN
         rows = jnp.where(mask, rows, 0.0)
         count = total(rows.sum(dims))
     count = jnp.maximum(count, 1.0)
@@ -135,27 +135,27 @@ def weighted_moments(
 
 
 def _row_weights(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """`weight` along the first dimension of `x`; where that is not the batch, NaN if some weigh nothing."""
+    """`weight` along the first dimension of `x`; if that is not the batch, NaN unless all weights are > 0."""
     if x.shape[:1] == weight.shape:
         return weight.reshape(-1, *[1] * (x.ndim - 1))
     return _all_count(weight).reshape([1] * x.ndim)
 
 
 def _all_count(weight: jax.Array) -> jax.Array:
-    """1 where all samples weigh something, else NaN."""
+    """1 if all weights are positive, else NaN."""
     return jnp.where((weight > 0).all(), 1.0, jnp.nan)
 
 
 def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
-    """`weighted_moments` as a norm of Flax's asks for them by its fields, which linen and nnx name alike.
+    """`weighted_moments` for the settings of a Flax norm, whose fields have the same names in linen and nnx.
 
-    An `axis_name`, whatever it is, is the axis of the replicas. Raises: ConfigError where a norm may not ask.
+    Any `axis_name` means the axis of the replicas. Raises: ConfigError if `axis_name` is not allowed here.
     """
     axis_name, groups, axes = norm.axis_name, norm.axis_index_groups, _scope.get().axes
     if axis_name is not None and (groups is not None or axes.refused):
         what = f"axis_index_groups={groups!r}" if groups is not None else f"axis_name={axis_name!r}"
-        why = axes.refused or "statistics are a replica's own or those of all"
-        raise ConfigError(f"a BatchNorm has {what}; {why}. HINT: leave it out of the BatchNorm.")
+        why = axes.refused or "statistics are computed per replica or over all replicas"
+        raise ConfigError(f"a BatchNorm has {what}; {why}. HINT: remove it from the BatchNorm.")
     axis = None if axis_name is None else axes.asked
     return weighted_moments(x, _features(norm, x), mask=mask, axis=axis)
 
@@ -179,9 +179,9 @@ def normalise(
     scale: jax.Array | None,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, in the norm's dtype (default: Flax's).
+    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, cast to the norm's dtype (default: Flax's).
 
-    norm: of Flax's, as in `moments_of`.
+    norm: a Flax norm, as in `moments_of`.
     """
     features = _features(norm, x)
     dims = tuple(d for d in range(x.ndim) if d not in features)
@@ -197,13 +197,13 @@ def normalise(
 
 
 def _flax_dtype(*arrays: jax.Array | None) -> Any:
-    """What Flax's norms make of them: the dtype all promote to, at least a float."""
-    with jax.numpy_dtype_promotion("standard"):  # a dtype is asked for, nothing is converted unasked
+    """The output dtype of Flax's norms: the dtype that all arrays promote to, made floating."""
+    with jax.numpy_dtype_promotion("standard"):  # only computes a dtype
         found = jnp.result_type(*(a for a in arrays if a is not None))
         return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
 
 
 def _features(norm: Any, x: jax.Array) -> tuple[int, ...]:
-    """Dimensions of `x` that are no samples' of a norm, counted from 0."""
+    """The feature dimensions of `x` for a norm, counted from 0."""
     axis: int | tuple[int, ...] = norm.axis
     return tuple(a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))

@@ -1,8 +1,8 @@
 """Initial values of a model, drawn leaf by leaf: leaves with the same operations share one small program.
 
-One program for all leaves takes XLA time for each of them: 25 s for every 300 kernels. A model of 2,000
-leaves has some ten shapes and initializers; in what is drawn alike only constants folded into the key differ.
-The programs are kept while the process lives: a second model with such leaves makes none.
+A single program for all leaves costs XLA compile time for each leaf: 25 s for every 300 kernels. A model of
+2,000 leaves has about ten shapes and initializers; leaves that share them differ only in constants folded
+into the key. Programs are kept while the process lives: a second model with such leaves compiles nothing.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -18,12 +18,12 @@ from jax.extend import core
 from cyxjax.core.exchange import bind, trace
 from cyxjax.core.trees import PyTree
 
-_SMALL = 1024  # numbers: what makes them may be computed again for each leaf
-_MOST_TIMES = 4  # as many operations may be compiled as there are; beyond it leaves share too much work
+_SMALL = 1024  # numbers: an operation with at most this many may be repeated for each leaf
+_MOST_TIMES = 4  # limit on repeated operations, relative to their number; beyond it leaves share too much
 _FOLD = "random_fold_in"
 _KEPT = 64  # programs
-# For code that runs once. An MLP's (CPU, jax 0.10.2) took 0.35 s to compile instead of 0.9 s, ran as fast and
-# gave the same bits; level 0 made it five times slower.
+# For code that runs once. The program of an MLP (CPU, jax 0.10.2) compiled in 0.35 s instead of 0.9 s, ran as
+# fast and gave the same bits; at level 0 it was five times slower.
 _OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
@@ -32,25 +32,25 @@ class Kind(NamedTuple):
 
     form: Hashable
     run: Callable[..., list[Any]]
-    members: list[tuple[list[int], list[Any]]]  # places of the outputs, what `run` is given for them
+    members: list[tuple[list[int], list[Any]]]  # indices of the outputs, and arguments of `run`
 
 
 def draw(values: Callable[..., PyTree], *args: PyTree) -> PyTree:
-    """`values(*args)`, with the bits of one program for all.
+    """`values(*args)`, with the same bits as one program for all leaves.
 
-    Each leaf is computed by the operations it needs, in their order; what several leaves need is computed
-    with them in one program, unless it is small (keys). Not within a trace.
+    Each leaf is computed by the operations that it needs, in their order. Operations that several leaves need
+    are computed with these leaves in one program, unless they are small (keys). Not for use within a trace.
     """
     traced, flat, structure = trace(values, *args)
     kinds = find_kinds(traced, flat)
     if kinds is None:
         return jax.jit(values, compiler_options=_OPTIONS)(*args)
     out: dict[int, Any] = {}
-    # Kinds that come equally often share a program, which runs as often: each program has its price.
+    # Kinds with equally many members share a program, run that often: programs have a cost.
     for count in {len(kind.members) for kind in kinds}:
         some = [kind for kind in kinds if len(kind.members) == count]
         work = _Work(tuple(kind.form for kind in some), [kind.run for kind in some])
-        # One with tables of numbers in it is not kept: they may be large.
+        # A program with constant arrays is not kept: they may be large.
         program = (_program.__wrapped__ if traced.consts else _program)(work)
         for members in zip(*(kind.members for kind in some), strict=True):
             drawn = program([given for _, given in members])
@@ -61,7 +61,7 @@ def draw(values: Callable[..., PyTree], *args: PyTree) -> PyTree:
 
 @dataclass(frozen=True)
 class _Work:
-    """Functions to run one after another; equal to others of the same forms."""
+    """Functions to run one after another; equal to any other with the same forms."""
 
     forms: tuple[Hashable, ...]
     runs: list[Callable] = field(compare=False)
@@ -76,9 +76,9 @@ def _program(work: _Work) -> Callable:
 
 
 def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
-    """The leaves that a traced function makes of `args`, by what they are drawn with.
+    """The leaves that a traced function computes from `args`, grouped by their operations.
 
-    None where they are not drawn apart: it has effects, or most leaves depend on most others.
+    None if leaves cannot be drawn separately: the function has effects, or leaves share most operations.
     """
     groups = _groups(traced.jaxpr)
     num_equations = sum(len(equations) for _, equations in groups)
@@ -95,7 +95,7 @@ def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
 
 
 def _groups(jaxpr: Any) -> list[tuple[list[int], list[Any]]]:
-    """(places of outputs, equations they need, in order): outputs that share work are together."""
+    """(indices of outputs, equations that they need, in order): outputs that share work are together."""
     maker = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     owner: dict[int, int] = {}  # large equation -> the first output that needs it
     parent = list(range(len(jaxpr.outvars)))
@@ -131,10 +131,10 @@ def _groups(jaxpr: Any) -> list[tuple[list[int], list[Any]]]:
 def _computation(
     outvars: list[Any], equations: list[Any], known: Mapping[Any, Any], constants: Mapping[Any, Any]
 ) -> tuple[Hashable, list[Any], Callable]:
-    """(what it computes, what it is given, the function of it): equal forms compute alike.
+    """(form, arguments, function of the arguments): equal forms describe the same computation.
 
-    Whole numbers folded into keys are given, as arguments are: what is done with them is exact either way.
-    All other constants are part of the form, since the compiler may compute with them beforehand.
+    Integers folded into keys become arguments: operations on them are exact either way. All other constants
+    are part of the form, since the compiler may compute with them in advance.
     """
     given: list[Any] = []
     names: dict[Any, Hashable] = {}
@@ -180,7 +180,7 @@ class _Fixed:
 
 
 def _hashable(value: Any) -> Hashable:
-    """`value`; one without a hash is equal to itself alone, and kept alive, so that its id stays its own."""
+    """`value`; without a hash, an object that is equal only to itself and keeps `value` and its id alive."""
     try:
         hash(value)
     except TypeError:

@@ -28,11 +28,11 @@ _MISSING = re.compile(r'needs PRNG for "([^"]+)"')
 
 
 def from_linen(module: linen.Module) -> ModelFns:
-    """A module as functions; one that is bound to variables starts with those.
+    """A module as `ModelFns`; a module that is bound to variables starts with these.
 
-    What it sows into a collection whose last word is `loss` or `losses` (`self.sow("losses", "a", value_B)`)
-    is added to the loss of each sample in training (`core/model/outputs.py`); what it sows elsewhere is
-    ignored and is not part of the model's state.
+    Values sown into a collection whose last word is `loss` or `losses` (`self.sow("losses", "a", value_B)`)
+    are added to the loss of each sample in training (`core/model/outputs.py`); values sown elsewhere are
+    ignored and are not part of the model's state.
     """
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
@@ -44,7 +44,7 @@ def from_linen(module: linen.Module) -> ModelFns:
         with translated():
             return called.init(keys, *args, **named)
 
-    # Traced once for the shapes and the values: with 2,000 leaves a trace takes seconds.
+    # Traced once for both shapes and values: with 2,000 leaves a trace takes seconds.
     values_of = jax.jit(values, inline=True)
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
@@ -68,12 +68,12 @@ def from_linen(module: linen.Module) -> ModelFns:
             output = Sown(output, sum_of_sown(own, inputs))
         return output, model_state | {name: new_state[name] for name in model_state if train}
 
-    # By the name of the field alone: flax keeps no word of what `nn.remat` wraps.
+    # Found by the name of the field: flax does not record what `nn.remat` wraps.
     return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)
 
 
 def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -> tuple[Any, tuple]:
-    """(the module in its mode, how it is called). The mode is an argument of the call, or else a field."""
+    """(the module in its mode, its call's arguments). The mode is an argument or else a field."""
     arguments = call_arguments(module.__call__, inputs, key, train)
     if call_mode(module.__call__, train):
         return module, arguments
@@ -81,7 +81,7 @@ def _called(module: linen.Module, inputs: PyTree, key: jax.Array, train: bool) -
 
 
 def _in_mode(module: linen.Module, train: bool) -> linen.Module:
-    """`module` with the mode in its field, or in a field of its configuration; itself where it has none."""
+    """`module` with the mode set in its field, or in one of its configuration; unchanged without one."""
     changed: dict[str, Any] = {}
     for one in dataclasses.fields(module):
         value = getattr(module, one.name, None)
@@ -109,8 +109,8 @@ def _sown_collections(variables: PyTree) -> set[str]:
 def _with_streams(run: Callable[[dict[str, jax.Array]], Any], key: jax.Array) -> Any:
     """run(random streams by name): `dropout`, and the others that it uses.
 
-    A stream's key depends on its name alone. Flax names a stream only when it is missing; it would take
-    `params` for any, but also inside a `scan` that does not split it: one mask for all steps, unnoticed.
+    A stream's key depends only on its name. Flax names a stream only when it is missing. It would use
+    `params` for any stream, but also in a `scan` that does not split it: one mask for all steps, unnoticed.
     """
     streams = {"dropout": key}
     while True:
@@ -127,10 +127,10 @@ _FLAX_CALL = inspect.unwrap(linen.BatchNorm.__call__)
 
 
 def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> Any:
-    """A `linen.intercept_methods` interceptor: BatchNorm in training with our statistics.
+    """A `linen.intercept_methods` interceptor that gives BatchNorm cyxjax's statistics in training.
 
-    Everything but the statistics is the module's own: its momentum, epsilon, dtype and variables. A subclass
-    that calls in another way comes here with what it inherits.
+    Everything else is the module's own: its momentum, epsilon, dtype and variables. A subclass that overrides
+    `__call__` is intercepted where it calls the inherited one.
     """
     module = context.module
     if not isinstance(module, linen.BatchNorm) or context.orig_method.func is not _FLAX_CALL:

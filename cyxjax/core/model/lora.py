@@ -2,8 +2,8 @@
 
     kernel' = kernel + (alpha / rank) * a @ b,   a (in, rank) drawn, b (rank, out) zero at first
 
-In the tree of parameters they stand beside their kernel, `Dense_0/kernel_lora_a` and `..._lora_b`, so a model
-of any kind (linen, nnx, a pair) has them without knowing, and the base parameters keep their names.
+In the tree of parameters they are next to their kernel, `Dense_0/kernel_lora_a` and `..._lora_b`, so they
+work with a model of any kind (linen, nnx, a pair), and the base parameters keep their names.
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
@@ -22,7 +22,7 @@ from cyxjax.core.trees import PyTree, leaf_names, path_name
 from cyxjax.errors import ConfigError
 
 A, B = "_lora_a", "_lora_b"
-ADAPTERS = (f"*{A}", f"*{B}")  # their names
+ADAPTERS = (f"*{A}", f"*{B}")  # patterns of their names
 
 
 class LoraPlan(NamedTuple):
@@ -42,10 +42,10 @@ def is_adapter(name: str) -> bool:
 
 
 def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
-    """`fns` with adapters, equal to `fns` at the start. Parameters without adapters are taken as they are.
+    """`fns` with adapters, equal to `fns` at the start. Parameters without adapters are used as they are.
 
-    A kernel of more than two dimensions is used as a matrix (all but the last, last).
-    Raises: ConfigError, from `init`, where no leaf of two dimensions or more matches.
+    A kernel of more than two dimensions is used as a matrix (all dimensions but the last, the last).
+    Raises: ConfigError, from `init`, if no leaf of two dimensions or more matches.
     """
     if not plan.rank:
         return fns
@@ -67,7 +67,7 @@ def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
         if not found:
             raise ConfigError(
                 f"lora.pattern {' '.join(plan.patterns)} matches no parameter of two dimensions or more. "
-                f"HINT: names are such as {', '.join(leaf_names(params)[:4])}.",
+                f"HINT: use names such as {', '.join(leaf_names(params)[:4])}.",
                 key="lora.pattern",
             )
         return adapted, model_state
@@ -75,12 +75,12 @@ def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         return fns.apply(merged(params, plan), model_state, inputs, key, train)
 
-    # Adapters are multiplied and added as they are kept: cut ones must not travel in the model's 16 bits.
+    # Adapters are used in the dtype they are kept in: do not gather their parts in the model's 16 bits.
     return fns._replace(init=init, apply=apply, computes=None)
 
 
 def merged(params: PyTree, plan: LoraPlan) -> PyTree:
-    """`params` with the products added to their kernels, and no adapters; host arrays stay on the host."""
+    """`params` with adapters merged into their kernels and removed; host arrays stay on the host."""
     if not isinstance(params, Mapping):
         return params
     out = {}
@@ -95,7 +95,7 @@ def merged(params: PyTree, plan: LoraPlan) -> PyTree:
 
 
 def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]]) -> PyTree:
-    """`tree` with the leaves that `beside` gives added next to a leaf; in dicts only."""
+    """`tree` with the leaves that `beside` returns added next to each leaf; only in dicts."""
     if not isinstance(tree, Mapping):
         return tree
     out = {}
@@ -107,7 +107,7 @@ def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]
 
 
 def with_frozen(fns: ModelFns, is_frozen: Callable[[str], bool] | None) -> ModelFns:
-    """`fns` whose gradient is 0 for the parameters so named: nothing is computed for it, or clipped by it."""
+    """`fns` with gradient 0 for frozen parameters: it is not computed, and does not count in clipping."""
     if is_frozen is None:
         return fns
 

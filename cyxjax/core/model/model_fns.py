@@ -1,7 +1,7 @@
-"""A model as four plain functions, and how a model's own call is made from them.
+"""A model as plain functions, and the arguments with which a model's own function is called.
 
-One array goes in as it is. A tuple is several positional inputs, a dict inputs by name, where the model's own
-signature takes them so; a named tuple (jraph's graphs) is one input."""
+One array is passed as it is. A tuple is passed as several positional inputs and a dict as inputs by name,
+where the model's signature takes them so; a named tuple (jraph's graphs) is one input."""
 
 import inspect
 import re
@@ -16,14 +16,14 @@ from cyxjax.errors import ConfigError
 
 
 class ModelFns(NamedTuple):
-    """A model as values. `model_state` changes without a gradient (running statistics); {} if none."""
+    """A model as pure functions. `model_state` changes without gradients (running statistics); {} if none."""
 
     init: Callable[[jax.Array, PyTree], tuple[PyTree, PyTree]]
     """(key, inputs (B, ...)) -> (params, model_state)"""
     apply: Callable[[PyTree, PyTree, PyTree, jax.Array, bool], tuple[PyTree, PyTree]]
     """(params, model_state, inputs, key, train) -> (output, model_state)"""
     recomputes: bool = False
-    """Whether backward recomputes activations; the compiler may need an option to leave that in place"""
+    """Whether backward recomputes activations; the compiler may need an option to keep this"""
     computes: Any = None
     """The dtype `apply` casts floating parameters to before it uses them; None: it uses them as they are"""
 
@@ -49,20 +49,20 @@ _LIKE_A_MODE = re.compile(
 
 
 def call_mode(call: Callable, train: bool) -> dict[str, bool]:
-    """The train/eval flag under the keywords that `call`, a model's `__call__`, accepts; {} for none.
+    """The train/eval flag by keyword, for those that `call`, a model's `__call__`, accepts; {} for none.
 
-    Raises: ConfigError for a switch that looks like one of them and is none: left at its default, dropout
-        and batch statistics would never know of training.
+    Raises: ConfigError for a flag that looks like a train/eval flag but is not a known one: it would keep
+        its default, and dropout and batch statistics would never be in training mode.
     """
     known = inspect.signature(call).parameters
     mode = {name: is_train is train for name, is_train in MODES.items() if name in known}
-    bound = getattr(call, "keywords", {})  # of a partial: a value that was chosen
+    bound = getattr(call, "keywords", {})  # arguments that a partial has set
     switches = [name for name, one in known.items() if isinstance(one.default, bool) and name not in bound]
     unknown = [name for name in switches if _LIKE_A_MODE.search(name)]
     if unknown and not mode:
         raise ConfigError(
             f"the model's __call__ takes {unknown[0]}={known[unknown[0]].default}, which looks like a "
-            f"train/eval flag and is not a known one. HINT: rename it to `train`; known: {', '.join(MODES)}."
+            f"train/eval flag but is not a known one. HINT: rename it to `train`; known: {', '.join(MODES)}."
         )
     return mode
 
@@ -81,9 +81,9 @@ def call_arguments(
 ) -> tuple[tuple, dict[str, Any]]:
     """(positional, named) arguments with which `call`, a model's own, takes `inputs`.
 
-    An argument called rng, key, ..._rng or ..._key that no input is for gets `make_key(name, its own
-    key)`. Where the model takes other inputs than there are, its own call says so. known: its arguments,
-    if not all of them are asked for.
+    An argument called rng, key, ..._rng or ..._key without an input gets `make_key(name, its own key)`. If
+    the inputs do not match the signature, the model's own call raises. known: the arguments to consider,
+    if not all.
     """
     known = inspect.signature(call).parameters if known is None else known
     mode: dict[str, Any] = dict(call_mode(call, train))
@@ -102,7 +102,7 @@ def call_arguments(
 
 
 def _keys(open_: list[inspect.Parameter], known: Mapping[str, Any], given: Any) -> list[str]:
-    """Names of arguments that a key is for: attention's `key` is an input where there is one for it."""
+    """Names of arguments that get a random key; attention's `key` gets an input if there is one for it."""
     like = [name for name, one in known.items() if _A_KEY.search(name) and one.default in (one.empty, None)]
     if isinstance(given, set):
         return [name for name in like if name not in given]
@@ -117,13 +117,13 @@ def _required(free: list[inspect.Parameter]) -> list[str]:
 def _takes_many(free: list[inspect.Parameter], known: Mapping[str, Any], count: int) -> bool:
     if any(one.kind is one.VAR_POSITIONAL for one in known.values()):
         return True
-    # A further argument that is None by default is an input one may leave out; any other is a setting.
+    # An argument with default None is an optional input; one with another default is a setting.
     room = [one for one in free if one.default is one.empty or one.default is None]
     return len(_required(free)) > 1 or 1 < count <= len(room)
 
 
 def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
-    """Whether names are the arguments' names; else one argument takes the dict, where it is the only one."""
+    """Whether a dict is passed as arguments by name; otherwise a single argument takes the whole dict."""
     required = _required(free)
     if len(required) > 1 or any(name in known for name in inputs):
         return True

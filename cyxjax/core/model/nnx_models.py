@@ -23,9 +23,9 @@ _PARTS: Any = (nnx.Param, nnx.RngKey, nnx.RngCount, ...)
 
 
 def from_nnx(module: nnx.Module) -> ModelFns:
-    """nnx models are born with values: `init` returns those and ignores its key.
+    """A module as `ModelFns`. nnx models have values: `init` returns copies of them and ignores its key.
 
-    What a call sows into a variable type whose last word is `Loss` or `Losses` is added to the loss
+    Values that a call sows into a variable type whose last word is `Loss` or `Losses` are added to the loss
     (`core/model/outputs.py`).
     """
     draw_missing_values(module)
@@ -53,7 +53,7 @@ def from_nnx(module: nnx.Module) -> ModelFns:
         return output, _like(model_state, nnx.to_pure_dict(after))
 
     def _like(before: PyTree, after: PyTree) -> PyTree:
-        """What was state before; a call may sow more."""
+        """The part of `after` that was in the state before; a call may sow more."""
         if not isinstance(before, dict):
             return after
         return {name: _like(before[name], after[name]) for name in before}
@@ -62,14 +62,14 @@ def from_nnx(module: nnx.Module) -> ModelFns:
 
 
 def draw_missing_values(module: nnx.Module) -> None:
-    """Gives values to the parts of `module` that draw theirs when they are first used (`SequentialModel`)."""
+    """Draws the values of parts of `module` that draw them on first use (`SequentialModel`)."""
     for _, part in nnx.iter_modules(module):
         if hasattr(part, "ensure_values"):
             part.ensure_values()
 
 
 def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:
-    """What a call left in variables of a type named for losses (`AuxLoss`) that were not there before."""
+    """(type, value) of the new variables after a call whose type is named for losses (`AuxLoss`)."""
     known = {path for path, _ in nnx.to_flat_state(rest)}
     found = [(type(v).__name__, v) for path, v in nnx.to_flat_state(after) if path not in known]
     return [
@@ -81,12 +81,12 @@ def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array
 
 
 def _as_rngs(name: str, key: jax.Array) -> Any:
-    """An argument `rngs` is nnx's; any other a key."""
+    """An `nnx.Rngs` for an argument named `rngs`; a key for any other."""
     return nnx.Rngs(key) if name == "rngs" else key
 
 
 def _is_rest(path: Any, value: Any) -> bool:
-    """Whether it is neither a parameter nor of a random stream, which each step keys again."""
+    """Whether `value` is neither a parameter nor part of a random stream (each step has new keys)."""
     del path
     return isinstance(value, nnx.Variable) and not isinstance(value, nnx.Param | nnx.RngKey | nnx.RngCount)
 
@@ -99,13 +99,13 @@ def _filled(template: nnx.State, values: PyTree) -> nnx.State:
 
 
 def _rekeyed(keys: nnx.State, key: jax.Array) -> nnx.State:
-    """The model's random streams, keyed from this step's key: draws depend on nothing else."""
+    """The model's random streams with keys from this step's key: draws depend on nothing else."""
     leaves, tree = jax.tree.flatten(keys)
     return jax.tree.unflatten(tree, [jax.random.fold_in(key, i) for i in range(len(leaves))])
 
 
 class WeightedBatchNorm(nnx.BatchNorm):
-    """`nnx.BatchNorm` whose training statistics are ours; the adapter retypes its copy of a model to it."""
+    """`nnx.BatchNorm` with cyxjax's training statistics; the adapter gives its copy of a model this class."""
 
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: Any = None
@@ -125,7 +125,7 @@ class WeightedBatchNorm(nnx.BatchNorm):
 
 @cache
 def _weighted(norm: type[nnx.BatchNorm]) -> type[nnx.BatchNorm]:
-    """`norm`, where what it inherits from `nnx.BatchNorm` is `WeightedBatchNorm`'s; its own stays its own."""
+    """`norm` with `WeightedBatchNorm` in place of `nnx.BatchNorm`; its own methods are kept."""
     if norm in (nnx.BatchNorm, WeightedBatchNorm):
         return WeightedBatchNorm
     return type(norm.__name__, (norm, WeightedBatchNorm), {})

@@ -1,7 +1,8 @@
-"""What a model may give back: samples first in each array, and losses of its own that it sows.
+"""What a model may return: arrays with samples first, and losses of its own that it sows.
 
-A sown value a sample is added to the sample's loss. One number for a batch is refused: a balance of experts
-over the batch is another number for each share of it. In the output a number of parameters alone may stand.
+One sown value per sample is added to the sample's loss. One number for the whole batch is refused: for
+example, the balance of experts over a batch differs for each share of it. A scalar in the output is allowed
+only if it depends on the parameters alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,30 +18,30 @@ from cyxjax.errors import DataError
 
 
 def holds_losses(collection: str) -> bool:
-    """Whether its last word is `loss` or `losses`: `aux_loss` does, `loss_stats` and `glossary` do not."""
+    """Whether the last word is `loss` or `losses`: so for `aux_loss`, not for `loss_stats`, `glossary`."""
     return collection.split("_")[-1] in ("loss", "losses")
 
 
 def sum_of_sown(losses: Sequence[tuple[str, jax.Array]], inputs: PyTree) -> jax.Array:
-    """float32 (B,): all losses a model sowed, by the name of where.
+    """float32 (B,): the sum of all losses that a model sowed; each is given with its collection's name.
 
-    Raises: DataError for one that is no value a sample.
+    Raises: DataError for a loss that is not one value per sample.
     """
     rows = jax.tree.leaves(inputs)[0].shape[0]
     total = jnp.zeros(rows, jnp.float32)
     for name, leaf in losses:
         if leaf.shape[:1] != (rows,):
             raise DataError(
-                f"the model sows a loss of shape {leaf.shape} into {name!r}; expected ({rows},): one value a "
-                "sample, so that padding weighs nothing. HINT: sow the value of each sample, not their mean; "
-                "of a penalty of weights jnp.full(len(x), penalty)."
+                f"the model sows a loss of shape {leaf.shape} into {name!r}; expected ({rows},): one value "
+                "per sample, so that padding has zero weight. HINT: sow a value per sample, not the mean; "
+                "for a penalty on parameters sow jnp.full(len(x), penalty)."
             )
         total = total + mean_of_each(leaf)
     return total
 
 
 def of_inputs(run: Callable, given: PyTree, other: PyTree) -> list[bool]:
-    """By leaf of `run(given, other)`, whether it is made from `given`. Nothing is computed."""
+    """For each leaf of `run(given, other)`, whether it depends on `given`. Nothing is computed."""
     closed = jax.make_jaxpr(run)(given, other)
     reached = set(closed.jaxpr.invars[: len(jax.tree.leaves(given))])
     for eqn in closed.jaxpr.eqns:
@@ -50,10 +51,10 @@ def of_inputs(run: Callable, given: PyTree, other: PyTree) -> list[bool]:
 
 
 def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
-    """Checks that numbers in `output` without a batch dimension do not depend on the samples.
+    """Checks that scalars in `output` do not depend on the samples.
 
-    output: shapes. inputs: any number of samples'. Nothing is computed.
-    Raises: DataError naming one that does: each share of the batch, and its padding, has another.
+    output: shapes. inputs: of any number of samples. Nothing is computed.
+    Raises: DataError naming a scalar that does: it would differ for each share of the batch.
     """
     if all(leaf.shape for leaf in jax.tree.leaves(output)):
         return
@@ -67,22 +68,22 @@ def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
     for (name, leaf), is_of_batch in zip(named_leaves(output), made, strict=True):
         if not leaf.shape and is_of_batch:
             raise DataError(
-                f"the model's output{f' {name!r}' if name else ''} is one number, made from all samples of a "
-                "batch, which is split over replicas and padded. HINT: return one value per sample, shape "
-                '(B,), or {"loss": these} from a model that computes its own loss.'
+                f"the model's output{f' {name!r}' if name else ''} is one number that depends on all samples "
+                "of a batch, which is split over replicas and padded. HINT: return one value per sample, "
+                'shape (B,), or {"loss": values} from a model that computes its own loss.'
             )
 
 
 def check_samples_first(output: PyTree, rows: int, replicas: int = 1) -> None:
-    """Returns where each array of `output`, which may be shapes, has `rows` samples in dimension 0.
+    """Checks that each array of `output`, which may be shapes, has `rows` samples in dimension 0.
 
-    replicas: how many replicas' arrays stand one after the other. Raises: DataError naming one that has not.
+    replicas: how many replicas' rows are concatenated. Raises: DataError naming an array that does not.
     """
     for name, leaf in named_leaves(output):
         if leaf.ndim and leaf.shape[0] != rows * replicas:
             shape = (leaf.shape[0] // replicas, *leaf.shape[1:])
             raise DataError(
-                f"the model's output {name or '(the output)'} has shape {shape} for {rows} samples: "
-                f"dimension 0 of the output must be the samples, ({rows}, ...). HINT: move them there, e.g. "
+                f"the model's output {name or '(the output)'} has shape {shape} for {rows} samples; "
+                f"dimension 0 must be the samples, ({rows}, ...). HINT: move them there, e.g. with "
                 "jnp.swapaxes(y, 0, 1) at the end of the model."
             )

@@ -1,8 +1,8 @@
-"""Losses over the whole global batch: a loss that compares samples sees those of all replicas.
+"""Losses over the whole global batch: a loss that compares samples sees the samples of all replicas.
 
-Outputs, targets and weights are gathered over replicas, in the order the samples have in the step, so that
-the loss is the same function of the same rows at any number of replicas. Gradients stay LOCAL: each replica
-differentiates with respect to its own outputs, and the sum over replicas is the gradient of the whole.
+Outputs, targets and weights are gathered over replicas, in the order that the samples have in the step, so
+that the loss is the same function of the same rows for any number of replicas. Gradients stay LOCAL: each
+replica differentiates with respect to its own outputs, and the sum over replicas is the full gradient.
 """
 
 import inspect
@@ -22,29 +22,29 @@ from cyxjax.errors import DataError
 
 
 class Rows(NamedTuple):
-    """Samples with what the model made of them."""
+    """Samples with the model's output for them."""
 
     output: PyTree  # leaves (n, ...)
     target: PyTree
     weight: jax.Array  # float32 (n,): 1 for a sample, 0 for padding
-    place: jax.Array  # int32 (n,): number in the global batch
+    place: jax.Array  # int32 (n,): index in the global batch
 
 
 @dataclass(frozen=True, eq=False)
 class GlobalLoss:
-    """A loss of the user's over the global batch.
+    """A user's loss over the global batch.
 
-    fn: (output, target, weight) -> its mean over the rows that weigh 1, a scalar; or a value for each row. It
-    may leave out `weight`, in data whose last batch is never short.
-    by_row: fn is (own: Rows, whole: Rows) -> values (B,) of `own`, rows of one replica, compared with the
-    `whole` batch: (B, N) numbers in memory, where N x N are too many. Gradients reach all of `whole`.
+    fn: (output, target, weight) -> its mean over the rows of weight 1, a scalar; or one value per row. It may
+    omit `weight` if the last batch is never short.
+    by_row: fn is (own: Rows, whole: Rows) -> values (B,) for `own`, the rows of one replica, compared with
+    the `whole` batch: (B, N) numbers in memory instead of (N, N). Gradients reach all of `whole`.
     """
 
     fn: Callable
     by_row: bool = False
 
     def to_per_example(self) -> "GlobalLoss":
-        """Itself: a step asks `of_rows`."""
+        """The loss itself: a step calls `of_rows`."""
         return self
 
     @property
@@ -53,7 +53,7 @@ class GlobalLoss:
         return self.by_row or len(inspect.signature(self.fn).parameters) > 2
 
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
-        """float32 (B,): the loss of these rows as a batch of their own, at each of them."""
+        """float32 (B,): the loss of these rows as a batch of their own, repeated for each row."""
         weight = jnp.ones(num_rows((output, target)), jnp.float32)
         return jnp.broadcast_to(self.of_batch(output, target, weight), weight.shape)
 
@@ -66,7 +66,7 @@ class GlobalLoss:
         return _mean(self.fn(*given), weight)
 
     def of_rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> Weighed:
-        """One replica's rows, inside `model_map`: their share of the loss, whose gradient is of all of it."""
+        """The loss for one replica's rows, inside `model_map`; gradients add up over replicas."""
         replicas, replica = lax.axis_size(AXIS), lax.axis_index(AXIS)
         whole = jax.tree.map(_gathered, (output, target, weight))
         if self.by_row:
@@ -79,7 +79,7 @@ class GlobalLoss:
         mine = jax.tree.map(lambda a, own: _with_own(a, own, replica, part), whole[0], output)
         value = self.of_batch(mine, *whole[1:])
         # A step sums weight * value over all rows and divides by their number. Here each row holds the whole
-        # loss, and a replica's gradient is of its own outputs alone: it counts for all rows, not for its own.
+        # loss, but a replica's gradient is for its own outputs only: scale it to count for all rows.
         share = psum(weight.sum()) / jnp.maximum(weight.sum(), 1.0)
         value = lax.stop_gradient(value) + share * (value - lax.stop_gradient(value))
         return Weighed(jnp.broadcast_to(value, weight.shape), None)
@@ -89,7 +89,7 @@ def _of_rows(values: jax.Array, weight: jax.Array) -> jax.Array:
     """`values` as float32. Raises: DataError unless there is one for each row."""
     if values.shape != weight.shape:
         raise DataError(
-            f"the global loss has shape {values.shape}, expected {weight.shape}. HINT: a value for each row."
+            f"the global loss has shape {values.shape}, expected {weight.shape}. HINT: return one per row."
         )
     return values.astype(jnp.float32)
 
@@ -101,7 +101,7 @@ def _mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _gathered(a: jax.Array) -> jax.Array:
-    """(B, ...) of each replica as (N, ...), in the order of places: row, then replica; a number as it is."""
+    """(B, ...) of each replica as (N, ...), ordered by row, then replica; a scalar is returned unchanged."""
     if not a.ndim:
         return a
     stacked = lax.all_gather(a, AXIS, axis=1)
@@ -109,9 +109,9 @@ def _gathered(a: jax.Array) -> jax.Array:
 
 
 def _with_own(whole: jax.Array, own: jax.Array, replica: jax.Array, part: jax.Array) -> jax.Array:
-    """`whole` (N, ...), a constant but for the rows `own` (B, ...) of this replica.
+    """`whole` (N, ...) as a constant, except for the rows `own` (B, ...) of this replica.
 
-    A number of no sample is all replicas': each has the `part` of its gradient that its rows are of all.
+    A scalar belongs to no sample: each replica gets `part` of its gradient, its fraction of all rows.
     """
     if not own.ndim:
         return lax.stop_gradient(own) + part.astype(own.dtype) * (own - lax.stop_gradient(own))
@@ -120,7 +120,7 @@ def _with_own(whole: jax.Array, own: jax.Array, replica: jax.Array, part: jax.Ar
 
 
 def sees_whole_batch(loss: Any) -> bool:
-    """Whether `loss` is one over the global batch."""
+    """Whether `loss` is a loss over the global batch."""
     return hasattr(loss, "of_rows")
 
 
@@ -130,10 +130,10 @@ def of_one_device(loss: Any) -> Callable:
 
 
 class ContrastiveLoss(GlobalLoss):
-    """InfoNCE over the global batch: a sample's two embeddings attract each other, those of others do not.
+    """InfoNCE over the global batch: pulls a sample's two embeddings together, away from those of all others.
 
-    The model's output: a pair of arrays (B, D), as a tuple or a dict of two; they are normalised here. The
-    mean of both directions, as in CLIP. Memory: (B, N) similarities on a replica.
+    The model's output is a pair of arrays (B, D), as a tuple or a dict of two; they are normalised here. The
+    loss is the mean of both directions, as in CLIP. Memory: (B, N) similarities on each replica.
     Source: van den Oord et al. 2018, arXiv:1807.03748; Radford et al. 2021, arXiv:2103.00020.
     """
 
@@ -154,7 +154,7 @@ def _info_nce(own: Rows, whole: Rows, temperature: float) -> jax.Array:
 
 
 def _pair(output: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Both embeddings, of length 1."""
+    """Both embeddings, scaled to length 1."""
     x, y = (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(output))
     unit = lambda v: v * lax.rsqrt(jnp.square(v).sum(-1, keepdims=True) + 1e-12)  # noqa: E731
     return unit(x), unit(y)

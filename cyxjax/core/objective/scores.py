@@ -1,8 +1,8 @@
-"""Metrics with a name, ready for `cx.Metrics` or a `cx.Task`; each equals that of one device.
+"""Common metrics, ready for `cx.Metrics` or a `cx.Task`; each has the value of one device.
 
-`top_k` and `per_class` give a value and a weight a position. The others need all samples and give a
-`Statistic`, whose sums in a step are float32: counts are exact up to 2^24 samples or tokens a step, and
-float64 over the steps.
+`top_k` and `per_class` give a value and a weight per position. The others need all samples and give a
+`Statistic`, whose sums are float32 within a step (counts are exact up to 2^24 samples or tokens per step)
+and float64 over the steps.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from cyxjax.errors import ConfigError, DataError
 
 
 def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
-    """1 where the label is among the `k` largest logits (B, ..., C); a tie with the label's counts for it.
+    """1 where the label is among the `k` largest logits (B, ..., C); a tie counts in favour of the label.
 
-    ignore_index: a label that counts nothing.
+    ignore_index: a label that is left out.
     """
 
     def hits(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -35,8 +35,8 @@ def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
 def per_class(names: Sequence[str], *, ignore_index: int | None = None) -> dict[str, Metric]:
     """{"recall_<name>": ..., "precision_<name>": ...} of each class, `names` in the order of the logits.
 
-    recall: of the samples of a class, how many were predicted as it; precision: of those, how many are of it.
-    NaN where there are none.
+    recall: the part of the samples of a class that were predicted as it; precision: the part of the samples
+    predicted as a class that belong to it. NaN where there are none.
     """
 
     def recall(number: int) -> Metric:
@@ -55,11 +55,11 @@ def _where(right: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 _AVERAGES = ("macro", "micro", "weighted", "binary", None)
-_SIGNIFICANT = 1e-5  # of a sum of squares: what is left of it in float32 when a mean is taken away
+_SIGNIFICANT = 1e-5  # of a sum of squares: below this part, a difference of squares is float32 rounding
 
 
 def ConfusionMatrix(num_classes: int, *, ignore_index: int | None = None) -> Statistic:
-    """float64 (C, C): how many samples of the class of a row were predicted as that of a column."""
+    """float64 (C, C): the number of samples of class i (row) that were predicted as class j (column)."""
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
         label, guess, weights = _labelled(output, target, weight, num_classes, ignore_index)
@@ -69,16 +69,16 @@ def ConfusionMatrix(num_classes: int, *, ignore_index: int | None = None) -> Sta
 
 
 def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int | None = None) -> Statistic:
-    """2 * true positives / (predicted + actual positives), over classes.
+    """2 * true positives / (predicted + actual positives), averaged over classes.
 
-    average: "macro" is the mean over the classes that occur, "weighted" by how often they do; "micro" counts
-    all classes together; "binary" is that of class 1; None gives each, as <name>_<class>.
+    average: "macro" is the mean over the classes that occur, "weighted" weights them by their frequency;
+    "micro" counts all classes together; "binary" is F1 of class 1; None gives each, as <name>_<class>.
     Source: sklearn.metrics.f1_score.
     """
     if average not in _AVERAGES or (average == "binary" and num_classes != 2):
         raise ConfigError(
-            f"F1({num_classes}, average={average!r}): expected one of {_AVERAGES}, and 2 classes for "
-            "'binary'. HINT: F1(10, 'macro')."
+            f"F1({num_classes}, average={average!r}): expected an average of {_AVERAGES}, and 2 classes for "
+            "'binary'. HINT: write F1(10, 'macro')."
         )
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
@@ -106,9 +106,9 @@ def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int
 def AUC(bins: int = 1000, *, positive: int = 1) -> Statistic:
     """Area under the ROC curve, binned: how often a positive sample scores above a negative one.
 
-    Scores are counted in `bins` bins of their sigmoid; two of one bin count one half, so the exact area
-    differs by at most half the part of the pairs that share one. Output: logits (B,) or (B, 1) against labels
-    0 and 1, or (B, C), in which class `positive` is compared with all others.
+    Scores are counted in `bins` bins by the sigmoid of score / 4. A pair in the same bin counts one half, so
+    the result is off by at most half the fraction of pairs that share a bin. Output: logits (B,) or (B, 1)
+    for labels 0 and 1, or (B, C), where class `positive` is compared with all others.
     """
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
@@ -126,21 +126,21 @@ def AUC(bins: int = 1000, *, positive: int = 1) -> Statistic:
 
 
 def Perplexity(*, ignore_index: int | None = None) -> Statistic:
-    """e to the mean cross entropy of logits (B, ..., C) over all labels (B, ...) that count."""
+    """exp of the mean cross entropy of logits (B, ..., C), over all labels (B, ...) that count."""
     return of_sums((2,), _entropy(ignore_index), lambda state: np.exp(state[0] / state[1]), "min")
 
 
 def BitsPerCharacter(characters_per_token: float = 1.0, *, ignore_index: int | None = None) -> Statistic:
-    """The mean cross entropy in bits, of labels that stand for so many characters each."""
+    """The mean cross entropy in bits per character, for labels of `characters_per_token` characters each."""
     per_token = np.log(2.0) * characters_per_token
     return of_sums((2,), _entropy(ignore_index), lambda state: state[0] / state[1] / per_token, "min")
 
 
 def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
-    """1 - squared error / variance of the targets; of several outputs (B, num_outputs) the mean of theirs.
+    """1 - squared error / variance of the targets; averaged over outputs (B, num_outputs).
 
-    around: a number near the targets, of which sums of squares are taken. NaN where the targets lie so far
-    from it (300 times their spread) that float32 cannot tell their variance.
+    around: a number near the targets, subtracted before squares are summed. NaN where the targets are so far
+    from it (300 times their spread) that float32 cannot resolve their variance.
     Source: sklearn.metrics.r2_score.
     """
 
@@ -161,7 +161,7 @@ def R2(num_outputs: int = 1, *, around: float = 0.0) -> Statistic:
 def _labelled(
     output: jax.Array, target: jax.Array, weight: jax.Array, num_classes: int, ignore_index: int | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(label, guess, weight) of each position, flat; what does not count has weight 0."""
+    """(label, prediction, weight) of each position, flat; positions that do not count have weight 0."""
     logits = output.shape == (*target.shape, num_classes)
     if logits:
         guess = jnp.argmax(output, -1)
@@ -169,8 +169,8 @@ def _labelled(
         guess = (output.reshape(target.shape) > 0).astype(jnp.int32)
     else:
         raise DataError(
-            f"a metric of {num_classes} classes: output {list(output.shape)} and target "
-            f"{list(target.shape)} do not fit. HINT: the last dimension of the output is the classes."
+            f"a metric of {num_classes} classes got output {list(output.shape)} and target "
+            f"{list(target.shape)}, which do not fit. HINT: the last dimension of the output is the classes."
         )
     weights = _of_positions(target, weight, ignore_index)
     label = jnp.where(weights > 0, target.astype(jnp.int32), 0)
@@ -178,13 +178,13 @@ def _labelled(
 
 
 def _of_positions(target: jax.Array, weight: jax.Array, ignore_index: int | None) -> jax.Array:
-    """`weight` of a sample at each of its positions, 0 at those that are ignored."""
+    """The `weight` of its sample at each position; 0 at ignored positions."""
     weights = jnp.broadcast_to(weight.reshape(-1, *[1] * (target.ndim - 1)), target.shape)
     return jnp.where(counts(target, ignore_index), weights, 0.0)
 
 
 def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Array, jax.Array]:
-    """(log odds of the positive class, whether it is that) of each sample, (B,)."""
+    """(log odds of the positive class, 1 where the label is that class) of each sample, (B,)."""
     output = output.astype(jnp.float32)
     if output.ndim == 2 and output.shape[1] > 1:
         rest = jnp.delete(output, positive, axis=1)
@@ -193,7 +193,7 @@ def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Arr
 
 
 def _entropy(ignore_index: int | None) -> Any:
-    """(sum of cross entropies, how many) of what counts; a label that is no class makes it NaN."""
+    """Counts (sum of cross entropies, number of labels); a label that is not a class makes the sum NaN."""
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
         weights, classes = _of_positions(target, weight, ignore_index), output.shape[-1]

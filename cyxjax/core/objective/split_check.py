@@ -1,10 +1,11 @@
-"""Checks on the training batches that a loss or metric is made of values of single samples.
+"""Checks on the training batches that a loss or metric is a mean of per-sample values.
 
-A step that has the whole batch uses what the user wrote as it is. Where the batch is split (replicas,
-micro-batches, parts of an exact step), one number is taken sample by sample and their mean used, and values
-per sample are used as they are. Both are right unless a function couples samples or divides by something of
-the batch. So it is computed for one sample at a time too; the difference travels with the sums of the step,
-and the host ends the run at the first step where it is more than rounding.
+A step that has the whole batch uses the user's function as it is. Where the batch is split (replicas,
+micro-batches, parts of an exact step), a function that returns one number is called for each sample and the
+results are averaged; per-sample values are used as they are. Both are right unless the function couples
+samples or divides by a property of the batch. So the function is also computed for one sample at a time; the
+difference travels with the sums of the step, and the host ends the run at the first step where it is more
+than rounding.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,11 @@ from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
 _ROUNDING, _HALF_PRECISION = 1e-4, 0.03  # relative to the size of the values
-_OF_LARGEST = 1e-5  # differences below this part of the largest values of the run are rounding of large terms
+_OF_LARGEST = 1e-5  # differences below this part of the largest values of the run are rounding errors
 
 
 class SplitCheck(NamedTuple):
-    """The functions of the user's that a step compares, by name; one row of a step's sums for each."""
+    """The user's functions that a step compares, by name; each takes one row of the step's sums."""
 
     measures: dict[str, Callable[[PyTree, PyTree], Any]] = {}
 
@@ -46,9 +47,9 @@ class SplitCheck(NamedTuple):
         return lax.stop_gradient(jnp.stack(found))
 
     def watch(self) -> Callable[[np.ndarray], None]:
-        """A function of the `rows` of step after step, none where the step had the whole batch.
+        """A function to call with the `rows` of each step (empty where the step had the whole batch).
 
-        It raises: ConfigError naming the loss or metric.
+        It raises ConfigError naming the loss or metric that differs.
         """
         largest = np.zeros(len(self.measures))
 
@@ -64,7 +65,7 @@ class SplitCheck(NamedTuple):
 
 
 def split_check(loss: Any, metrics: Metrics) -> SplitCheck:
-    """Of the loss, or its terms, and the metrics that are functions of the user's."""
+    """The check of those losses (or terms) and metrics that are the user's functions."""
     terms = terms_of(loss)
     named = (
         {term.name for term in terms} if len(terms) > 1 else set()
@@ -80,16 +81,16 @@ def split_check(loss: Any, metrics: Metrics) -> SplitCheck:
 
 
 def is_own(loss: Any, metrics: Metrics) -> bool:
-    """Whether the loss, a term of it or a metric is a function of the user's or of the model.
+    """Whether the loss, one of its terms or a metric is a function of the user or of the model.
 
-    It may look at the whole batch, so a batch that one replica has whole is given to it without padding.
+    Such a function may depend on the whole batch, so it gets no padding where one replica has it all.
     """
     of_model = any(isinstance(term.loss, UserLoss) for term in terms_of(loss))
     return of_model or bool(split_check(loss, metrics).measures)
 
 
 def _compared(measure: Callable, output: PyTree, target: PyTree) -> jax.Array:
-    """float32 (2,): see `SplitCheck.rows`; zeros for a metric that has no meaning here."""
+    """float32 (2,): see `SplitCheck.rows`; zeros for a metric that returns None."""
     given = measure(output, target)
     if given is None:
         return jnp.zeros(2)
@@ -102,7 +103,7 @@ def _compared(measure: Callable, output: PyTree, target: PyTree) -> jax.Array:
 
 
 def _values(given: Any) -> list[jax.Array]:
-    """One number or (B,); of a pair what is added up, and the weights."""
+    """[one number or (B,)]; for a pair, [values times weights, weights]."""
     if isinstance(given, tuple):
         values, weights = by_sample(*given)
         return [values * weights, weights]
@@ -114,7 +115,7 @@ def _difference(together: jax.Array, alone: jax.Array, relative: float) -> tuple
     size = jnp.abs(alone).mean()
     alone = alone if together.ndim else alone.mean()
     difference = jnp.abs(together - alone)
-    # What is not finite together is for `on_nonfinite`; a sample that is not finite alone differs.
+    # `on_nonfinite` handles a batch that is not finite; a single sample that is not finite differs.
     differs = jnp.isfinite(together) & ~(difference <= relative * (jnp.abs(alone) + size))
     difference = jnp.where(jnp.isfinite(difference), difference, jnp.inf)
     return jnp.where(differs, difference, 0.0).max(), jnp.where(jnp.isfinite(size), size, 0.0)
@@ -124,8 +125,8 @@ def _differs(name: str, difference: float, size: float) -> ConfigError:
     is_metric = name.startswith("the metric")
     ways = "return one value per sample, shape (B,), or write a cx.Statistic" if is_metric else WAYS_OUT
     return ConfigError(
-        f"{name} of a batch is not made of values of its samples alone: computed for one sample at a time it "
-        f"differs by {difference:.4g}, where a sample's value is {size:.4g} on average. The batch is split "
-        f"over replicas, micro-batches or parts, which would change the result. HINT: {ways}.",
+        f"{name} of a batch is not a mean of per-sample values: computed for one sample at a time it differs "
+        f"by {difference:.4g}, where a sample's value is {size:.4g} on average. The batch is split over "
+        f"replicas, micro-batches or parts, which would change the result. HINT: {ways}.",
         key="metrics" if is_metric else "loss",
     )

@@ -26,7 +26,7 @@ from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
 Pick: TypeAlias = "str | int | Callable[[PyTree], PyTree] | None"
-"""Which part of a tree: a key, an index or a field's name, a function; None: all of it."""
+"""Selects a part of a tree: a key, an index, a field's name, or a function; None selects all of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class Task:
     """What a trainer takes in place of a loss: `DistributedTrainer(model, task, optimizer)`.
 
     loss: a loss as for the trainer, or {name: loss}, {name: (loss, factor)}, {name: cx.Term(...)}: their
-    weighted sum, each in a mean of its own and measured under its name. output, target: the part of the
-    model's output, and of the target, that losses and metrics see. metrics, better: as of `cx.Metrics`.
+    weighted sum, where each loss has its own mean and is measured under its name. output, target: the parts
+    of the model's output and of the target that losses and metrics see. metrics, better: as in `cx.Metrics`.
     """
 
     loss: Any
@@ -46,7 +46,7 @@ class Task:
 
     @property
     def ignore_index(self) -> int | None:
-        """The label that counts nothing."""
+        """The label that losses and accuracy leave out, or None."""
         found = [getattr(term.loss, "ignore_index", None) for term in self._terms]
         return next((index for index in found if index is not None), None)
 
@@ -57,20 +57,20 @@ class Task:
         return [_as_term(name, one) for name, one in self.loss.items()]
 
     def to_per_example(self) -> PerExample:
-        """The loss that a step minimizes, of the model's whole output."""
+        """The loss that a step minimizes, as a function of the model's whole output."""
         terms = [replace(term, loss=self._seen(as_per_example(term.loss))) for term in self._terms]
         if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
             return terms[0].loss
         global_term = next((term.name for term in terms if sees_whole_batch(term.loss)), None)
         if global_term is not None:
             raise ConfigError(
-                f"the term {global_term!r} is a loss over the global batch, which stands alone. HINT: add "
-                "the others inside its function, fn(output, target, weight)."
+                f"the term {global_term!r} is a loss over the global batch, which must be the only term. "
+                "HINT: add the other losses inside its function, fn(output, target, weight)."
             )
         return SumOfTerms(tuple(terms))
 
     def to_metrics(self) -> Metrics:
-        """What is measured: the loss, accuracy, each term, and the task's own."""
+        """The metrics of a run: the loss, accuracy, each term, and the task's own metrics."""
         terms = {} if len(self._terms) == 1 else {t.name: as_per_example(t.loss) for t in self._terms}
         own = {name: self._seen(metric) for name, metric in {**terms, **self.metrics}.items()}
         better = {**dict.fromkeys(terms, "min"), **self.better}
@@ -84,7 +84,7 @@ class Task:
         return seen_through(measure, self.output, self.target)
 
     def with_metrics(self, metrics: Mapping[str, Metric], better: Mapping[str, str] | None = None) -> "Task":
-        """The same task, which measures these as well."""
+        """The same task with additional metrics."""
         return replace(self, metrics={**self.metrics, **metrics}, better={**self.better, **(better or {})})
 
     # ---- tasks by name -----------------------------------------------------------------------------------
@@ -98,19 +98,19 @@ class Task:
         output: Pick = None,
         target: Pick = None,
     ) -> "Task":
-        """Labels among classes: cross entropy of logits (B, ..., C), accuracy."""
+        """Classification: cross entropy of logits (B, ..., C), and accuracy."""
         return Task(CrossEntropyLoss(weight, ignore_index, label_smoothing), output, target)
 
     @staticmethod
     def regression(*, output: Pick = None, target: Pick = None) -> "Task":
-        """Numbers: the mean square, and the mean absolute error as `mae`."""
+        """Regression: the mean squared error, and the mean absolute error as `mae`."""
         return Task(MSELoss(), output, target, {"mae": L1Loss().per_example}, {"mae": "min"})
 
     @staticmethod
     def language(*, ignore_index: int | None = None, output: Pick = None, target: Pick = None) -> "Task":
-        """The next token: cross entropy of logits (B, T, C) over the tokens that count, and their accuracy.
+        """Next-token prediction: cross entropy of logits (B, T, C), and accuracy.
 
-        ignore_index: of padding; the mean is over all other tokens of the global batch.
+        ignore_index: the label of padding; the mean is over all other tokens of the global batch.
         """
         return Task.classification(ignore_index=ignore_index, output=output, target=target)
 
@@ -122,7 +122,7 @@ class Task:
         target: Pick = None,
         reconstruction: str = "bce",
     ) -> "Task":
-        """Reconstruction plus `beta` times divergence, in nats a sample; of outputs (logits, mean, logvar).
+        """Reconstruction plus `beta` times divergence in nats per sample, for outputs (logits, mean, logvar).
 
         reconstruction: "bce" of logits against values in [0, 1], or "mse" (half the squared
         error). The target is the input: fit(X, X). Both terms are measured.
@@ -133,14 +133,14 @@ class Task:
 
     @staticmethod
     def contrastive(temperature: float = 0.1, *, output: Pick = None) -> "Task":
-        """Two embeddings of a sample, compared over the global batch: `cx.ContrastiveLoss`."""
+        """Two embeddings per sample, compared over the global batch by `cx.ContrastiveLoss`."""
         return Task(ContrastiveLoss(temperature), output)
 
     @staticmethod
     def distillation(temperature: float = 2.0, alpha: float = 0.5, *, output: Pick = None) -> "Task":
-        """A student of labels and of a teacher's logits; target: the pair (labels, teacher_logits).
+        """A student learns from labels and a teacher's logits; target: the pair (labels, teacher_logits).
 
-        The teacher's logits come from its own `predict`, once: fit(X, (y, teacher.predict(X))). The loss is
+        Compute the teacher's logits once with `predict`: fit(X, (y, teacher.predict(X))). The loss is
         alpha * T^2 * KL(teacher / T || student / T) + (1 - alpha) * cross entropy; both are measured.
         Source: Hinton et al. 2015, arXiv:1503.02531.
         """
@@ -157,7 +157,7 @@ def _as_term(name: str, given: Any) -> Term:
 
 
 def seen_through(measure: Any, output: Pick, target: Pick) -> Any:
-    """A loss or a metric of whole trees, from one of their parts."""
+    """A loss or metric that takes whole trees, from `measure`, which takes the selected parts."""
     if output is None and target is None:
         return measure
     if isinstance(measure, UserLoss):
@@ -183,9 +183,9 @@ class Seen:
 
 
 def takes_labels(loss: Any) -> bool:
-    """Whether `loss`, or a term of it, is a classification loss of ours, whose integer targets are labels.
+    """Whether `loss` or one of its terms is a cyxjax classification loss, whose integer targets are labels.
 
-    Under a loss of the user's, integers may be counts, ranks, actions or padding.
+    Under a user's own loss, integers may be counts, ranks, actions or padding.
     """
     if isinstance(loss, Seen):
         return takes_labels(loss.measure)
@@ -204,7 +204,7 @@ def _seen_globally(loss: GlobalLoss, output: Pick, target: Pick) -> Callable:
 
 
 def picked(tree: PyTree, pick: Pick) -> PyTree:
-    """The part of `tree`."""
+    """The part of `tree` that `pick` selects."""
     if pick is None:
         return tree
     if callable(pick):

@@ -1,8 +1,9 @@
-"""Several losses of one step: their factors, the parameters that each trains, and the optimizers of those.
+"""Several losses of one step: their factors, the parameters that each trains, and their optimizers.
 
-A mean that weighs its samples itself divides by a sum that only the whole global batch knows. So losses that
-share a mean and the parameters they reach are added up and pulled back once, as one `share`; each other one
-apart, by the same forward pass. What a share does not train keeps no gradient of it.
+A loss with weights of its own is divided by a sum over the whole global batch, which no replica knows yet. So
+losses that share a mean and the parameters they train are added up and differentiated once, as one `share`;
+every other loss is differentiated separately, through the same forward pass. Each share gives gradients only
+to the parameters that it trains.
 """
 
 from collections.abc import Sequence
@@ -21,17 +22,17 @@ from cyxjax.core.trees import PyTree, matches, path_name
 from cyxjax.errors import ConfigError, DataError
 
 Route: TypeAlias = "tuple[str, ...] | None"
-"""Patterns of the parameters that a loss reaches; None: all of them."""
+"""Name patterns of the parameters that a loss trains; None: all parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One of the losses of a `cx.Task`, and the parameters that it alone trains.
+    """One of the losses of a `cx.Task`, and the parameters that it trains.
 
-    trains: a pattern of names ("generator/*"), or several; its gradient goes there and nowhere else. None:
-    everywhere. optimizer: what moves them, with a state of its own; None: the trainer's. They move in the
-    steps s (0, 1, ...) where s % every == offset, and rest with their optimizer in the others.
-    Raises: ConfigError for an optimizer or a turn without parameters of its own, and a turn that never comes.
+    trains: a pattern of parameter names ("generator/*"), or several; only these get its gradient. None: all
+    parameters. optimizer: updates these parameters, with its own state; None: the trainer's. They change in
+    the steps s (0, 1, ...) where s % every == offset; in others they and the optimizer's state stay as is.
+    Raises: ConfigError for optimizer, every or offset without `trains`, and unless 0 <= offset < every.
     """
 
     loss: Any
@@ -46,8 +47,8 @@ class Term:
         is_plain = self.optimizer is None and (self.every, self.offset) == (1, 0)
         if not (self.trains or is_plain) or not 0 <= self.offset < self.every:
             raise ConfigError(
-                f"a Term with trains={self.trains!r}, every={self.every}, offset={self.offset}: an optimizer "
-                "or a turn is of the parameters that it `trains`, and 0 <= offset < every. HINT: "
+                f"a Term with trains={self.trains!r}, every={self.every}, offset={self.offset}: optimizer, "
+                "every and offset need `trains`, and 0 <= offset < every must hold. HINT: write "
                 "Term(loss, trains='generator/*', optimizer=..., every=2, offset=1)."
             )
 
@@ -65,7 +66,7 @@ class SumOfTerms:
     terms: tuple[Term, ...]
 
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
-        """float32 (B,): each row's losses with their factors; where a term weighs positions, their mean."""
+        """float32 (B,): each row's losses times their factors, summed; a weighted term as its row mean."""
         weight = jnp.ones(num_rows((output, target)))
         flat = flat_shares(shares_of(self, output, target, weight))
         return reduce(
@@ -76,14 +77,14 @@ class SumOfTerms:
         """float32 (): the loss of these rows as a batch of their own."""
         if any(term.trains is not None for term in self.terms):
             raise DataError(
-                "a Task whose terms train parameters of their own was given to a loop by hand, which has one "
-                "backward for all. HINT: train it with cx.distributed.DistributedTrainer(model, task)."
+                "a Task whose terms train separate parameters was given to a hand-written loop, which has "
+                "one backward for all. HINT: train with cx.distributed.DistributedTrainer(model, task)."
             )
         return sum((t.factor * batch_mean(t.loss(output, target)) for t in self.terms), jnp.float32(0))
 
 
 Shares: TypeAlias = "list[list[Weighed]]"
-"""By route (`routes_of`) the means of its losses: first that over samples, then one for each that weighs."""
+"""For each route (`routes_of`) its means: first the mean over samples, then one per loss with weights."""
 
 
 def terms_of(loss: Any) -> tuple[Term, ...]:
@@ -91,19 +92,20 @@ def terms_of(loss: Any) -> tuple[Term, ...]:
 
 
 def num_means(loss: Any) -> int:
-    """How many means besides that over samples `loss` may be made of: each term's own."""
+    """How many means `loss` may have besides the mean over samples: one per term."""
     return len(loss.terms) if isinstance(loss, SumOfTerms) else 0
 
 
 def routes_of(loss: Any) -> list[Route]:
-    """The routes of the terms, each once, in their order."""
+    """The distinct routes of the terms, in order."""
     return list(dict.fromkeys(term.route for term in terms_of(loss)))
 
 
 def shares_of(loss: Any, output: PyTree, target: PyTree, weight: jax.Array) -> Shares:
     """The losses of one replica's rows. weight: of the rows, 0 for padding.
 
-    What a model sows is added where there is one mean for all. Raises: DataError where there is not.
+    Losses that the model sows are added as a mean over samples. Raises: DataError if terms train separate
+    parameters, or if a single loss has weights of its own.
     """
     scored, own = (output.output, output.losses) if isinstance(output, Sown) else (output, None)
     shares: Shares = []
@@ -123,12 +125,12 @@ def _of_term(term: Term, output: PyTree, target: PyTree, weight: jax.Array) -> W
 
 
 def _with_own(shares: Shares, own: jax.Array, loss: Any) -> Shares:
-    """With what the model itself adds to each row's loss."""
+    """`shares` with the losses that the model itself adds to each row."""
     first, *others = shares[0]
     if len(shares) > 1 or (first.weights is not None and not isinstance(loss, SumOfTerms)):
         raise DataError(
-            "the model sows losses, one a sample, and the trainer's loss weighs its samples, or its terms "
-            "train parameters of their own. HINT: return them with the output, as a term of a cx.Task."
+            "the model sows losses, one per sample, but the trainer's loss has weights of its own, or its "
+            "terms train separate parameters. HINT: return them in the output, as a term of a cx.Task."
         )
     if first.weights is None:
         return [[Weighed(first.values + own, None), *others]]
@@ -140,7 +142,7 @@ def flat_shares(shares: Shares) -> list[Weighed]:
 
 
 def reached(grads: PyTree, route: Route, routes: list[Route]) -> PyTree:
-    """`grads` with None for what a loss does not train; what none does stays with the first."""
+    """`grads` with None for what a loss does not train; parameters of no route stay with the first."""
 
     def kept(path: Any, leaf: jax.Array) -> jax.Array | None:
         name = path_name(path)
