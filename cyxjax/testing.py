@@ -98,11 +98,11 @@ def check_replicas(
     one, many = (
         _trained(model, loss_fn, data, optimizer, count, batch_size, steps, config) for count in (1, replicas)
     )
-    odd = sorted(_differences(one, many, tolerance), reverse=True)
-    if odd:
-        shown = "; ".join(f"{name} by {by:.2g} of how far it moved" for by, name in odd[:_SHOWN])
+    different = sorted(_differences(one, many, tolerance), reverse=True)
+    if different:
+        shown = "; ".join(f"{name} by {by:.2g} of how far it moved" for by, name in different[:_SHOWN])
         raise AssertionError(
-            f"{replicas} devices train a model unlike one's: {shown} ({len(odd)} of {len(one[0])} differ). "
+            f"{replicas} devices train a model unlike one's: {shown} ({len(different)} of {len(one[0])} differ). "
             "HINT: check BatchNorm over parts of a batch (sync_batchnorm=True), dropout (its masks depend on "
             "the number of devices), and whether the output for a sample depends on the other samples."
         )

@@ -83,9 +83,11 @@ def devices(program: str = _ASK_JAX, timeout_s: float = _DEVICE_TIMEOUT_S) -> Ch
     except subprocess.TimeoutExpired:
         return Check("FAIL", "devices", f"jax did not start in {timeout_s:g} s. HINT: try JAX_PLATFORMS=cpu.")
     except (subprocess.CalledProcessError, ValueError, IndexError) as err:
-        said = (getattr(err, "stderr", "") or str(err)).strip().splitlines()
+        output = (getattr(err, "stderr", "") or str(err)).strip().splitlines()
         return Check(
-            "FAIL", "devices", f"jax does not start: {said[-1] if said else err}. HINT: pip install cyxjax"
+            "FAIL",
+            "devices",
+            f"jax does not start: {output[-1] if output else err}. HINT: pip install cyxjax",
         )
     if total != 8.0:
         return Check("FAIL", "devices", f"8 ones add up to {total} on {kind}. HINT: update its driver.")

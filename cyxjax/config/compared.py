@@ -60,5 +60,5 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted key, without None and empty ones."""
-    said = ((key, list(value) if isinstance(value, tuple) else value) for key, value in dotted(tree))
-    return {key: value for key, value in said if value not in (None, [], {})}
+    settings = ((key, list(value) if isinstance(value, tuple) else value) for key, value in dotted(tree))
+    return {key: value for key, value in settings if value not in (None, [], {})}

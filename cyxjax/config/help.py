@@ -74,7 +74,7 @@ class Key:
 
 def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     """(dotted name, sentence, plain keys) of a section with `values`, then of each section in it."""
-    fields, said = type(values).model_fields, sentences(type(values))
+    fields, texts = type(values).model_fields, sentences(type(values))
     plain = {key: field for key, field in fields.items() if section_of(field.annotation) is None}
     prefix = f"{name}." if name else ""
     yield (
@@ -85,7 +85,7 @@ def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list
                 prefix + key,
                 field.annotation,
                 "" if field.is_required() else _shown(getattr(values, key)),
-                said.get(key, ""),
+                texts.get(key, ""),
             )
             for key, field in plain.items()
         ],

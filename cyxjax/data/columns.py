@@ -98,9 +98,9 @@ def refuse_words(array: np.ndarray) -> None:
     """Raises: DataError for a value that is not a number; its hint makes integer labels of strings."""
     if array.dtype.kind not in "OUSTMm":
         return
-    odd = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
+    other = next((one for one in array.flat if not isinstance(one, int | float | np.number)), None)
     raise DataError(
-        f"found {odd!r} in an array of dtype {array.dtype}; expected numbers, and integers as labels. "
+        f"found {other!r} in an array of dtype {array.dtype}; expected numbers, and integers as labels. "
         "HINT: class_names, y = np.unique(y, return_inverse=True)."
     )
 

@@ -110,10 +110,10 @@ def _refuse(
     labels = np.asarray(targets)
     if not labels.size or (labels.min() >= 0 and labels.max() < num_classes):
         return
-    odd = ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
-    if not odd.any():
+    invalid = ((labels < 0) | (labels >= num_classes)) & (labels != ignore_index)
+    if not invalid.any():
         return
-    place = np.argwhere(odd)[0]
+    place = np.argwhere(invalid)[0]
     sample, label = place[0] if ids is None else ids[place[0]], labels[tuple(place)]
     hint = "give the model one output per class, counted from 0"
     if label < 0:

@@ -13,12 +13,12 @@ from cyxjax.launch.topology import TPU_SLICE, Topology, read_int
 def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folder: str = "/dev") -> str:
     """'nccl' or 'gloo', as `topology` asks. With gloo, jax chooses the platform if none was asked for.
 
-    With `auto` it is 'nccl' where there is an NVIDIA GPU, unless jax is told to use the CPU.
+    With `auto` it is 'nccl' where there is an NVIDIA GPU, unless JAX_PLATFORMS asks for the CPU.
     Raises: GroupError if nccl is asked for where it is not available; ConfigError where JAX_PLATFORMS is
         cuda and there is no GPU.
     """
-    said, gpus, wish = platforms_said(env), visible_gpus(env, device_folder), topology.backend
-    if said == ("cuda",) and not gpus:  # jax fails by a bare assertion
+    platforms, gpus, wish = named_platforms(env), visible_gpus(env, device_folder), topology.backend
+    if platforms == ("cuda",) and not gpus:  # jax would fail with a bare assertion
         raise ConfigError(
             "JAX_PLATFORMS=cuda, but no NVIDIA GPU was found on this host. HINT: unset JAX_PLATFORMS."
         )
@@ -27,10 +27,10 @@ def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folde
             "NCCL library not available: no NVIDIA GPU was found on this host (see nvidia-smi). HINT: set "
             "DISTRIBUTED_BACKEND=cpu (backend='gloo') to train on the CPU with the same program."
         )
-    return "nccl" if wish == "nccl" or (wish == "auto" and gpus and said[:1] != ("cpu",)) else "gloo"
+    return "nccl" if wish == "nccl" or (wish == "auto" and gpus and platforms[:1] != ("cpu",)) else "gloo"
 
 
-def platforms_said(env: Mapping[str, str]) -> tuple[str, ...]:
+def named_platforms(env: Mapping[str, str]) -> tuple[str, ...]:
     """The platforms that JAX_PLATFORMS, or a jax that is loaded already, was set to use; () for any."""
     text = env.get("JAX_PLATFORMS", "") or _told_to_jax()
     return tuple(part for part in text.lower().split(",") if part)
@@ -213,8 +213,8 @@ def pool_threads(devices: int, env: Mapping[str, str] = os.environ) -> int:
 def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:
     """Keeps gRPC from connecting to jax's coordinator through http_proxy, which would hang."""
     if any(name.lower().endswith("_proxy") for name in env):
-        said = [part for part in env.get("no_grpc_proxy", env.get("no_proxy", "")).split(",") if part]
-        env["no_grpc_proxy"] = ",".join([*said, *({host, "127.0.0.1"} - set(said))])
+        hosts = [part for part in env.get("no_grpc_proxy", env.get("no_proxy", "")).split(",") if part]
+        env["no_grpc_proxy"] = ",".join([*hosts, *({host, "127.0.0.1"} - set(hosts))])
 
 
 def _tell_loaded_jax(cpu_devices: int) -> None:

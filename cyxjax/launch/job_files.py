@@ -86,12 +86,12 @@ def submit_slurm(path: str, *, check_only: bool = False) -> str:
     """
     command = ["sbatch", *(["--test-only"] if check_only else []), path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    said = (done.stdout + done.stderr).strip()
+    answer = (done.stdout + done.stderr).strip()
     if done.returncode != 0:
         raise GroupError(
-            f"sbatch refused {path}: {said}. HINT: compare with `sinfo`; the script is plain text."
+            f"sbatch refused {path}: {answer}. HINT: compare with `sinfo`; the script is plain text."
         )
-    return said
+    return answer
 
 
 def kubernetes_manifest(spec: JobSpec) -> str:

@@ -99,8 +99,8 @@ class Screen:
 
     def _say_what_was_left_out(self) -> None:
         if self._left_out and self._bytes < WAITING_BYTES // 2:
-            said = f"{self._left_out} lines are not shown here: the reader of this output stopped reading"
-            self._add(f"cyxjax.launch: {said} (--log-dir keeps every line)\n".encode())
+            note = f"{self._left_out} lines are not shown here: the reader of this output stopped reading"
+            self._add(f"cyxjax.launch: {note} (--log-dir keeps every line)\n".encode())
             self._left_out, self._stalled = 0, False
 
     def _write(self, data: bytes) -> None:

@@ -52,8 +52,10 @@ def find_folder(asked: str, env: Mapping[str, str], jaxs_own: str | None) -> Pat
 
 
 def _users_cache(env: Mapping[str, str]) -> Path:
-    said = Path(env.get("XDG_CACHE_HOME", ""))
-    return said if said.is_absolute() else Path("~/.cache").expanduser()  # a relative one is to be ignored
+    named = Path(env.get("XDG_CACHE_HOME", ""))
+    return (
+        named if named.is_absolute() else Path("~/.cache").expanduser()
+    )  # relative: ignored, by its standard
 
 
 class ProgramStore:

@@ -45,12 +45,12 @@ def _refuse_disagreement(first: Topology, other: Topology) -> None:
     if other.world_size == 1 or (first.rank, first.world_size) == (other.rank, other.world_size):
         return
     raise ConfigError(
-        f"Two sources disagree: {_said(first)} but {_said(other)}. "
+        f"Two sources disagree: {_described(first)} but {_described(other)}. "
         f"HINT: unset {first.names[0]} and {first.names[1]} to follow {other.source}, or start this script "
         f"outside {other.source}."
     )
 
 
-def _said(topology: Topology) -> str:
+def _described(topology: Topology) -> str:
     rank_name, world_name = topology.names
     return f"{topology.source} says {rank_name}={topology.rank}, {world_name}={topology.world_size}"

@@ -58,8 +58,10 @@ def _place(
 
 
 def _open_mpi_job(env: Mapping[str, str]) -> str:
-    said = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_orte_hnp_uri")
-    return f"mpirun-{said or 'job'}"
+    job_id = (
+        env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_orte_hnp_uri")
+    )
+    return f"mpirun-{job_id or 'job'}"
 
 
 def _open_mpi_host(env: Mapping[str, str]) -> str:

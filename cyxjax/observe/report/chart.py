@@ -68,11 +68,11 @@ def bar(parts: Mapping[str, float], unit: str = "s") -> str:
     for index, (name, size) in enumerate(parts.items()):
         if not size:
             continue
-        width, said = 1000 * size / total, text(f"{name}: {size:,.1f} {unit}, {size / total:.1%}")
+        width, label = 1000 * size / total, text(f"{name}: {size:,.1f} {unit}, {size / total:.1%}")
         colour = f"c{index % NUM_COLOURS}"
         pieces += f'<rect class="{colour} fill" x="{at:.1f}" y="0" width="{width:.1f}" height="40">'
-        pieces += f"<title>{said}</title></rect>"
-        keys += f'<li><i class="{colour} swatch"></i>{said}</li>'
+        pieces += f"<title>{label}</title></rect>"
+        keys += f'<li><i class="{colour} swatch"></i>{label}</li>'
         at += width
     svg = f'<svg class="bar" viewBox="0 0 1000 40" preserveAspectRatio="none" role="img">{pieces}</svg>'
     return f'{svg}<ul class="keys">{keys}</ul>' if keys else ""

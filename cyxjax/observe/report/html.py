@@ -63,7 +63,7 @@ def more(summary: str, inside: str) -> str:
     return f"<details><summary>{text(summary)}</summary>{inside}</details>" if inside else ""
 
 
-def said(line: str, style: str = "note") -> str:
+def paragraph(line: str, style: str = "note") -> str:
     return f'<p class="{style}">{text(line)}</p>'
 
 

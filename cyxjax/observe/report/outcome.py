@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cyxjax.observe.lines import counted, scaled, span
 from cyxjax.observe.report.chart import short
 from cyxjax.observe.report.facts import RunFacts, number
-from cyxjax.observe.report.html import said, table, text
+from cyxjax.observe.report.html import paragraph, table, text
 from cyxjax.observe.stop_reasons import reason_of
 
 
@@ -67,7 +67,7 @@ def shown(run: RunFacts) -> str:
     drawn = "".join(
         f'<div class="tile"><b>{text(value)}</b><span>{text(name)}</span></div>' for name, value in tiles
     )
-    return said(headline(run), "lead") + said(_when(run)) + f'<div class="tiles">{drawn}</div>'
+    return paragraph(headline(run), "lead") + paragraph(_when(run)) + f'<div class="tiles">{drawn}</div>'
 
 
 def _when(run: RunFacts) -> str:

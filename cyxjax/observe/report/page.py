@@ -12,7 +12,7 @@ from cyxjax.files import write_whole
 from cyxjax.observe.report import outcome, predictions
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
 from cyxjax.observe.report.facts import EPOCHS, SECONDS, Point, RunFacts, flat
-from cyxjax.observe.report.html import CSS, Markup, choice, more, said, section, table, text
+from cyxjax.observe.report.html import CSS, Markup, choice, more, paragraph, section, table, text
 
 _FIRST = {"loss": 0, "accuracy": 1}  # order of the plots
 _LAST = {"learning_rate": 3, "grad_norm": 4, "samples_per_second": 5}
@@ -62,7 +62,7 @@ def _one(run: RunFacts) -> str:
             section("Configuration", _configuration(run)),
             section("Environment and fingerprint", _environment(run)),
             section("Audit", _audit(run)),
-            section("Not shown", *map(said, run.notes)),
+            section("Not shown", *map(paragraph, run.notes)),
         )
     )
 
@@ -173,7 +173,7 @@ def _legend(marks: Sequence[Mark]) -> str:
         "rollback": "red: a rollback",
     }
     kinds = {mark.kind for mark in marks}
-    return said("; ".join(word for kind, word in words.items() if kind in kinds)) if kinds else ""
+    return paragraph("; ".join(word for kind, word in words.items() if kind in kinds)) if kinds else ""
 
 
 def _time(run: RunFacts) -> str:
@@ -201,7 +201,9 @@ def _audit(run: RunFacts) -> str:
     style = {True: "good", False: "bad", None: "note"}[run.audit.good]
     words = {True: "Passed: ", False: "FAILED: ", None: ""}[run.audit.good]
     lines = run.audit.lines[-50:]
-    return "".join(said((words if i == len(lines) - 1 else "") + line, style) for i, line in enumerate(lines))
+    return "".join(
+        paragraph((words if i == len(lines) - 1 else "") + line, style) for i, line in enumerate(lines)
+    )
 
 
 def _several(runs: Sequence[RunFacts]) -> str:
@@ -215,12 +217,12 @@ def _several(runs: Sequence[RunFacts]) -> str:
     by_run = {
         "Where the time went": [(run.name, _time(run)) for run in drawn],
         "Audit": [(run.name, _audit(run)) for run in drawn],
-        "Not shown": [(run.name, "".join(map(said, run.notes))) for run in runs],
+        "Not shown": [(run.name, "".join(map(paragraph, run.notes))) for run in runs],
     }
     return "".join(
         (
-            section("Results", said(order), _results(runs, found, names)),
-            section("Curves", said(f"Solid: training; dashed: validation.{of_best}"), _by_axis(drawn)),
+            section("Results", paragraph(order), _results(runs, found, names)),
+            section("Curves", paragraph(f"Solid: training; dashed: validation.{of_best}"), _by_axis(drawn)),
             *(
                 section(title, *(f"<h3>{text(name)}</h3>{inside}" for name, inside in parts if inside))
                 for title, parts in by_run.items()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.observe.report.facts import RunFacts
-from cyxjax.observe.report.html import Markup, said, table, text
+from cyxjax.observe.report.html import Markup, paragraph, table, text
 
 MOST_CLASSES = 50  # a larger matrix is not readable
 _MOST = 64  # pictures
@@ -56,8 +56,8 @@ def matrix(run: RunFacts) -> str:
     right, total = np.trace(counts), counts.sum()
     share = right / max(total, 1)
     return (
-        said(f"{total:,.0f} test samples, {right:,.0f} correct ({share:.1%}).")
-        + said("Rows: true class; columns: predicted class.")
+        paragraph(f"{total:,.0f} test samples, {right:,.0f} correct ({share:.1%}).")
+        + paragraph("Rows: true class; columns: predicted class.")
         + _heat(counts, labels)
         + table(("class", "samples", "recall", "precision", "F1"), _rates(counts, labels), "numbers")
     )
@@ -97,7 +97,7 @@ def _rates(counts: np.ndarray, labels: list[str]) -> list[tuple[str, ...]]:
 def samples(run: RunFacts) -> str:
     """The pictures or texts of the newest `samples` event; "" if there are none."""
     event = run.last("samples")
-    note = said(str(event["note"])) if "note" in event else ""
+    note = paragraph(str(event["note"])) if "note" in event else ""
     images, texts = _dicts(event.get("images")), _dicts(event.get("texts"))
     drawn = "".join(map(_picture, images))
     if not drawn and not texts:
