@@ -32,7 +32,7 @@ ROWS: dict[str, tuple[str, str]] = {
         "cyxjax.cli.stored_run:export",
         "write the model of a run as safetensors, HF folder, StableHLO or ONNX",
     ),
-    "audit": ("cyxjax.cli.audit:main", "check that a run used each sample exactly once per epoch, in order"),
+    "audit": ("cyxjax.cli.audit:main", "check that a run used each sample exactly once per epoch"),
     "report": ("cyxjax.cli.report:main", "write an HTML report of a run, or of several runs compared"),
     "hash": ("cyxjax.cli.hash:main", "print digests of a run's state, or what differs between two runs"),
     "replay": (

@@ -150,7 +150,7 @@ class DistributedTrainingConfig(Strict):
     keep_best: View[Count] = Field(default=1, ge=0)
     """Number of best checkpoints by `monitor` to keep in addition."""
     save_on_master_only: View[bool] = True
-    """Rank 0 gathers the parts that other ranks hold and writes all files; false is not supported."""
+    """Rank 0 writes the checkpoints; other ranks write only their parts of the state. false is refused."""
     resume: Course[Literal["auto", "never", "must"]] = "never"
     """never: start over; auto: resume from the newest good checkpoint; must: fail if there is none."""
 

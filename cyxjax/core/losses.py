@@ -213,9 +213,7 @@ def as_per_example(loss: Any) -> PerExample:
     if hasattr(loss, "to_per_example") and not isinstance(loss, type):
         return loss.to_per_example()
     if isinstance(loss, type) or not (loss is None or callable(loss)):
-        raise DataError(
-            f"{loss!r} is not a loss. HINT: pass a function or an object: cx.CrossEntropyLoss()."
-        )
+        raise DataError(f"{loss!r} is not a loss. HINT: pass a function or an object: cx.CrossEntropyLoss().")
     return loss.per_example if hasattr(loss, "per_example") else UserLoss(loss or model_loss)
 
 

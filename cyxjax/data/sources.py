@@ -28,8 +28,8 @@ from cyxjax.data.columns import (
 from cyxjax.errors import ConfigError, DataError
 
 LARGE_BYTES = 4 << 20
-"""Batch size from which threads and reading ahead pay off: one thread copies 128 images of 224x224x3, 77 MB,
-in 20 ms, half of it for new memory pages, while an H100 takes 26 ms for a step of ResNet-50 on them."""
+"""Bytes of a batch from which threads and reading ahead pay off: one thread copies 128 images of 224x224x3,
+77 MB, in 20 ms, half of it for new memory pages, and a step of ResNet-50 on them takes an H100 26 ms."""
 _MOST_THREADS = 8  # more threads do not make memory faster
 _GOLDEN = (5**0.5 - 1) / 2  # golden ratio: any part of a mixture has the right shares to within a few samples
 
@@ -276,9 +276,9 @@ def _check_rows(found: list[tuple[str, Any]], what: str) -> None:
     """Raises: DataError unless there are arrays (by name), each with one row per sample, and not empty."""
     rows = {name: f"{len(leaf)} samples" if np.ndim(leaf) else "one number" for name, leaf in found}
     if len(set(rows.values())) != 1 or not set(rows.values()).isdisjoint(("0 samples", "one number")):
-        said = ", ".join(f"{name} has {count}" for name, count in rows.items()) or "it is None"
+        counts = ", ".join(f"{name} has {count}" for name, count in rows.items()) or "it is None"
         raise DataError(
-            f"{what}: expected equally many rows in each array, one per sample, at least one: {said}. "
+            f"{what}: expected equally many rows in each array, one per sample, at least one: {counts}. "
             "HINT: leave out an empty batch; for a stream of single samples use cx.data.Rows(stream)."
         )
 
