@@ -1,4 +1,4 @@
-"""What every test shares: strict dtypes and ranks, and eight virtual CPU devices."""
+"""Setup for all tests: strict dtype and rank promotion, and eight virtual CPU devices."""
 
 import gc
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-# A shell that puts the tests into the background has SIGINT ignored, and the launcher would respect that.
+# A shell that runs the tests in the background ignores SIGINT for them, and the launcher would respect that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup, likewise
@@ -16,23 +16,23 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup, likewise
 # Before jax is imported: eight devices in one process need a pool of eight threads, or their
 # collectives starve one another (XLA sizes the pool by NPROC).
 os.environ.setdefault("NPROC", "8")
-# Tests compile far more than they compute: LLVM's costly passes are left out, in child processes too.
+# Tests compile far more than they compute: skip LLVM's costly passes, in child processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Nor is each program cut into parts, and each fusion written in MLIR first: a third of the time to compile.
-# XLA ends a process that names a flag it does not know, so those versions get them that we have tried.
+# Also do not split programs or emit fusions through MLIR, which takes a third of the time to compile.
+# XLA aborts on a flag that it does not know, so only versions that we have tried get these flags.
 # To compile as users do: XLA_FLAGS= pytest ...
 if version("jaxlib").startswith("0.10."):
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     )
 
-# Most tests compile what another has compiled: programs are kept, for the tests' child processes too. Not in
-# jax's own way: a process that reads while another writes would meet half a file.
+# Most tests compile a program that another test has compiled: a cache keeps them, for child processes too.
+# It is not jax's own cache, where a process that reads while another one writes would find half a file.
 os.environ["CYXJAX_COMPILE_CACHE"] = os.environ.pop(
     "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache")
 )
 
-# Some tests measure memory, and the tests' own process must not keep what one of them has freed.
+# Some tests measure memory, so the test process must not hold on to memory that a test has freed.
 os.environ["CYXJAX_PAGES"] = "off"
 
 import jax
@@ -49,15 +49,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()
 contexts.share()
 shared_programs.share()
-settings.register_profile("any_machine", deadline=None)  # its 200 ms an example are not had beside other work
+settings.register_profile("any_machine", deadline=None)  # 200 ms per example is too short on a busy machine
 settings.load_profile("any_machine")
-# Tracing makes many objects and few cycles: to look for those at every 700 objects was a tenth of the time.
+# Tracing makes many objects and few cycles: a collection every 700 objects took a tenth of the time.
 gc.set_threshold(100_000, 20, 20)
 MEMORY, ROOM_BYTES = "/dev/shm", 2 << 30
 
 
 def pytest_configure() -> None:
-    """Has `tmp_path` in memory where there is room: what is saved is synced, and a disk takes its time."""
+    """Puts `tmp_path` in memory if there is room: saved files are synced, which is slow on a disk."""
     if Path(MEMORY).is_dir():
         found = os.statvfs(MEMORY)
         may_execute = not found.f_flag & os.ST_NOEXEC  # some tests write a program
@@ -66,10 +66,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what was imported is no garbage, and need not be looked through
+    gc.freeze()  # imported modules are no garbage: the collector can skip them
 
 
-@pytest.hookimpl(trylast=True)  # what is not to be run has been left out
+@pytest.hookimpl(trylast=True)  # after tests have been deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, so that none is left for the end, when other workers have nothing to do.
 
@@ -97,19 +97,19 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_module_leaks() -> Iterator[None]:
-    """Fixtures that the tests of a file share leave nothing behind either."""
+    """Checks that module-scoped fixtures leave nothing behind either."""
     yield from _leaves_nothing()
 
 
 @pytest.fixture(autouse=True)
 def no_test_leaks(no_module_leaks: None) -> Iterator[None]:
-    """No variable, thread, process, file or group that the next test would find."""
+    """Checks that no variable, thread, process, file or group is left for the next test to find."""
     yield from _leaves_nothing()
 
 
 @pytest.fixture(autouse=True)
 def forked_programs_end(no_test_leaks: None) -> Iterator[None]:
-    """Those of a row that failed run on otherwise: they are no children of this process."""
+    """Ends the forked programs of a failed test: they are no children of this process and would go on."""
     yield
     forked.end_all()
 
@@ -123,14 +123,14 @@ def _leaves_nothing() -> Iterator[None]:
 
 @pytest.fixture
 def group() -> Iterator[None]:
-    """For a test that makes a process group, or whose trainer does: the group ends with the test, and so
-    does what `init` wrote into the environment, for jax and for child processes."""
+    """For a test that creates a process group, or whose trainer does: ends the group after the test, and
+    restores the environment variables that `init` set for jax and for child processes."""
     from cyxjax.distributed import process_group
 
     before = dict(os.environ)
     yield
     process_group.finalize()
-    # Only what differs: threads of XLA may read variables meanwhile, which the C library does not allow.
+    # Restore only what differs: XLA threads may read variables meanwhile, which the C library forbids.
     for name in os.environ.keys() | before.keys():
         if name not in before:
             del os.environ[name]

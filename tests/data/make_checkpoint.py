@@ -1,6 +1,6 @@
-"""Makes the stored step of the present format, which every later cyxjax must still load: checkpoint_v2.
+"""Creates the stored step of the current format, which every later cyxjax must load: checkpoint_v2.
 
-Run once, when the major version of the format changes; a minor version must load the stored one as it is.
+Run it once when the major version of the format changes; a minor version must load the stored step unchanged.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ META = {"epoch": 3, "data": {"seed": 42, "consumed": 96}, "losses": [0.5, float(
 
 
 def fixture_state():
-    """Every dtype class of a training state, small numbers that are exact in each."""
+    """A state with every dtype class, and small numbers that are exact in each."""
     kernel = jnp.arange(6, dtype=jnp.float32).reshape(2, 3)
     params = {"Dense_0": {"kernel": kernel, "bias": jnp.arange(3, dtype=jnp.bfloat16)}}
     return {

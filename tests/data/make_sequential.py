@@ -1,7 +1,7 @@
-"""What version 0.2.0 wrote of a SequentialModel into sequential_v1, asked for anew of this version.
+"""Computes with this version what version 0.2.0 wrote for a SequentialModel into sequential_v1.
 
-There are a model file, a checkpoint after one epoch, and the numbers that belong to them, of programs that
-were compiled as tests compile.
+That folder has a model file, a checkpoint after one epoch, and their numbers, from programs that were
+compiled with the options of the tests.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 
 FOLDER = Path(__file__).with_name("sequential_v1")
-INPUTS = {  # of each network of the registry: options and one sample
+INPUTS = {  # for each network of the registry: options and one sample
     "mlp": ({}, np.zeros((1, 8, 8), np.float32)),
     "cnn": ({}, np.zeros((1, 8, 8), np.float32)),
     "resnet18": ({"width": 4, "small_images": True}, np.zeros((1, 8, 8, 3), np.float32)),
@@ -28,7 +28,7 @@ X, Y = _rng.normal(size=(24, 6, 6)).astype(np.float32), _rng.integers(0, 3, 24).
 
 
 def every_layer() -> cx.SequentialModel:
-    """All layers that hold or draw something."""
+    """A model with all layers that have values or random draws."""
     model = cx.SequentialModel([cx.ReshapeModule((6, 6, 1)), cx.Conv2DModule(1, 4, 3)])
     model.add(cx.BatchNormModule(4)).add(cx.ReLUModule()).add(cx.GroupNormModule(2, 4))
     model.add(cx.FlattenModule()).add(cx.LinearModule(64, 5)).add(cx.LayerNormModule(5))
@@ -40,7 +40,7 @@ def tokens() -> cx.SequentialModel:
 
 
 def digest(tree: object) -> str:
-    """Of the bits of all leaves."""
+    """A digest of the bits of all leaves."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
 
@@ -55,7 +55,7 @@ def config(epochs: int, **more: object):
 
 
 def first_values(names: Iterable[str] = tuple(INPUTS)) -> dict[str, str]:
-    """Digest of the first (parameters, model state) of the SequentialModels and of the networks `names`."""
+    """Digests of the initial (parameters, model state) of the SequentialModels and the networks `names`."""
     drawn = {
         f"sequential drawn by itself {name}": digest((model.parameters(), model.model_state()))
         for name, model in (("every_layer", every_layer()), ("tokens", tokens()))
@@ -68,7 +68,7 @@ def first_values(names: Iterable[str] = tuple(INPUTS)) -> dict[str, str]:
 
 
 def trained_numbers() -> dict[str, object]:
-    """Losses of a trainer, and parameters of the torch-like loop."""
+    """Losses of a trainer, and parameters after the torch-like loop."""
     model = every_layer()
     losses = trainer(model).fit(X, Y, config(2)).train_losses
     ddp, optimizer = cx.distributed.DistributedDataParallel(every_layer()), cx.SGDOptimizer(0.1)

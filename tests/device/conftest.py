@@ -1,4 +1,4 @@
-"""What tests on eight devices share: the trainers among them make process groups."""
+"""Fixtures for tests on eight devices: some use trainers, which create process groups."""
 
 from tests.support.trainers import as_users_promote, one_device, own_group, two_devices
 

@@ -1,4 +1,4 @@
-"""Augmentation is of the sample: the same training at every number of replicas, under every dispatch."""
+"""Augmentation depends only on the sample: the same training for any number of replicas and any dispatch."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def fitted(devices, *data, **options):
 def test_losses_are_those_of_one_device(options):
     alone = fitted(1)
     losses = fitted(4, **options).history.train_losses
-    # Sums over 12 samples in another order: a draw of another sample's is 1e-2 off.
+    # Sums over 12 samples in a different order; a draw of the wrong sample is 1e-2 off.
     assert losses == pytest.approx(alone.history.train_losses, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What a step sends, read from the compiled program: no strategy may send more than it says."""
+"""The communication of a step, from the compiled program: no strategy may send more than it states."""
 
 import json
 
@@ -57,23 +57,23 @@ def coded(payload):
 PADDED = 4 * (20 + 4 + 12 + 1) * 4  # leaves of 80, 16, 48 and 3 values, each in 4 equal parts
 ZERO1 = [
     ("all-gather", PADDED, False),
-    ("all-reduce", SMALL + 4, False),  # the gradients' norm travels with the measures
+    ("all-reduce", SMALL + 4, False),  # the gradient norm is reduced with the metrics
     ("reduce-scatter", PADDED, False),
 ]
 NOW_AND_THEN = [("all-reduce", SMALL, False), ("all-reduce", 4 * SIZE, True)]
 SENT = {
-    "mean": ({}, [("all-reduce", 4 * SIZE + SMALL, False)]),  # gradients and measures together
-    # 147 values in 4 parts: of 37 (148 in all); with blocks of 16, of 48 (192), a scale of 4 bytes each.
+    "mean": ({}, [("all-reduce", 4 * SIZE + SMALL, False)]),  # gradients and metrics together
+    # 147 values in 4 parts of 37 (148 in all); with blocks of 16, parts of 48 (192), a scale of 4 bytes each.
     "fp16": ({}, coded(2 * 148)),
     "bf16": ({}, coded(2 * 148)),
     "int8": ({"block": 16}, coded(192 + 12 * 4)),
     "zero1": ({}, ZERO1),
-    "zero1, clipped": ({"max_grad_norm": 1.0}, ZERO1),  # by the norm that is measured anyway
+    "zero1, clipped": ({"max_grad_norm": 1.0}, ZERO1),  # uses the norm that is measured anyway
     "local_sgd": ({"every": 8}, NOW_AND_THEN),
     "diloco": ({"every": 8}, NOW_AND_THEN),
     "power_sgd": (
         {"rank": 2, "min_compression": 0, "start_iter": 0},
-        # P: (5 + 16) rows of 2, with 19 biases; Q: (16 + 3) rows of 2, with the measures
+        # P: (5 + 16) rows of 2, with 19 biases; Q: (16 + 3) rows of 2, with the metrics
         [
             ("all-reduce", 4 * 2 * (16 + 3) + SMALL, False),
             ("all-reduce", 4 * (2 * (5 + 16) + 19), False),
@@ -88,11 +88,11 @@ def test_a_step_sends_what_its_strategy_says(row):
     assert summary(sent(row.partition(",")[0], **options)) == expected
 
 
-# Micro-steps are the step's, not the strategy's: one that sums, one in parts, one in code, one now and then.
+# The step accumulates, not the strategy: one that sums, one with parts, one that encodes, one not every step.
 KINDS = ("mean", "zero1", "int8", "diloco")
 
 
-@pytest.mark.parametrize("name", KINDS)  # fsdp gathers anew for each micro-batch
+@pytest.mark.parametrize("name", KINDS)  # fsdp gathers again for each micro-batch
 def test_accumulation_sends_nothing_in_micro_steps(name):
     sync = build_sync(name, optax.sgd(0.1))
     once, often = (collectives(compiled(sync, accumulation=k).as_text()) for k in (1, 4))
@@ -101,7 +101,7 @@ def test_accumulation_sends_nothing_in_micro_steps(name):
 
 
 def test_bucketed_sends_the_same_bytes_in_parts():
-    # leaves of 64, 320, 12, 192 bytes in tree order; a bucket of 256 bytes takes the last two together
+    # leaves of 64, 320, 12, 192 bytes in tree order; a bucket of 256 bytes holds the last two
     found = sent("bucketed", bucket_size_mb=256 / 2**20)
     assert len([c for c in found if c.payload_bytes > SMALL]) == 3
     assert sum(c.payload_bytes for c in found) == 4 * SIZE + SMALL
@@ -110,13 +110,13 @@ def test_bucketed_sends_the_same_bytes_in_parts():
 
 def test_buckets_fill_from_the_last_leaf():
     assert buckets([4, 4, 4, 4], 8) == [[3, 2], [1, 0]]
-    assert buckets([100, 4, 4], 8) == [[2, 1], [0]]  # larger than a bucket: alone
+    assert buckets([100, 4, 4], 8) == [[2, 1], [0]]  # larger than a bucket: on its own
     assert buckets([4, 100, 4], 8) == [[2], [1], [0]]
     assert buckets([], 8) == []
 
 
 def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
-    # Why casts are exchanged as integers. Where this fails, XLA has learnt it: a plain psum would do.
+    # The reason why casts are exchanged as integers. If this fails, XLA was fixed and a plain psum suffices.
     reducer = optax.stateless(
         lambda g, _: jax.tree.map(
             lambda a: jax.lax.pmean(a.astype(jnp.bfloat16), "data").astype(jnp.float32), g
@@ -149,7 +149,7 @@ def test_evaluation_sends_its_sums_only(name):
 
 
 def test_the_reader_would_see_a_reduction_in_a_loop():
-    # A mutation: reducing each micro-step's gradients, as a careless accumulation does.
+    # A mutation: reduce the gradients of each micro-step, as a careless accumulation does.
     from cyxjax.core.replica import sync_map
 
     def careless(rows):
@@ -199,15 +199,15 @@ def test_the_plan_is_one_object_for_a_script(capsys, cwd):
     words = ["--data.name", "digits", "--model.name", "mlp", "--optimizer.name", "sgd"]
     words += ["--bandwidth", "1Gbit", "--latency", "1s", "--mtbf", "10h", "--replicas", "1:4"]
     assert cli.main(["plan", "--json", *words]) == 0
-    told = json.loads(capsys.readouterr().out)
-    # An all-reduce by 4 waits 2 x 2 latencies; its bytes are the 0.08 MB below, some ms.
-    step_s = {count: took["mean"] - told["compute_s"] for count, took in told["step_s"].items()}
+    plan = json.loads(capsys.readouterr().out)
+    # An all-reduce over 4 waits 2 x 2 latencies; its 0.08 MB (below) take a few ms.
+    step_s = {count: took["mean"] - plan["compute_s"] for count, took in plan["step_s"].items()}
     assert step_s == pytest.approx({"1": 0, "2": 2, "4": 4}, abs=0.01)
-    assert [row["replicas"] for row in told["failures"]] == [1, 2, 4]
-    assert told["comm"] == "mean"
-    assert told["sent_bytes_per_replica"] == sum(
-        2 * one["payload_bytes"] * 7 // 8 for one in told["collectives"] if one["kind"] == "all-reduce"
+    assert [row["replicas"] for row in plan["failures"]] == [1, 2, 4]
+    assert plan["comm"] == "mean"
+    assert plan["sent_bytes_per_replica"] == sum(
+        2 * one["payload_bytes"] * 7 // 8 for one in plan["collectives"] if one["kind"] == "all-reduce"
     )
-    assert told["state_bytes"]["params"] == 4 * (64 * 256 + 256 + 256 * 10 + 10)
-    assert told["flops_per_replica"] > 2 * 32 * (2 * 64 * 256)
+    assert plan["state_bytes"]["params"] == 4 * (64 * 256 + 256 + 256 * 10 + 10)
+    assert plan["flops_per_replica"] > 2 * 32 * (2 * 64 * 256)
     assert not list(cwd.iterdir())

@@ -19,16 +19,16 @@ from cyxjax.models.networks import MLP
 from cyxjax.sync.registry import STRATEGIES
 from tests.support.models import batches_of, stepping
 
-pytestmark = pytest.mark.slow  # whole trainings
+pytestmark = pytest.mark.slow  # full trainings
 
-# The others have the parameters of `mean` (test_sync_contract.py, test_fsdp.py).
+# The other strategies have the parameters of `mean` (test_sync_contract.py, test_fsdp.py).
 OPTIONS = {name: dict(one.learns) for name, one in STRATEGIES.items() if one.learns is not None}
 
 
 def learned(model, train, test, batches, *, num_test=None, spoiled=None, comm="mean", options=None, **more):
-    """(mean loss, accuracy, steps left out) on `num_test` batches of `test`, after training on `batches`.
+    """(mean loss, accuracy, skipped steps) on `num_test` batches of `test`, after training on `batches`.
 
-    batches: (samples a replica, epochs, steps at most). spoiled: number of the batch that has a NaN.
+    batches: (samples per replica, epochs, maximum steps). spoiled: number of the batch that has a NaN.
     """
     size, epochs, steps = batches
     step, state, fns, sync, mesh = stepping(
@@ -48,16 +48,16 @@ def learned(model, train, test, batches, *, num_test=None, spoiled=None, comm="m
 
 # ---- digits ---------------------------------------------------------------------------------
 
-# Test accuracy below that of `mean`, at most: 3 of 360 samples. Measured with seed 0: mean, bucketed, the
+# Test accuracy at most 3 of 360 samples below that of `mean`. Measured with seed 0: mean, bucketed, the
 # casts, zero1 and the local schemes 0.9747, int8 and power_sgd 0.9775.
 MARGIN = 0.01
 
 
-def digits(**given):
-    """(test accuracy, steps left out) of a small network on four replicas."""
+def digits(**options):
+    """(test accuracy, skipped steps) of a small network on four replicas."""
     splits, rule = load_digits(), optax.sgd(0.2, momentum=0.9)
     return learned(
-        MLP(hidden=(128,)), splits.train, splits.test, (16, 12, None), replicas=4, rule=rule, **given
+        MLP(hidden=(128,)), splits.train, splits.test, (16, 12, None), replicas=4, rule=rule, **options
     )[1:]
 
 
@@ -74,9 +74,9 @@ def test_strategies_learn_the_digits_as_well_as_mean(name):
     assert digits(comm=name)[0] > plain_digits() - MARGIN
 
 
-# 2^22 times the loss overflows float16 (65504) at once: the first steps are left out, the rest learn.
+# 2^22 times the loss overflows float16 (65504) immediately: the first steps are skipped, the rest learn.
 @pytest.mark.parametrize(
-    ("given", "least", "most"),
+    ("options", "least", "most"),
     [
         ({"precision": "bfloat16"}, 0, 0),
         ({"precision": "float16", "wrap": lambda sync: with_loss_scale(sync, 2.0**22)}, 1, 12),
@@ -84,25 +84,25 @@ def test_strategies_learn_the_digits_as_well_as_mean(name):
     ],
     ids=["bfloat16", "float16", "a batch of NaNs"],
 )
-def test_halves_reach_the_accuracy_of_float32_and_what_is_not_finite_is_left_out(given, least, most):
-    found, skipped = digits(**given)
+def test_halves_reach_the_accuracy_of_float32_and_what_is_not_finite_is_left_out(options, least, most):
+    found, skipped = digits(**options)
     assert least <= skipped <= most
     assert found > plain_digits() - MARGIN
 
 
 # ---- a text ---------------------------------------------------------------------------------
 
-# Nats per character of unseen text above those of `mean`, at most. Measured: mean 2.984, bf16 and fp16 the
+# Maximum of nats per character of unseen text above those of `mean`. Measured: mean 2.984, bf16 and fp16 the
 # same, int8 and bfloat16 below it, power_sgd 0.017 above, local_sgd 0.025, diloco (10 rounds) 0.050.
 TEXT_MARGIN, MARGIN_OF = 0.035, {"diloco": 0.08}
 TEXT_OPTIONS = {"power_sgd": {"rank": 4, "start_iter": 10}}
-# The casts round what is sent and carry it on (test_strategies.py), and learn the digits, as local steps do,
-# which are DiLoCo's too.
+# The casts carry their rounding errors to the next step (test_strategies.py) and learn the digits, as do
+# local steps, which DiLoCo also uses.
 HELD = ("bf16", "fp16", "local_sgd")
 
 
 def text(comm="mean", **given):
-    """Nats per character of unseen text of a small GPT, after 80 steps on two replicas."""
+    """Nats per character of unseen text for a small GPT, after 80 steps on two replicas."""
     splits = load_text(sequence_length=32)
     model = GPT(vocab_size=splits.info.num_classes, context_length=32, num_layers=1, num_heads=2, width=32)
     given |= {"replicas": 2, "rule": optax.sgd(0.5, momentum=0.9), "clip": 1.0, "comm": comm}
@@ -125,8 +125,8 @@ def test_schemes_learn_text_as_well_as_mean(name):
 
 
 @pytest.mark.wide  # the digits: above
-@jax.numpy_dtype_promotion("standard")  # flax's LayerNorm (0.12) widens bfloat16 by itself
+@jax.numpy_dtype_promotion("standard")  # flax's LayerNorm (0.12) widens bfloat16
 def test_bfloat16_learns_text_as_well_as_float32():
-    # Not float16: on CPU XLA (jax 0.10.2) has no product of float16 with a float32 sum, which attention asks
-    # for. The digits train in float16.
+    # Not float16: on CPU XLA (jax 0.10.2) has no float16 product with a float32 sum, which attention needs.
+    # The digits train in float16.
     assert text(precision="bfloat16") < plain_text() + TEXT_MARGIN

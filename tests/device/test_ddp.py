@@ -1,4 +1,4 @@
-"""The wrapper runs the trainer's own phases: the same bits, in three dispatches."""
+"""The wrapper runs the same phases as the trainer, in three dispatches, with the same bits."""
 
 from functools import partial
 
@@ -28,8 +28,8 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
     """(trainer's state, wrapper's state) after 4 steps on the same batches."""
     dataset = data(batch_size * replicas * accumulation * 4)
     plan = BatchPlan(len(dataset), batch_size, replicas, accumulation)
-    given = {"replicas": replicas, "batch_size": batch_size, "accumulation": accumulation}
-    state, _ = train(model, dataset, epochs=1, rule=optimizer, **given)
+    options = {"replicas": replicas, "batch_size": batch_size, "accumulation": accumulation}
+    state, _ = train(model, dataset, epochs=1, rule=optimizer, **options)
     ddp = wrap(model, replicas, seed=0)
     for t in range(plan.num_steps):
         host = read_batch(dataset, Order(len(dataset), 0, 0), plan, range(replicas), t)
@@ -48,10 +48,10 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
         (Net(), 1, "sgd", 1, 0),
         (Net(), 8, "sgd", 1, 0),
         (Net(), 4, "adam", 1, 0),
-        # Nothing stands between gradient and optimizer in one compiled step, so XLA fuses them with one
-        # rounding less (measured: 1.5e-8); a reduction in between keeps them apart everywhere else.
+        # In one compiled step XLA fuses gradient and optimizer, with one rounding less (measured: 1.5e-8);
+        # everywhere else a reduction between them prevents that.
         (Net(), 1, "momentum", 1, 1e-7),
-        # Programs compiled apart fuse apart: one rounding in a variance, 1e-7 relative, times 4 steps.
+        # Separate programs are fused differently: one rounding in a variance, 1e-7 relative, times 4 steps.
         (Dropping(), 2, "sgd", 2, 2e-6),
     ],
     ids=["one device", "sgd", "adam", "momentum", "batch statistics and dropout"],
@@ -90,7 +90,7 @@ def test_a_step_is_three_dispatches_and_nothing_is_compiled_after_the_first(monk
     finally:
         jax.monitoring.clear_event_listeners()
     assert calls == ["build_forward", "build_backward", "build_update"] * 3
-    # A stray jnp call in the wrapper would show as a program of its own.
+    # A stray jnp call in the wrapper would show as a separate program.
     assert [name for name in compiled if "compile" in name] == []
 
 
@@ -104,9 +104,9 @@ def test_gradients_are_the_mean_of_what_backward_gathered(num_replicas):
         ddp.backward(criterion.backward(ddp.forward(x), np.zeros_like(x)))
     ddp.backward(criterion.backward(ddp.forward(x), np.zeros_like(x)))
     assert float(ddp.sync_gradients()["w"][0, 0]) == 102
-    with pytest.raises(GroupError, match=r"sync_gradients\(\)"):  # they would be left out
+    with pytest.raises(GroupError, match=r"sync_gradients\(\)"):  # these gradients would be ignored
         ddp.backward(criterion.backward(ddp.forward(x), np.zeros_like(x)))
-    ddp.update_parameters(optax.sgd(0.005))  # applies what was averaged, without a second reduction
+    ddp.update_parameters(optax.sgd(0.005))  # applies the averaged gradients, without a second reduction
     assert ddp.parameters()["w"].item() == pytest.approx(1 - 0.51, rel=1e-6)
     with pytest.raises(GroupError, match="gradients.* backward"):
         ddp.sync_gradients()
@@ -127,7 +127,7 @@ def test_rows_that_do_not_divide_count_once(rows, batch_norm):
         ddp.update_parameters(optax.sgd(0.1))
         running = ddp.state_dict()["model_state"]
         means.append([leaf for name, leaf in named_leaves(running) if name.endswith("mean")])
-    # Sums in another order: 1e-6. Each replica normalises by its own rows; the mean over rows is one.
+    # Sums in a different order: 1e-6. Each replica normalises by its own rows; the mean over rows is one.
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), *means)
     largest = largest_gap(grads[1], jax.tree.map(np.zeros_like, grads[1]))
     assert np.isfinite(largest)
@@ -139,7 +139,7 @@ def test_rows_that_do_not_divide_count_once(rows, batch_norm):
 def test_evaluation_is_deterministic_and_moves_nothing():
     ddp, x = wrap(Dropping(), 2), data(8).inputs
     first = ddp.train()(x)
-    assert largest_gap(first, ddp(x)) > 0  # another draw
+    assert largest_gap(first, ddp(x)) > 0  # a different draw
     before = ddp.state_dict()
     assert largest_gap(ddp.eval()(x), ddp(x)) == 0
     assert ddp.training is False
@@ -157,7 +157,7 @@ def test_zero_grad_may_stand_between_the_loss_and_its_backward():
 
     ours.zero_grad()
     loss(ours).backward()
-    loss(twice).backward()  # gathered before, and forgotten
+    loss(twice).backward()  # gathered before, and discarded
     for ddp in (torchs, twice):
         given = loss(ddp)
         ddp.zero_grad()
@@ -165,7 +165,7 @@ def test_zero_grad_may_stand_between_the_loss_and_its_backward():
         assert largest_gap(ddp.sync_gradients(), ours.sync_gradients()) == 0
     for ddp in (torchs, ours):
         ddp.update_parameters(optax.sgd(0.5))
-    assert largest_gap(torchs.state_dict(), ours.state_dict()) == 0  # with the running statistics
+    assert largest_gap(torchs.state_dict(), ours.state_dict()) == 0  # including the running statistics
 
 
 def test_a_saved_state_goes_on_alike():
@@ -219,20 +219,20 @@ def test_a_loss_of_other_values_than_the_models_is_not_pulled_back():
     before = ddp(dataset.inputs)
     with pytest.raises(DataError):
         ddp.loss(CRITERION, before / 0.1, dataset.targets).backward()
-    ddp.loss(CRITERION, np.array(before), dataset.targets).backward()  # the same numbers elsewhere
+    ddp.loss(CRITERION, np.array(before), dataset.targets).backward()  # equal numbers in a different array
     ddp(dataset.inputs + 1)
     with pytest.raises(DataError):
         ddp.loss(CRITERION, before, dataset.targets).backward()
 
 
 class Mixed(linen.Module):
-    """Its norm takes the batch in an order one cannot tell."""
+    """A norm whose input has the batch in an unknown order."""
 
     axis_name: str | None = None
 
     @linen.compact
     def __call__(self, x, train: bool = False):
-        mixed = x.reshape(x.shape[1], -1)  # no dimension is the batch's alone, and it is none's first
+        mixed = x.reshape(x.shape[1], -1)  # no dimension is only the batch, nor begins with it
         return linen.BatchNorm(use_running_average=not train, axis=0, axis_name=self.axis_name)(
             mixed
         ).reshape(x.shape)

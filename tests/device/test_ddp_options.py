@@ -1,4 +1,4 @@
-"""Hooks, mixed precision, DataParallel and a notebook's spawn, in one process."""
+"""Hooks, mixed precision, DataParallel and spawn from a notebook, in one process."""
 
 import sys
 import types
@@ -28,7 +28,7 @@ def test_short_floats_round_each_replicas_gradient_once(name, bits):
     dataset = data(8)
     plain, rounded = mean_grads(exact, dataset), mean_grads(short, dataset)
     gap, largest = largest_gap(plain, rounded), largest_gap(plain, jax.tree.map(np.zeros_like, plain))
-    # Once where replicas send, once for the mean; parts may be some times larger than their mean.
+    # One rounding on each replica and one of the mean; parts may be several times larger than their mean.
     assert 0 < gap < 8 * largest * 2.0**-bits
 
 
@@ -43,7 +43,7 @@ def test_power_sgd_by_torchs_module_spelling():
     kernel = mean_grads(ddp, data(8))["Dense_0"]["kernel"]
     assert np.linalg.matrix_rank(kernel, tol=1e-6) == 1
     ddp.zero_grad()
-    ddp.register_comm_hook(None, comm_hooks.allreduce_hook)  # takes its place
+    ddp.register_comm_hook(None, comm_hooks.allreduce_hook)  # replaces it
     assert largest_gap(mean_grads(ddp, data(8)), mean_grads(wrap(Net(), 2), data(8))) == 0
 
 
@@ -87,7 +87,7 @@ def test_a_scaler_backs_off_grows_and_changes_no_number():
     for factor in (1.0, np.inf, 1.0, 1.0):
         loss = scaled.loss(CRITERION, scaled(dataset.inputs), dataset.targets)
         scaler.scale(loss * factor).backward()
-        scaler.unscale_(optimizer)  # once a step: `step` does not repeat it
+        scaler.unscale_(optimizer)  # once per step: `step` does not repeat it
         kept.append(scaler.step(optimizer))
         scaler.update()
         scales.append(scaler.get_scale())

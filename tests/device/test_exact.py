@@ -1,7 +1,7 @@
-"""`reproducibility: exact`: one set of bits for any number of devices that share the work.
+"""`reproducibility: exact`: the same bits for any number of devices that share the work.
 
-Of halves too, of a loss that weighs its samples and of optimizers in turns. What
-changes a run's course (a step left out, a rollback, an early stop) does so alike.
+This includes half precision, a loss that weights its samples, and optimizers in turns. A skipped step, a
+rollback or an early stop happens at the same step for any number of devices.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from tests.support.trainers import use_devices
 
 @contextmanager
 def _set(name: str, value: object) -> Iterator[None]:
-    before = jax.config._read(name)  # for all threads: programs are compiled in several
+    before = jax.config._read(name)  # for all threads: several threads compile programs
     jax.config.update(name, value)
     yield
     jax.config.update(name, before)
@@ -33,27 +33,27 @@ def _set(name: str, value: object) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def numbers_are_promoted() -> Iterator[None]:
-    with _set("jax_numpy_dtype_promotion", "standard"):  # optax's Adam takes a power of a counter
+    with _set("jax_numpy_dtype_promotion", "standard"):  # optax's Adam raises a float to an integer power
         yield
 
 
 @pytest.fixture
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """With LLVM's passes, which contract and reorder: they show the faults that are not of the order."""
+    """With LLVM's passes, which contract and reorder: they expose faults other than the order of sums."""
     monkeypatch.setattr(shared_programs, "_BUILT", {})
     with _set("jax_disable_most_optimizations", False):
         yield
 
 
 def alike(one: Problem, *, devices=(1, 2), **options):
-    """The trainer on the last of `devices`, whose bits are those of each."""
+    """The trainer on the last of `devices`; checks that its bits are equal on each of them."""
     first, *others = (trained(one, count, **options) for count in devices)
     for other in others:
         assert bits(other) == bits(first)
     return other
 
 
-# 3 and 5 do not divide 8 parts: devices hold two or three, or one or two. Adam, clipping, dropout, a ragged
+# 3 and 5 do not divide 8 parts: devices have two or three, or one or two. Adam, clipping, dropout, a ragged
 # last batch and evaluation everywhere; BatchNorm and max pooling in the CNN; class weights here.
 def test_three_devices_give_the_bits_of_one():
     weighing = cx.CrossEntropyLoss(weight=np.linspace(0.5, 2, 10))
@@ -64,7 +64,7 @@ def test_three_devices_give_the_bits_of_one():
     ("name", "devices"),
     [
         ("cnn", (2,)),
-        # Limits of their own: each device compiles for itself, minutes on a busy machine.
+        # Longer time limits: each device compiles separately, which takes minutes on a busy machine.
         pytest.param("gpt", (2,), marks=(pytest.mark.slow, pytest.mark.timeout(900))),
         *(
             pytest.param(name, (count,), marks=(pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900)))
@@ -81,7 +81,7 @@ def test_any_number_of_devices_gives_the_same_bits(name, devices, as_users_compi
 
 
 def test_the_plain_mean_gives_other_bits():
-    # the control: a sum over two devices has another order, and the comparison sees it
+    # the control: a sum over two devices has a different order, and the comparison detects it
     one, plain = problem("mlp"), {"reproducibility": "none"}
     assert bits(trained(one, 1, **plain))["values"] != bits(trained(one, 2, **plain))["values"]
 
@@ -91,7 +91,7 @@ def test_more_devices_than_parts_are_refused():
         placer_for(resolve(config(virtual_replicas=4), 8).step, build_mesh())
 
 
-WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compiled for each device in turn
+WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compiled for each device separately
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compile
 def test_halves_give_the_same_bits(precision, name, devices, as_users_compile):
     one = problem(name)
     halves = alike(one, devices=(1, devices), precision=precision)
-    assert bits(halves)["values"] != bits(trained(one, 1))["values"]  # the option did something
+    assert bits(halves)["values"] != bits(trained(one, 1))["values"]  # the option has an effect
 
 
 def test_a_loss_scale_that_comes_down_comes_down_alike():
-    # Large inputs overflow float16 at the first scales: steps are left out until one fits.
+    # Large inputs overflow float16 at the first scales: steps are skipped until a scale fits.
     one = problem("mlp")
     one = one._replace(data=ArrayDataset(one.data.inputs * 100, one.data.targets))
     state = jax.tree.leaves(alike(one, precision="float16", epochs=4).state.sync)
@@ -134,16 +134,16 @@ def test_optimizers_in_turns_leave_the_same_bits():
         return bits(trainer)
 
     assert after(1, "exact") == after(3, "exact")
-    assert after(3, "none")["values"] != after(3, "exact")["values"]  # the comparison sees another order
+    assert after(3, "none")["values"] != after(3, "exact")["values"]  # detects a different order
 
 
-# ---- what changes a run's course -------------------------------------------------------------------------
+# ---- skipped steps, rollbacks, early stops ---------------------------------------------------------------
 
-POISONED = GLOBAL_BATCH + 5  # a sample; which step meets it the order says
+POISONED = GLOBAL_BATCH + 5  # a sample; the order determines its step
 
 
 def poisoned() -> Problem:
-    """One sample whose first sums overflow: the gradients of its part are not finite."""
+    """One sample overflows in the first sums: the gradients of its part are not finite."""
     one = problem("mlp")
     inputs = one.data.inputs.copy()
     inputs[POISONED] = 3e38
@@ -152,9 +152,9 @@ def poisoned() -> Problem:
 
 def test_a_step_that_is_left_out_is_left_out_alike(capsys):
     left_out = alike(poisoned(), on_nonfinite="skip", epochs=2, verbose=True)
-    assert left_out.history.skipped_steps == 2  # once an epoch
+    assert left_out.history.skipped_steps == 2  # once per epoch
     plans = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
-    for devices, plan in enumerate(plans, start=1):  # virtual replicas make the batch
+    for devices, plan in enumerate(plans, start=1):  # virtual replicas determine the batch
         assert "4 samples x 8 replicas x 1 accumulation = 32 per step" in plan
         assert plan.endswith(f"; devices {devices}")
     assert len(plans) == 2
@@ -191,7 +191,7 @@ def test_several_fits_evaluations_and_their_metrics_are_alike():
 
 
 class Noisy:
-    """Items with noise drawn anew at each reading: by a generator named by the sample, or by none."""
+    """Items with new noise at each read, from a generator keyed by the sample, or from an unkeyed one."""
 
     def __init__(self, one: Problem, keyed: bool):
         self._data, self._keyed = one.data, keyed
@@ -209,11 +209,11 @@ class Noisy:
 def test_augmentation_keyed_by_the_sample_is_alike():
     one = problem("mlp")
     noisy = alike(one, data=Noisy(one, keyed=True))
-    assert bits(noisy) != bits(trained(one, 1))  # the noise did something
+    assert bits(noisy) != bits(trained(one, 1))  # the noise has an effect
 
 
 def test_augmentation_keyed_by_nothing_is_refused_by_name():
     one = problem("mlp")
     with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'"):
         trained(one, 1, data=Noisy(one, keyed=False))
-    trained(one, 1, data=Noisy(one, keyed=False), reproducibility="none", max_steps=1)  # free otherwise
+    trained(one, 1, data=Noisy(one, keyed=False), reproducibility="none", max_steps=1)  # allowed otherwise

@@ -1,4 +1,4 @@
-"""Sums that travel together: the numbers of sums that travel apart, in as few exchanges as can be."""
+"""Joined sums: the numbers of separate sums, in as few exchanges as possible."""
 
 import re
 from types import SimpleNamespace
@@ -22,12 +22,12 @@ from tests.support.strategies import USUAL, Alone, adaptive, built, random_grads
 
 @pytest.fixture
 def joining(monkeypatch):
-    """Eight devices of this process sum as those of several processes do."""
+    """Makes eight devices of this process sum like those of several processes."""
     monkeypatch.setattr(replica, "sends_one_by_one", lambda mesh: mesh.size > 1)
 
 
 def sums(replicas, f, *rows):
-    """What `f` of each replica's row gives, with and without joining, and the collectives with it."""
+    """The results of `f` on each replica's row, with and without joining, and the collectives with it."""
     mesh = build_mesh(jax.devices()[:replicas])
     view = lambda *rows: f(*(row[0] for row in rows))  # noqa: E731
     apart, together = (
@@ -36,7 +36,7 @@ def sums(replicas, f, *rows):
     return together(*rows), apart(*rows), collectives(together.lower(*rows).compile().as_text())
 
 
-# Four replicas, whose sums have orders; the sum of two has one.
+# Four replicas, whose sum depends on the order; a sum of two does not.
 @pytest.mark.parametrize("name", USUAL)
 @pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_strategies_take_the_same_steps(name, replicas, monkeypatch):
@@ -45,7 +45,7 @@ def test_strategies_take_the_same_steps(name, replicas, monkeypatch):
     apart = Alone(sync, replicas).step(*grads).copies()[0]
     monkeypatch.setattr(replica, "sends_one_by_one", lambda mesh: True)
     together = Alone(sync, replicas).step(*grads).copies()[0]
-    # Sums of four in another order, and programs that fuse otherwise: roundings of 6e-8 over 4 steps.
+    # Sums of four in a different order, and different fusion: roundings of 6e-8 over 4 steps.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), together, apart)
 
 
@@ -57,7 +57,7 @@ def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining):
 
 
 def test_rounds_follow_what_needs_what():
-    # b needs the sum of a: two rounds; c rides with a.
+    # b needs the sum of a: two rounds; c is sent with a.
     a, b, c = np.arange(2.0, dtype=np.float32), np.float32([[1, 2], [3, 4]]), np.float32([[5], [6]])
 
     def f(a, b, c):
@@ -74,7 +74,7 @@ def test_rounds_follow_what_needs_what():
 def test_every_dtype_arrives_as_alone(replicas):
     rng = np.random.default_rng(0)
     names = ("float32", "bfloat16", "float16", "int32", "uint8", "complex64")
-    # Whole numbers, exact in all of them: 16-bit sums of four would differ by where they are rounded.
+    # Whole numbers, exact in all dtypes: 16-bit sums of four would depend on where they are rounded.
     rows = [rng.integers(0, 9, (replicas, 3, 2)).astype(jnp.dtype(name)) for name in names]
     rows += [np.zeros((replicas, 0), np.float32), np.float32([[1.0, np.nan, np.inf, -0.0]] * replicas)]
     together, apart, _ = sums(replicas, lambda *r: [jax.lax.psum(a, AXIS) for a in r], *rows)
@@ -86,9 +86,9 @@ def test_every_dtype_arrives_as_alone(replicas):
 def test_large_arrays_go_alone(monkeypatch):
     monkeypatch.setattr(exchange, "_ALONE_BYTES", 16)
     monkeypatch.setattr(exchange, "_GATHERED_BYTES", 0)
-    rows = [np.ones((2, n), np.float32) for n in (4, 5, 2)]  # 16 bytes may ride along, 20 may not
+    rows = [np.ones((2, n), np.float32) for n in (4, 5, 2)]  # 16 bytes may be joined, 20 may not
     _, _, found = sums(2, lambda *r: [jax.lax.psum(a, AXIS) for a in r], *rows)
-    # XLA makes one instruction of both: the joined one and the large one.
+    # XLA merges both into one instruction: the joined one and the large one.
     assert [(s.payload_bytes, s.num_arrays) for s in found] == [(4 * (4 + 5 + 2), 2)]
 
 
@@ -110,7 +110,7 @@ def test_only_cpus_of_several_processes_join(platform, processes, joins):
 @pytest.mark.parametrize("strategy", ["mean", "bucketed", "bf16", "power_sgd", "zero1"])
 def test_xla_fuses_no_concatenation_of_parameters(strategy, joining, monkeypatch):
     monkeypatch.setattr(exchange, "_FUSED_BYTES", 0)
-    # A fused one is computed number by number where XLA's pool has several threads.
+    # A fused concatenation is computed element by element if XLA's pool has several threads.
     alone = Alone(built(strategy, optax.sgd(0.1), USUAL[strategy]), 2)
     hlo = alone.update.lower(alone.state, random_grads(2, 0)).compile().as_text()
     fused = [body for body in hlo.split("\n\n") if body.startswith("%fused") and " concatenate(" in body]

@@ -1,4 +1,4 @@
-"""Models as Flax's own examples have them: two devices equal one on the whole batch."""
+"""Models from Flax's own examples: two devices equal one device with the whole batch."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def test_two_devices_equal_one_with_the_whole_batch(make, x):
         train = trained(make(), cx.CrossEntropyLoss(), x, LABELS, replicas=replicas)
         seen.append((train.params, train.evaluate(x, LABELS)[0]))
     assert np.isfinite(train.history.train_losses[0])
-    assert_near(*seen, 1e-4, 1e-5)  # rounding of sums in another order, through three steps
+    assert_near(*seen, 1e-4, 1e-5)  # rounding of sums in a different order, over three steps
 
 
 def test_mnist_of_nnx_whose_dropout_asks_for_a_key_with_the_call():

@@ -1,4 +1,4 @@
-"""Trained in part: what is frozen keeps its bits under every strategy, the rest moves as if it were alone."""
+"""Partial training: frozen parameters keep their bits under every strategy, the rest train as if alone."""
 
 import jax
 import numpy as np
@@ -27,9 +27,9 @@ def three_replicas(group):
 def fit(model=None, optimizer=None, callbacks=(), **config):
     quiet = {"checkpoint_every_n_epochs": 0, "verbose": False, "epochs": 1, "batch_size": 2, "max_steps": 3}
     rule = optimizer or optax.sgd(0.1, momentum=0.9)
-    loss, given = cx.CrossEntropyLoss(), {k: v for k, v in (quiet | config).items() if v is not None}
+    loss, settings = cx.CrossEntropyLoss(), {k: v for k, v in (quiet | config).items() if v is not None}
     trainer = cx.distributed.DistributedTrainer(model or Net(), loss, rule, callbacks=callbacks)
-    prepared = trainer.prepare(DATA, config=cx.distributed.DistributedTrainingConfig(**given))
+    prepared = trainer.prepare(DATA, config=cx.distributed.DistributedTrainingConfig(**settings))
     before = jax.tree.map(np.array, trainer.params)
     trainer.fit_prepared(prepared)
     return trainer, dict(named_leaves(before)), dict(named_leaves(trainer.params))
@@ -39,7 +39,7 @@ def moved(before, after):
     return {name for name in before if (before[name] != after[name]).any()}
 
 
-SIMILAR = {"bucketed", "bf16", "fp16", "int8", "local_sgd"}  # to mean, or diloco, but for how they send
+SIMILAR = {"bucketed", "bf16", "fp16", "int8", "local_sgd"}  # as mean or diloco except for the communication
 
 
 EXACT = {"reproducibility": "exact", "global_batch_size": 8, "virtual_replicas": 4, "exact_threads": 8}
@@ -53,7 +53,7 @@ def test_what_is_frozen_keeps_its_bits(comm):
     trainer, before, after = fit(trainable="Dense_1/*", **options)
     assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}
     held = [name for name, _ in named_leaves(trainer.state.sync) if "Dense_0" in name]
-    assert held == []  # no state for what does not move
+    assert held == []  # no state for frozen parameters
 
 
 def test_the_rest_moves_as_if_it_were_alone():

@@ -1,4 +1,4 @@
-"""fsdp: the numbers of `mean`, with parts of the parameters on each replica."""
+"""fsdp: the numbers of `mean`, with a part of the parameters on each replica."""
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from tests.support.sharded import (
 SLOW = pytest.mark.slow
 
 
-# One row by default, those that differ in kind among the slow ones, and all of them where this is worked on.
+# One row by default, one of each kind among the slow tests, and all of them in the wide tests.
 # (The CNN: a checkpoint below. A transformer in float32: the GPT below.)
 QUICK = [("crossed", 3, "clip-accumulation")]  # every kind of leaf, which 3 replicas do not divide
 SAMPLE = [
@@ -62,7 +62,7 @@ def test_every_kind_of_leaf_is_trained_as_by_mean(comm, model):
     np.testing.assert_allclose(one.predict(inputs), other.predict(inputs), **CLOSE)
 
 
-# The others one after another, and in processes: tests/faults/test_resume.py.
+# The other strategies one after another, and in processes: tests/faults/test_resume.py.
 @pytest.mark.parametrize(
     ("first", "then"),
     [
@@ -80,7 +80,7 @@ def test_a_checkpoint_goes_on_as_any_strategy(first, then, tmp_path):
 
 @SLOW
 def test_adapters_are_multiplied_as_mean_does_it_where_the_model_computes_in_16_bits():
-    """They travelled in float16, and their scaled gradients overflowed: steps were left out."""
+    """They used to be sent in float16, and their scaled gradients overflowed: steps were skipped."""
     options = {"precision": "float16", "lora": {"rank": 2}}
     one, other = trained("fsdp", "nnx", 2, **options), trained("mean", "nnx", 2, **options)
     assert one.history.skipped_steps == other.history.skipped_steps  # measured: 1, and 3 of fsdp before
@@ -95,7 +95,7 @@ def test_the_first_parameters_are_drawn_in_parts_and_are_those_of_mean():
     wanted = init_state(sync, mesh, *whole, 3)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.sharding == b.sharding
-        # The same draws; what the compiler fuses rounds once less (measured 6e-8 of numbers up to 1).
+        # The same draws; fusion saves one rounding (measured 6e-8 of numbers up to 1).
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-7)
 
 

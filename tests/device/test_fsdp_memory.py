@@ -1,4 +1,4 @@
-"""fsdp: what a replica holds and sends, read from the compiled programs."""
+"""fsdp: memory and communication of a replica, from the compiled programs."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ from cyxjax.sync.zero1 import own_part
 from tests.support import sharded
 from tests.support.sharded import Deep, Smooth, drawn
 
-step_of = cache(sharded.step_of)  # for looking into: a step that is called takes its state with it
+step_of = cache(sharded.step_of)  # only to inspect: calling a step would donate its state
 
 
 def test_no_more_than_some_layers_are_whole_at_a_time(monkeypatch):
@@ -27,7 +27,7 @@ def test_no_more_than_some_layers_are_whole_at_a_time(monkeypatch):
     # measured 0.48 of all parameters: some gathered layers and their gradients, and parts of all
     assert temporaries < 0.5 * params_bytes
     assert step_of("mean", 4)[0].memory_analysis().temp_size_in_bytes > 1.9 * params_bytes
-    # without the compiler's options every layer is gathered first, and kept
+    # without the compiler options every layer is gathered first and kept
     monkeypatch.setattr("cyxjax.core.step.memory_options", lambda mesh: {})
     assert sharded.step_of("fsdp", 4)[0].memory_analysis().temp_size_in_bytes > 2 * temporaries
 
@@ -42,20 +42,20 @@ def test_no_more_than_some_leaves_are_whole_while_they_are_drawn():
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
 def test_over_processes_no_layer_stays_whole_either(monkeypatch):
-    asked = {"width": 384, "layers": 20, "rows": 2, "optimizer": optax.adam(1e-3)}
-    here = sharded.step_of("fsdp", 4, **asked)[0].memory_analysis().temp_size_in_bytes
+    shape = {"width": 384, "layers": 20, "rows": 2, "optimizer": optax.adam(1e-3)}
+    here = sharded.step_of("fsdp", 4, **shape)[0].memory_analysis().temp_size_in_bytes
     for room in ("exchange", "replica"):
         monkeypatch.setattr(f"cyxjax.core.{room}.sends_one_by_one", lambda mesh: True)
     monkeypatch.setattr("cyxjax.core.exchange._PIECE_BYTES", 1 << 15)
-    compiled = sharded.step_of("fsdp", 4, **asked)[0]
+    compiled = sharded.step_of("fsdp", 4, **shape)[0]
     assert "all-to-all" in compiled.as_text()
     # measured 0.87; 1.49 with gathers in pieces too
     assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * here
 
 
 def test_activations_take_no_more_than_those_of_mean():
-    asked = {"width": 64, "layers": 4, "model": Smooth, "rows": 256}
-    fsdp, mean = (step_of(comm, 2, **asked)[0].memory_analysis() for comm in ("fsdp", "mean"))
+    shape = {"width": 64, "layers": 4, "model": Smooth, "rows": 256}
+    fsdp, mean = (step_of(comm, 2, **shape)[0].memory_analysis() for comm in ("fsdp", "mean"))
     assert fsdp.temp_size_in_bytes < mean.temp_size_in_bytes  # measured 0.75; 1.57 with all kept
 
 
@@ -66,7 +66,7 @@ def test_it_sends_one_and_a_half_times_the_bytes_of_mean():
     }
     once = sharded.step_of("fsdp", 4, options={"regather": False})[0]
     sent["zero2"] = sum(c.sent_bytes for c in collectives(once.as_text()))
-    assert 1.3 < sent["fsdp"] / sent["mean"] < 1.6  # the first layer's kernel need not come again
+    assert 1.3 < sent["fsdp"] / sent["mean"] < 1.6  # the first layer's kernel is gathered only once
     assert 0.95 < sent["zero2"] / sent["mean"] < 1.1
 
 

@@ -1,4 +1,4 @@
-"""Losses that compare samples: over the global batch, equal at every number of replicas, gradient and all."""
+"""Losses that compare samples of the global batch: equal for any number of replicas, with gradients."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ EMBED = partial(linen.Dense, 4)
 
 
 class TwoViews(linen.Module):
-    """A pair of embeddings, as CLIP's: of the first and of the second half of the features."""
+    """A pair of embeddings, as in CLIP: of the first and of the second half of the features."""
 
     @linen.compact
     def __call__(self, x):
@@ -42,7 +42,7 @@ def unit(v):
 
 
 def batch_hard(output, target, weight):
-    """A value a row: the furthest of its class minus the nearest of the others."""
+    """One value per row: the distance to the furthest of its class minus that to the nearest other."""
     far = jnp.square(output[:, None] - output[None]).sum(-1)
     same, real = target[:, None] == target[None], weight[None] > 0
     furthest = jnp.where(same & real, far, 0).max(1)
@@ -51,7 +51,7 @@ def batch_hard(output, target, weight):
 
 
 def neighbours(output, target, weight):
-    """One number; depends on the order of samples in the batch: that of the step, wherever they lie."""
+    """One number that depends on the order of samples in the batch of the step, on any replica."""
     del target
     gap = jnp.square(output[1:] - output[:-1]).sum(-1)
     both = weight[1:] * weight[:-1]
@@ -62,7 +62,7 @@ NEIGHBOURS = cx.GlobalLoss(neighbours)
 LOSSES = {
     "batch hard": (EMBED, cx.GlobalLoss(batch_hard)),
     "neighbours": (EMBED, NEIGHBOURS),
-    "clip": (TwoViews, cx.ContrastiveLoss(0.5)),  # by row: those of one replica against all
+    "clip": (TwoViews, cx.ContrastiveLoss(0.5)),  # by row: the rows of one replica against all
 }
 
 
@@ -71,7 +71,7 @@ def whole(loss):
     return lambda output, target: loss.of_batch(output, target, jnp.ones(len(target)))
 
 
-# Of four replicas one has no sample in the end.
+# One of four replicas has no sample in the last step.
 @pytest.mark.parametrize(
     ("name", "replicas", "comm"),
     [
@@ -86,7 +86,7 @@ def test_replicas_equal_one_device_on_the_whole_batch(name, replicas, comm):
     x, y = X[:SAMPLES], Y[:SAMPLES]
     expected, (mean_loss,) = by_hand(make(), whole(loss), x, y)
     train = trained(make(), loss, x, y, replicas=replicas, comm=comm)
-    # Rounding of sums in another order, through three steps.
+    # Rounding of sums in a different order, over three steps.
     assert_near(train.params, expected, 1e-4, 1e-5)
     assert train.history.train_losses[0] == pytest.approx(mean_loss, rel=1e-4)
 
@@ -126,7 +126,7 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("loss", "options", "said"),
+    ("loss", "options", "message"),
     [
         (cx.ContrastiveLoss(), {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2"),
         (
@@ -138,10 +138,10 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
     ],
 )
 def test_what_cuts_the_batch_is_refused_before_anything_is_written(
-    loss, options, said, tmp_path, two_devices
+    loss, options, message, tmp_path, two_devices
 ):
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         trainer(TwoViews(), loss).fit(X[:16], Y[:16], config(**kept | options))
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""Parameters by name with a rate and a decay of their own, or frozen, under strategies that cut them too."""
+"""Parameter groups with their own rate and decay, or frozen, also under strategies that shard them."""
 
 import jax
 import jax.numpy as jnp
@@ -69,12 +69,12 @@ def test_groups_step_as_optax_s_partition_and_what_is_frozen_is_not_clipped_by(t
         X[:24], Y[:24], config(epochs=1, batch_size=4, shuffle=False, comm="fsdp", max_grad_norm=0.1)
     )
     expected = by_hand([np.arange(i, i + 8) for i in (0, 8, 16)], 0.1)
-    # Adam's step is a quotient of small numbers: rounding of sums in another order.
+    # Adam's step is a quotient of small numbers: rounding of sums in a different order.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), train.params, expected)
     first = adapt(Net()).init(jax.random.key(42), X[:1])[0]["embed"]
-    # Drawn in a compiled program where nobody holds them whole: other by a rounding, not by a step of 0.1.
+    # Drawn in a compiled program if no replica has them whole: differs by a rounding, not by a step of 0.1.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), train.params["embed"], first)
-    assert history.learning_rates == [0.1]  # of the optimizer; a group's own goes with it
+    assert history.learning_rates == [0.1]  # of the optimizer; the rate of a group scales with it
 
 
 def test_a_file_s_groups_are_those_of_a_call():

@@ -1,4 +1,4 @@
-"""Parameters and optimizer state that are not floats: right on two replicas and when resumed."""
+"""Parameters and optimizer state that are not floats: correct on two replicas and after a resume."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ class Phased(linen.Module):
 @pytest.mark.parametrize(("comm", "remat"), [("mean", "none"), ("mean", "dots_saveable"), ("fsdp", "none")])
 def test_complex_parameters_go_downhill_as_on_one_device(comm, remat, two_devices):
     x, w = X[:SAMPLES], adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"]
-    parts = jnp.real(w), jnp.imag(w)  # |x (a + ib)| in real numbers: what descent means is not in question
+    parts = jnp.real(w), jnp.imag(w)  # |x (a + ib)| in real numbers, where the gradient is unambiguous
 
     def loss(parts, x, y):
         a, b = x @ parts[0], x @ parts[1]
@@ -53,7 +53,7 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat, two_device
     how = {"comm": comm, "remat": remat, "sentinel_every_n_steps": 1}
     train.fit(x, TARGET, config(epochs=1, batch_size=4, shuffle=False, **how))
     expected = np.asarray(parts[0]) + 1j * np.asarray(parts[1])
-    np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding, three steps
+    np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding over three steps
 
 
 def test_complex_statistics_are_those_of_the_global_batch(two_devices):
@@ -66,7 +66,7 @@ def test_complex_statistics_are_those_of_the_global_batch(two_devices):
 
 @pytest.mark.parametrize("to_map", [model_map, sync_map])
 def test_an_empty_array_enters_no_map(to_map):
-    # jaxlib 0.11.2 crashes where one enters beside another array; a key and a bare number are leaves too.
+    # jaxlib 0.11.2 crashes if one is an argument beside another array; a key and a number are leaves too.
     rows = {"a": np.ones((4, 3), np.float32), "key": jax.random.split(jax.random.key(0), (4, 0))}
     whole = {"a": 2.0, "empty": np.zeros((0, 5), np.int8)}
 

@@ -1,4 +1,4 @@
-"""A loss of one number: the user's own program on one device, the same number or a refusal on several."""
+"""A scalar loss: the user's own program on one device; the same number, or an error, on several."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ CLASS_WEIGHT = jnp.float32([1, 2, 20])
 
 
 class Experts(linen.Module):
-    """Logits of two experts, routed, and the loads that a Switch layer balances: over the batch."""
+    """Routed logits of two experts, and their loads over the batch, which a Switch layer balances."""
 
     @linen.compact
     def __call__(self, x):
@@ -71,10 +71,10 @@ COUPLED = {
 
 
 def assert_as_by_hand(model, loss, x, y, *, written=None, size=8, **options):
-    """Trains two epochs, and as the loop by hand does; returns the trainer. written: the loss there."""
+    """Checks two epochs against a hand-written loop, whose loss is `written`; returns the trainer."""
     loader = {"global_batch_size": None} if options.pop("loader", False) else {}
-    given = (batches(x, y, size),) if loader else (x, y)
-    one = trained(model, loss, *given, size=size, epochs=2, **loader, **options)
+    data = (batches(x, y, size),) if loader else (x, y)
+    one = trained(model, loss, *data, size=size, epochs=2, **loader, **options)
     params, losses = by_hand(model, written or loss, x, y, size=size, epochs=2)
     assert_near(one.params, params)
     np.testing.assert_allclose(one.history.train_losses, losses, rtol=1e-5)
@@ -100,12 +100,10 @@ def test_evaluation_on_one_device_uses_the_number_of_each_batch():
             float(fn(output[i : i + 8], REAL[i : i + 8])) * len(X[i : i + 8]) for i in range(0, SAMPLES, 8)
         ]
         assert measured[name] == pytest.approx(sum(each) / SAMPLES, rel=1e-5)
-    assert measured["loss"] != pytest.approx(
-        float(rmse(output, REAL)), rel=1e-4
-    )  # a mean of batches' numbers
+    assert measured["loss"] != pytest.approx(float(rmse(output, REAL)), rel=1e-4)  # a mean over batches
 
 
-# Any two of loss, replicas and options: strategies with each other are tests/device/test_sync_contract.py's.
+# Pairs of loss, replicas and options; tests/device/test_sync_contract.py compares the strategies.
 @pytest.mark.parametrize(
     ("name", "replicas", "options"),
     [
@@ -121,7 +119,7 @@ def test_a_mean_is_the_loop_by_hand_on_any_number_of_devices(name, replicas, opt
     assert_as_by_hand(LINEAR, loss, X, y, replicas=replicas, **options)
 
 
-# Five samples are fewer than a batch: each step is padded, which hides nothing.
+# Five samples are fewer than a batch: each step is padded, which must hide nothing.
 @pytest.mark.parametrize(
     ("name", "samples", "replicas", "options"),
     [
@@ -144,7 +142,7 @@ def test_where_the_batch_is_split_a_coupled_loss_ends_the_run_unsaved(
     assert not list(folder.glob("step_*"))
 
 
-# ---- a mask that is all ones at first: what looks like a mean in the first batches is none later ---------
+# ---- a mask that is all ones at first: a mean in the first batches is not one later ----------------------
 
 
 def masked(output, target):
@@ -152,7 +150,7 @@ def masked(output, target):
 
 
 def rarely_weighted():
-    """256 samples, of which rows 200 to 207 weigh more."""
+    """256 samples; rows 200 to 207 have a larger weight."""
     weight = np.ones(256, np.float32)
     weight[200:208] = [9, 1, 1, 1, 1, 1, 1, 1]
     x = rng.normal(size=(256, FEATURES)).astype(np.float32)
@@ -165,7 +163,7 @@ def test_a_division_by_the_batchs_own_weights_that_shows_late(tmp_path):
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints"), "checkpoint_every_n_steps": 1}
     with refused("loss"):
         trained(LINEAR, masked, x, y, size=16, **saving)
-    # Steps before the first that differs are the loop by hand, and are saved.
+    # Steps before the first difference equal the hand-written loop, and are saved.
     assert max(int(p.name.split("_")[1]) for p in (tmp_path / "checkpoints").glob("step_*")) == 200 // 16
 
 

@@ -1,4 +1,4 @@
-"""Time for memory: what recomputation and ZeRO-1 save, from the compiled program, and that numbers stay."""
+"""Memory saved by recomputation and ZeRO-1, from the compiled program; the numbers stay the same."""
 
 import re
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from cyxjax.observe.compiled_plan import memory_bytes
 from tests.support.models import Net, batches_of, data, largest_gap, stepping
 from tests.support.strategies import adaptive
 
-ROWS = 256  # a replica's micro-batch: activations of Deep are ROWS * 64 * 4 = 64 kB a layer, weights 16 kB
+ROWS = 256  # a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB
 
 
 class Deep(linen.Module):
@@ -51,12 +51,12 @@ def test_every_policy_gives_the_same_gradients(policy):
         loss = lambda p: fns.apply(p, model_state, x, jax.random.key(1), True)[0].sum()  # noqa: E731
         return jax.jit(jax.grad(loss))(params)
 
-    # recomputed in another fusion: the last bit of float32 may differ
+    # recomputed with different fusion: the last bit of float32 may differ
     assert largest_gap(grads(fns), grads(with_remat(fns, policy))) < 1e-6
 
 
 def kept_bytes(policy):
-    """What lies between forward and backward: the leaves of the pullback."""
+    """Bytes kept between forward and backward: the leaves of the pullback."""
     fns, x = with_remat(adapt(Deep()), policy), data(ROWS).inputs
     params, model_state = fns.init(jax.random.key(0), x)
 
@@ -80,7 +80,7 @@ def test_accumulation_holds_activations_of_one_micro_batch():
 
 
 class Blocks(linen.Module):
-    """Twelve layers of sines, each computed again in backward if `remat`."""
+    """Twelve layers of sines, each recomputed in the backward pass if `remat`."""
 
     remat: bool = False
 
@@ -101,7 +101,7 @@ class Sine(linen.Module):
 def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told(monkeypatch):
     plain = temporaries(Blocks())
     assert temporaries(Blocks(remat=True)) < 0.8 * plain  # measured 0.75
-    if version("jaxlib").startswith("0.10."):  # left to itself XLA of jax 0.11.2 recomputes too: 0.53
+    if version("jaxlib").startswith("0.10."):  # XLA of jax 0.11.2 recomputes anyway: 0.53
         monkeypatch.setattr("cyxjax.core.step.memory_options", lambda mesh: {})
         assert temporaries(Blocks(remat=True)) > 0.9 * plain  # measured 0.97
 
@@ -116,7 +116,7 @@ def test_state_is_donated():
     step, state, batch = step_of(Net())
     compiled = step.lower(state, batch).compile()
     found = compiled.memory_analysis()
-    # all but the measures (5 floats and more) take the place of what they replace
+    # all outputs except the metrics (5 floats and more) reuse the memory of what they replace
     assert found.output_size_in_bytes - found.alias_size_in_bytes < 256
     after, _ = step(state, batch)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
@@ -124,7 +124,7 @@ def test_state_is_donated():
 
 
 def test_a_step_copies_no_parameters_to_write_over_them():
-    # Backward reads eleven inner kernels; were an update free to come first, XLA would copy each of them.
+    # Backward reads eleven inner kernels; if an update could run first, XLA would copy each of them.
     step, state, batch = step_of(Deep(), rows=4, replicas=1)
     compiled = step.lower(state, batch).compile().as_text()
     assert "f32[64,64]" in compiled
@@ -133,6 +133,6 @@ def test_a_step_copies_no_parameters_to_write_over_them():
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
 def test_clipping_keeps_no_second_copy_of_the_gradients():
-    asked = {"rows": 4, "replicas": 1, "rule": optax.adam(1e-3)}
-    free, clipped = (temporaries(Deep(), **asked, clip=clip) for clip in (None, 1.0))
-    assert clipped < 1.2 * free  # measured 1.0; 1.9 where each number is divided by the norm
+    shape = {"rows": 4, "replicas": 1, "rule": optax.adam(1e-3)}
+    free, clipped = (temporaries(Deep(), **shape, clip=clip) for clip in (None, 1.0))
+    assert clipped < 1.2 * free  # measured 1.0; 1.9 if each number is divided by the norm

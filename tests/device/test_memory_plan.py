@@ -1,4 +1,4 @@
-"""What a plan says of other numbers of replicas: counted where it can be, drawn out where it cannot."""
+"""The memory plan for other numbers of replicas: counted where possible, extrapolated otherwise."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from cyxjax.train.start.memory_plan import STRATEGIES, Held, held_by, table
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import X, Y, config, mlp, own_group, use_devices
 
-assert own_group  # a fixture: a group of its own for each test
+assert own_group  # a fixture: a separate group for each test
 
 
 def test_state_is_counted_and_temporaries_are_a_constant_and_a_share():
-    # 10 numbers of 4 bytes cut, 3 of 2 whole; 100 + 60 / replicas bytes of temporaries
+    # 10 numbers of 4 bytes sharded, 3 of 2 bytes whole; 100 + 60 / replicas bytes of temporaries
     held = Held("fsdp", ((10, 4, True), (3, 2, False)), ((2, 130), (4, 115)))
     assert [held.state_bytes(n) for n in (1, 4, 4096)] == [46, 3 * 4 + 6, 4 + 6]
     assert [held.temporary_bytes(n) for n in (2, 4, 6, 4096)] == [130, 115, 110, 100]
@@ -29,8 +29,8 @@ def test_the_first_that_fits_is_named_and_none_where_none_does():
         Held("mean", ((1000, 1, False),), ((2, 0), (4, 0))),
         Held("fsdp", ((1000, 1, True),), ((2, 0), (4, 0))),
     ]
-    said = {line.split()[0]: line.partition("-> ")[2] for line in table(rows, 300.0)[3:]}
-    assert (said["1"], said["4"], said["4096"]) == ("none fits", "fsdp", "fsdp")
+    fitting = {line.split()[0]: line.partition("-> ")[2] for line in table(rows, 300.0)[3:]}
+    assert (fitting["1"], fitting["4"], fitting["4096"]) == ("none fits", "fsdp", "fsdp")
     assert "-> mean" in table(rows, 1000.0)[3]
     assert all("->" not in line for line in table(rows, None)[1:])
 
@@ -60,7 +60,7 @@ def test_the_command_names_the_cheapest_that_fits_at_each_number_of_replicas(cap
             assert main.main(["plan", "--config", str(config), *words, "--offload", offload]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines() if " -> " in line]
         named[offload] = {int(row[0]): " ".join(row[row.index("->") + 1 :]) for row in rows}
-    # 77 kB of parameters, 154 of moments: 385 kB whole with gradients and the rest, 208 with the moments cut
+    # 77 kB of parameters, 154 of moments: 385 kB whole with gradients etc., 208 with sharded moments
     assert sorted(named["none"]) == [1, 4, 16, 64, 256, 1024, 4096]
     assert [named["none"][count] for count in (1, 64, 4096)] == ["none fits", "zero1", "zero1"]
     assert set(named["optimizer"].values()) == {"mean"}

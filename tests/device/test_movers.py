@@ -1,4 +1,4 @@
-"""Several optimizers over named parameters in one step: a GAN by hand on one device, and on two replicas."""
+"""Several optimizers for named parameters in one step: a hand-written GAN on one device, and two replicas."""
 
 from functools import partial
 
@@ -45,7 +45,7 @@ def tells(o, t):
 
 
 def weighs(o, t):
-    """A discriminator that takes no notice of class 0: its mean is over the others."""
+    """A discriminator loss that ignores class 0: its mean is over the others."""
     return tells(o, t), (t > 0).astype(jnp.float32)
 
 
@@ -67,7 +67,7 @@ def gan(judge=tells, turns=(2, 1)):
 
 
 def gan_by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
-    """Two losses, two gradients, two optimizers; each one's gradients are clipped by their own norm."""
+    """Two losses, two gradients, two optimizers; each gradient is clipped by its own norm."""
     net, (every, offset) = Gan(), turns
     params = adapt(net).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], DATA[0]))[0]
     rules = {"generator": optax.adam(0.05), "discriminator": optax.sgd(0.1, 0.9)}
@@ -97,11 +97,11 @@ def gan_by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
 
 def in_turns(task, **options):
     train = cx.distributed.DistributedTrainer(Gan(), task)
-    given = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP} | options
-    return train, train.fit(*DATA, config(**given))
+    settings = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP} | options
+    return train, train.fit(*DATA, config(**settings))
 
 
-# Adam's step is a quotient of small numbers: rounding of sums in another order.
+# Adam's step is a quotient of small numbers: rounding of sums in a different order.
 assert_same = partial(assert_near, rtol=1e-3, atol=2e-5)
 
 
@@ -130,9 +130,9 @@ QUICK = ("fsdp, in turns of two micro-batches",)
 def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name, two_devices):
     train, history = in_turns(gan(weighs), **STEPS[name])
     assert_same(train.params, gan_by_hand(weighs))
-    told = history.metrics
+    metrics = history.metrics
     assert history.train_losses[0] == pytest.approx(
-        0.5 * told["train_fools"][0] + told["train_tells"][0], rel=0.05
+        0.5 * metrics["train_fools"][0] + metrics["train_tells"][0], rel=0.05
     )
 
 
@@ -153,7 +153,7 @@ def test_what_rounds_trains_all_groups(options, two_devices):
 def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path, two_devices):
     kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path / "a"), "epochs": 2}
     whole = in_turns(gan(), **kept | {"checkpoint_dir": str(tmp_path / "b")})[0].params
-    in_turns(gan(), **kept | {"epochs": 1})  # three steps: the generator's turn is the first one after them
+    in_turns(gan(), **kept | {"epochs": 1})  # three steps: the next one is the generator's turn
     train, history = in_turns(gan(), **kept)
     assert len(history.train_losses) == 2
     jax.tree.map(np.testing.assert_array_equal, train.params, whole)
@@ -194,11 +194,11 @@ def test_a_trunk_that_two_terms_train_gets_both_gradients_and_heads_their_own():
 
 
 SGD, OTHER = optax.sgd(0.1), optax.sgd(1.0)
-ODD = {"a": cx.Term(fools, trains="generater/*", optimizer=SGD), "b": tells}
+MISSPELT = {"a": cx.Term(fools, trains="generater/*", optimizer=SGD), "b": tells}
 
 
 @pytest.mark.parametrize(
-    ("terms", "optimizer", "said"),
+    ("terms", "optimizer", "message"),
     [
         ({"a": cx.Term(fools, trains="generator/*", optimizer=SGD)}, None, "'discriminator/Dense_0/bias'"),
         (
@@ -209,12 +209,14 @@ ODD = {"a": cx.Term(fools, trains="generater/*", optimizer=SGD), "b": tells}
             None,
             "'discriminator/Dense_0/bias' .*'a' .*'b'",
         ),
-        (ODD, SGD, r"'a' .*'generater/\*'.* 'generator/"),
-        (ODD, None, r"optimizer .*'b'.*Term\("),
+        (MISSPELT, SGD, r"'a' .*'generater/\*'.* 'generator/"),
+        (MISSPELT, None, r"optimizer .*'b'.*Term\("),
     ],
 )
-def test_a_task_of_groups_that_means_nothing_is_refused_before_training(terms, optimizer, said, two_devices):
-    with pytest.raises(ConfigError, match=said):
+def test_a_task_of_groups_that_means_nothing_is_refused_before_training(
+    terms, optimizer, message, two_devices
+):
+    with pytest.raises(ConfigError, match=message):
         cx.distributed.DistributedTrainer(Gan(), cx.Task(terms), optimizer).fit(*DATA, config())
 
 

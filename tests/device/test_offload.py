@@ -1,4 +1,4 @@
-"""The optimizer's state in the host's memory between steps: same bits, kept there by all of a run."""
+"""The optimizer state is in host memory between steps, during the whole run, with the same bits."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ SLOW = pytest.mark.slow
 
 
 def kinds(state):
-    """Where the leaves of more than a number a replica are, and the others."""
+    """Memory kinds of the leaves with more than one number per replica, and of the others."""
     leaves = jax.tree.leaves(state)
     large = {leaf.sharding.memory_kind for leaf in leaves if leaf.addressable_shards[0].data.size > 1}
     return large, {leaf.sharding.memory_kind for leaf in leaves if leaf.ndim == 0}
@@ -57,13 +57,13 @@ def test_what_waits_on_the_host_is_planned_compiled_and_healed_there():
     prepared = trainer.prepare(X, Y, config=config(comm="mean", offload="optimizer"))
     held = state_bytes(trainer.state)
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(trainer.params))
-    assert (held["params"], held["host"]) == (params, params)  # one momentum a parameter
+    assert (held["params"], held["host"]) == (params, params)  # one momentum per parameter
     assert held["sync"] < 16
     lines = plan_lines([], held, {"temporaries": 0})
     assert lines[-1].startswith("waiting in the host's memory")
     batch = next(iter(prepared.feed.train(Position(), lambda: (False, False), 1))).batch
     text = trainer.program.train_step.lower(trainer.state, batch).compile().as_text().split("\n")[0]
-    assert text.count("S(5)") == 2 * len(jax.tree.leaves(trainer.params))  # XLA's number of the host: in, out
+    assert text.count("S(5)") == 2 * len(jax.tree.leaves(trainer.params))  # XLA's host memory space: in, out
     counted = next(held_by(prepared, jax.devices()[:4], batch))
     assert counted.state_bytes(4) == sum(held.values()) - held["host"]
     sentinel, state = trainer.program.sentinel, trainer.state
@@ -86,7 +86,7 @@ def test_a_restored_state_waits_on_the_host_again(tmp_path):
     with pytest.raises(ConfigError, match="comm .*'zero1' .*'mean'"):
         other.fit(X, Y, config(comm="zero1", offload="optimizer"))
     np.testing.assert_array_equal(other.predict(X), one.predict(X))
-    other.fit(X, Y, config(comm="mean", epochs=2))  # goes on from what was loaded, on the devices
+    other.fit(X, Y, config(comm="mean", epochs=2))  # continues from the loaded state, on the devices
     assert kinds(other.state.sync)[0] == {"device"}
     again = config(comm="zero1", epochs=2, checkpoint_dir=str(tmp_path / "saved"), resume="auto")
     third = made()

@@ -1,5 +1,5 @@
-"""Every optimizer of optax's public namespace with every strategy: it makes the steps it makes on one device,
-or is refused in one line of ours."""
+"""Every public optimizer of optax with every strategy: it makes the same steps as on one device, or is
+refused with our one-line error."""
 
 import warnings
 from functools import partial
@@ -17,7 +17,7 @@ from tests.support.refusals import refused
 from tests.support.strategies import USUAL, Alone, built, mean_of, params, random_grads
 from tests.support.trainers import config, trainer
 
-# optax warns of names it will drop; here they are still there.
+# optax warns about deprecated names, which this version still has.
 IGNORED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 pytestmark = [IGNORED, pytest.mark.usefixtures("as_users_promote")]
 RATE = 0.01
@@ -32,7 +32,7 @@ def adam():
 
 
 def by_place():
-    """Steps that differ by the place in a leaf, written into the rule as an array."""
+    """Steps that depend on the position in a leaf, through an array in the rule."""
 
     def update(grads, state, params=None):
         places = lambda g: np.arange(g.size, dtype=np.float32).reshape(g.shape)  # noqa: E731
@@ -42,7 +42,7 @@ def by_place():
 
 
 def drawn():
-    """A first state drawn for a whole leaf: drawn for its parts, it is another one."""
+    """A random initial state for a whole leaf: drawn for its parts, it would differ."""
 
     def init(params):
         return jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), params)
@@ -53,7 +53,7 @@ def drawn():
 
 
 def rate_in_a_vector():
-    """One number that belongs to no leaf; cut into rows, a resume would give all but the first a zero."""
+    """One number that belongs to no leaf; split into rows, all but the first would be zero after a resume."""
     return optax.GradientTransformation(
         lambda params: jnp.full((1,), RATE),
         lambda grads, rate, params=None: (jax.tree.map(lambda g: -g * jnp.squeeze(rate), grads), rate),
@@ -114,7 +114,7 @@ _PLAIN = """
     sgd sign_sgd yogi ademamix adopt schedule_free masked multi_transform partition inject_hyperparams
     schedule multi_steps chain named_chain
 """
-CUT = {*_PLAIN.split(), "masked by dimensions", "decay of matrices"}  # what zero1 must take, and no less
+CUT = {*_PLAIN.split(), "masked by dimensions", "decay of matrices"}  # what zero1 must at least accept
 WHOLE = {
     "lamb",
     "lars",
@@ -135,7 +135,7 @@ NEVER = {"lbfgs", "polyak_sgd", "momo", "lookahead", "labels of another tree", "
 
 
 def public():
-    """name -> maker, of all in optax and optax.contrib that gives a transformation."""
+    """name -> maker of everything in optax and optax.contrib that returns a transformation."""
     makers = {}
     for room in (optax, optax.contrib):
         for name in dir(room):
@@ -150,7 +150,7 @@ def _is_rule(f, args):
         warnings.simplefilter("ignore")
         try:
             return isinstance(f(*args), optax.GradientTransformation)
-        except Exception:  # not a rule, or one that takes other arguments: WRAPPED makes those
+        except Exception:  # not a rule, or one with other arguments, which WRAPPED covers
             return False
 
 
@@ -158,20 +158,20 @@ TABLE = public()
 
 
 def alone_with(comm, make):
-    """The strategy around a rule, whose update is traced as in a step. Raises: ConfigError."""
+    """The strategy with a rule; its update is traced as in a step. Raises: ConfigError."""
     alone = Alone(built(comm, adapted(make()), USUAL[comm]), 2, params(0.1))
     jax.eval_shape(alone.update, alone.state, random_grads(2, 0))
     return alone
 
 
 def is_refused(comm, make):
-    said = ""
+    message = ""
     try:
         alone_with(comm, make)
     except ConfigError as err:
-        said = str(err)
-    assert not said or ("HINT: " in said and "\n" not in said)
-    return bool(said)
+        message = str(err)
+    assert not message or ("HINT: " in message and "\n" not in message)
+    return bool(message)
 
 
 def on_one_device(make, grads):
@@ -239,7 +239,7 @@ def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_p
     x, y = np.eye(8, 3, dtype=np.float32), np.arange(8, dtype=np.int32) % 2
 
     def trained(epochs, folder):
-        rule = optax.noisy_sgd(RATE, key=3)  # optax keeps a typed key, whatever it is given
+        rule = optax.noisy_sgd(RATE, key=3)  # optax stores a typed key for any argument
         one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
         saved = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
         one.fit(x, y, config(epochs=epochs, batch_size=1, **saved))

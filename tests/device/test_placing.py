@@ -1,4 +1,4 @@
-"""The quick way of rows to several devices puts them where `device_put` does, and as it does."""
+"""The fast path that puts rows on several devices has the same result as `device_put`."""
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,11 @@ def test_rows_that_do_not_divide_or_do_not_fit_are_refused_as_ever():
 
 
 def test_a_batch_for_several_devices_costs_few_calls():
-    # 33 calls when this was written, 215 by device_put: all of them before each step.
+    # 33 calls when this was written, 215 with device_put, before each step.
     tree = (np.zeros((8, 3), np.float32), np.zeros(8, np.int32))
     put = build_put_rows(build_mesh(jax.devices()[:2]), jax_private.shard_putter())
     put(tree)
     assert calls_of(lambda: put(tree)) < 60
     by_device_put = build_put_rows(build_mesh(jax.devices()[:2]))
     by_device_put(tree)
-    assert calls_of(lambda: by_device_put(tree)) > 100  # else: what is put here is public again
+    assert calls_of(lambda: by_device_put(tree)) > 100  # else use the public function again

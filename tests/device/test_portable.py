@@ -1,4 +1,4 @@
-"""A strategy's state at another number of replicas, and under another strategy."""
+"""A strategy's state with a different number of replicas, and with a different strategy."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from tests.support.strategies import LR, USUAL, Alone, adaptive, random_grads, w
 
 
 def moved(alone, sync, replicas):
-    """`alone`'s state on another mesh under `sync`, by way of what a checkpoint would hold."""
+    """The state of `alone` on a different mesh under `sync`, through the form that a checkpoint stores."""
     other = Alone(sync, replicas)
     stored = jax.tree.map(whole, to_portable(alone.state, alone.sync, alone.mesh))
     target, fit_rows = stored_shapes(other.state, sync, other.mesh)
@@ -30,7 +30,7 @@ def whole(leaf):
 
 
 def own(name, found, want, fit_rows):
-    """What this process takes of a stored leaf: one process takes all."""
+    """What this process reads of a stored leaf: a single process reads all."""
     found = found if found.shape == want.shape else fit_rows(name, found, want)
     return found.reshape(-1) if isinstance(want, Share) else found
 
@@ -38,7 +38,7 @@ def own(name, found, want, fit_rows):
 @pytest.mark.parametrize(("name", "replicas"), [("zero1", 2), ("zero1", 8), ("mean", 2), ("mean", 4)])
 def test_zero1_goes_on_at_any_number_of_replicas_and_as_mean(name, replicas):
     before = Alone(build_sync("zero1", adaptive()), 4).step(*(whole_grads(4, t) for t in range(3)))
-    # Equal gradients on every replica: the mean is the same at each number of them.
+    # Equal gradients on every replica: the mean is the same for any number of replicas.
     same = jax.tree.map(lambda g: np.broadcast_to(g[:1], (8, *g.shape[1:])), random_grads(1, 9))
     take = lambda n: jax.tree.map(lambda g: g[:n], same)  # noqa: E731
     wanted = moved(before, build_sync("mean", adaptive()), 1).step(take(1), take(1)).copies()[0]
@@ -60,9 +60,9 @@ def test_what_was_not_sent_is_still_owed_at_another_number_of_replicas(name):
     after = moved(before, build_sync(name, optax.sgd(LR), USUAL[name]), 4)
     for alone in (before, after):
         assert alone.sync.state_spec[0] is not None
-    owed = [unsent_mean(alone.state.sync[0]) for alone in (before, after)]
-    np.testing.assert_allclose(owed[0], owed[1], rtol=1e-6)
-    assert np.abs(owed[0]).max() > 0
+    unsent = [unsent_mean(alone.state.sync[0]) for alone in (before, after)]
+    np.testing.assert_allclose(unsent[0], unsent[1], rtol=1e-6)
+    assert np.abs(unsent[0]).max() > 0
 
 
 def unsent_mean(reducer_state):
@@ -84,5 +84,5 @@ def test_only_rows_of_replicas_are_fitted():
     want = target.sync[0].unsent
     assert want.shape == (4, 29)
     assert fit_rows("sync/0/unsent", np.ones((2, 29), np.float32), want).shape == (4 * 29,)
-    assert fit_rows("sync/0/unsent", np.ones((2, 30), np.float32), want) is None  # another model
+    assert fit_rows("sync/0/unsent", np.ones((2, 30), np.float32), want) is None  # a different model
     assert fit_rows("params/dense/kernel", np.ones((2, 4), np.float32), np.zeros((6, 4))) is None

@@ -1,4 +1,4 @@
-"""Half precision that trains: scaled losses, steps left out by all replicas alike, accuracy as in float32."""
+"""Training in half precision: scaled losses, steps that all replicas skip, accuracy as in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def with_nan(grads, replica=1):
 
 
 def scaled(grads, alone):
-    """Gradients of the scaled loss, as the step makes them."""
+    """Gradients of the scaled loss, as in the step."""
     scale = np.float32(alone.sync.loss_scale(jax.device_get(alone.state.sync)))
     return jax.tree.map(lambda g: g * scale, grads)
 
@@ -42,7 +42,7 @@ def test_a_step_with_a_nan_changes_nothing_but_the_count(name):
     assert not np.array_equal(after.params["gain"], jax.device_get(alone.state.params["gain"]))
 
 
-@pytest.mark.parametrize("name", sorted(set(EXACT) - {"bucketed", "bf16"}))  # to mean and fp16 they are alike
+@pytest.mark.parametrize("name", sorted(set(EXACT) - {"bucketed", "bf16"}))  # they behave like mean and fp16
 def test_the_scale_is_divided_out_again(name):
     plain = Alone(built(name, optax.sgd(LR), EXACT[name]), 2)
     grads = [whole_grads(2, t) for t in range(3)]
@@ -62,7 +62,7 @@ def test_the_scale_backs_off_grows_and_stays_in_bounds():
         return float(state.scale), int(state.good_steps), int(state.skipped)
 
     good, bad = random_grads(2, 0), with_nan(random_grads(2, 0))
-    assert [after(g) for g in (good, good, bad)] == [(8, 1, 0), (8, 2, 0), (4, 0, 1)]  # 3 in a row, anew
+    assert [after(g) for g in (good, good, bad)] == [(8, 1, 0), (8, 2, 0), (4, 0, 1)]  # counts 3 again
     assert [after(g) for g in (good, good, good)] == [(4, 1, 1), (4, 2, 1), (8, 0, 1)]
     assert min(after(bad)[0] for _ in range(20)) == 2.0**-14
 
@@ -74,7 +74,7 @@ def test_a_policy_in_parts():
 
 
 class OwnAttention(linen.Module):
-    """Asks jax for attention itself."""
+    """Calls jax's attention itself."""
 
     @linen.compact
     def __call__(self, x):
@@ -82,7 +82,7 @@ class OwnAttention(linen.Module):
         return jax.nn.dot_product_attention(y, y, y)[:, :, 0]
 
 
-@pytest.mark.usefixtures("as_users_promote")  # Flax's norms widen half precision on their own
+@pytest.mark.usefixtures("as_users_promote")  # Flax's norms widen half precision
 @pytest.mark.parametrize("form", ["arrays", "loader"])
 def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tmp_path, form):
     x = np.ones((16, 3, 4), np.float32)
@@ -108,6 +108,6 @@ def test_gpt_trains_in_float16(tmp_path):
 
 @pytest.mark.parametrize(("other", "finite"), [(2 + 3j, True), (complex(1, np.nan), False), (np.inf, False)])
 def test_both_parts_of_complex_gradients_are_looked_at(other, finite):
-    """An imaginary part alone that is not finite was taken for a gradient."""
-    grads = jnp.array([[1 + 1j], [other]], jnp.complex64)  # a row a replica
+    """A gradient with only a non-finite imaginary part used to be accepted."""
+    grads = jnp.array([[1 + 1j], [other]], jnp.complex64)  # one row per replica
     assert jax.vmap(all_finite, axis_name=AXIS)(grads).tolist() == [finite, finite]

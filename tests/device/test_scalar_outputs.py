@@ -1,4 +1,4 @@
-"""Outputs that are no row a sample: a scale made of parameters alone, as CLIP's, in every kind of loss."""
+"""Outputs without a row per sample: a scale that depends only on parameters, as in CLIP, in every loss."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ Y = (X[:, 0] > 0).astype(np.int32) + (X[:, 1] > 0.5).astype(np.int32)
 
 
 class Scaled(linen.Module):
-    """Logits, and what they are to be multiplied by: of a parameter, or of the batch."""
+    """Logits and their scale, which depends on a parameter or on the batch."""
 
     of_batch: bool = False
 

@@ -1,4 +1,4 @@
-"""Metrics that need all samples: those of one device with the whole data, at any number of replicas."""
+"""Metrics that need all samples: for any number of replicas as on one device with all data."""
 
 import json
 
@@ -39,7 +39,7 @@ def metrics():
 def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path):
     use_devices(replicas)
     train = trainer(metrics=metrics())
-    # 19 samples in steps of 8: the last holds 3, so that replicas and micro-batches have padding alone.
+    # 19 samples in steps of 8: the last has 3, so that some replicas and micro-batches have only padding.
     cfg = config(
         **({"epochs": 2, "batch_size": None, "global_batch_size": 8, "monitor": "val_f1"} | options),
         checkpoint_every_n_epochs=1,
@@ -55,12 +55,12 @@ def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path)
     assert found["f1"] == pytest.approx(sk.f1_score(y, logits.argmax(-1), average="macro"), rel=1e-6)
     assert found["auc"] == pytest.approx(
         sk.roc_auc_score(y == 2, probability[:, 2]), abs=1e-3
-    )  # pairs of one bin
+    )  # pairs in one bin
     np.testing.assert_array_equal(
         found["table"], sk.confusion_matrix(y, logits.argmax(-1), labels=range(CLASSES))
     )
 
-    # The same in history, records and what is watched.
+    # The same in history, records and the monitored value.
     assert history.metrics["val_f1"][-1] == found["f1"]
     assert history.metrics["val_table"][-1] == found["table"].tolist()
     assert np.sum(history.metrics["train_table"][0]) == 19

@@ -1,4 +1,4 @@
-"""One bit of one replica is flipped: it is seen, named, and healed where most replicas still agree."""
+"""A bit flip on one replica is detected, named, and healed if most replicas still agree."""
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,7 @@ def test_training_stops_within_the_interval_and_names_leaf_and_rank(tmp_path):
     with pytest.raises(DesyncError, match="step 12 ") as caught:
         fit(tmp_path, [FlipAfter(10, replica=5)])
     assert "params/kernel on rank 0 (replica 5) is not what most others hold" in str(caught.value)
-    # The save of step 12 was not made: a checkpoint holds what all agree on.
+    # Step 12 was not saved: a checkpoint has only what all replicas agree on.
     assert sorted(p.name[-2:] for p in (tmp_path / "checkpoints").glob("step_*")) == ["03", "06", "09"]
 
 

@@ -1,4 +1,4 @@
-"""The oracle: any number of replicas equals one device that sees the whole batch."""
+"""The reference: any number of replicas equals one device with the whole batch."""
 
 from functools import cache
 
@@ -16,12 +16,12 @@ from cyxjax.data.batches import HostBatch
 from cyxjax.data.sources import ArrayDataset
 from tests.support.models import Net, NnxNet, batches_of, data, largest_gap, put, stepping, train
 
-# float32 sums of up to 24 terms in another order, over 10 SGD steps: 24 * 6e-8 * |grad| <= 1e-5.
+# float32 sums of up to 24 terms in a different order, over 10 SGD steps: 24 * 6e-8 * |grad| <= 1e-5.
 TOLERANCE = 1e-5
 
 
-# 17 samples, 8 a step: the last step holds one, so most replicas have none. 24 divides; 3 never fills a step.
-# Of 19 the last step holds 3, so its last micro-batches are all padding.
+# 17 samples, 8 per step: the last step has one, so most replicas have none. 24 divides; 3 never fills a step.
+# With 19 the last step has 3, so its last micro-batches are all padding.
 @pytest.mark.parametrize(
     ("replicas", "num_samples", "accumulation"),
     [
@@ -53,7 +53,7 @@ def test_sync_batchnorm_is_exact_over_uneven_shards(build):
 
 
 def test_running_statistics_are_averaged_by_samples_and_leave_padding_out():
-    # Dense(1 -> 1) with weight 1 and bias 0 hands x to the norm. Replica 0 sees 0 and 2, replica 1 sees 6
+    # Dense(1 -> 1) with weight 1 and bias 0 passes x to the norm. Replica 0 sees 0 and 2, replica 1 sees 6
     # and padding: means 1 and 6, weighted (2 * 1 + 1 * 6) / 3 = 8 / 3; momentum 0.9 leaves a tenth of it.
     class Norm(linen.Module):
         @linen.compact
@@ -70,13 +70,13 @@ def test_running_statistics_are_averaged_by_samples_and_leave_padding_out():
 
 
 def test_dropout_draws_differ_between_replicas_and_steps_and_repeat():
-    # The loss is the input's kept part: 16 ones a replica, each kept (as 2) or dropped.
+    # The loss sums the input after dropout: 16 ones per replica, each kept (as 2) or dropped.
     class Drop(linen.Module):
         @linen.compact
         def __call__(self, x, train=False):
             return linen.Dropout(0.5, deterministic=not train)(x)
 
-    # Each replica's loss weighs another power of 64, so that the sum shows all of them.
+    # Each replica's loss is weighted by a different power of 64, so that the sum shows all of them.
     samples = ArrayDataset(np.ones((4, 16), np.float32), 64.0 ** np.arange(4, dtype=np.float32))
     host = HostBatch(samples.inputs, samples.targets, np.ones(4, np.float32), 4, np.arange(4))
 
@@ -104,7 +104,7 @@ def test_evaluation_is_the_same_at_every_world_size_and_counts_each_sample_once(
         assert sums[0, 1] == 13
         results.append(sums)
     for other in results[1:]:
-        np.testing.assert_allclose(other, results[0], rtol=1e-6)  # 13 terms in another order
+        np.testing.assert_allclose(other, results[0], rtol=1e-6)  # 13 terms in a different order
 
 
 def test_a_forgotten_reduction_is_refused_when_the_step_is_traced():
@@ -121,10 +121,10 @@ def test_a_forgotten_reduction_is_refused_when_the_step_is_traced():
 
 
 def test_signals_of_one_replica_reach_all():
-    one, asked = stepping(Net(), data(8), replicas=4), np.zeros((4, 2), np.float32)
+    one, signals = stepping(Net(), data(8), replicas=4), np.zeros((4, 2), np.float32)
     (batch,) = batches_of(data(8), one.mesh, 2)
-    asked[2, 0] = 1
-    _, sums = one.step(one.state, batch._replace(signal=jax.device_put(asked, batch.signal.sharding)))
+    signals[2, 0] = 1
+    _, sums = one.step(one.state, batch._replace(signal=jax.device_put(signals, batch.signal.sharding)))
     np.testing.assert_array_equal(np.asarray(sums)[-1], [1, 0])
 
 

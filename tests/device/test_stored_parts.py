@@ -1,4 +1,4 @@
-"""What a run that cuts its state left behind is used by every command, on another number of devices."""
+"""Every command can use the files of a run with a sharded state, on a different number of devices."""
 
 import json
 import os
@@ -32,15 +32,15 @@ VALUES = {
     params=["fsdp", pytest.param("zero1", marks=pytest.mark.slow)],
 )
 def run(request, tmp_path_factory):
-    """(folder of a run over three devices, what its trainer says of ROWS and of its test samples)."""
+    """(folder of a run over three devices, its trainer's predictions for ROWS and its test metrics)."""
     folder = tmp_path_factory.mktemp("parts") / "run"
     with mock.patch.dict(os.environ), cx.testing.devices(3):  # which divide no leaf
         with mock.patch.object(process_group, "init"):
             ready = experiment.prepare(TrainConfig(run_dir=str(folder), comm=request.param, **VALUES))
         experiment.train(ready)
-        told = ready.trainer.predict(ROWS), ready.trainer.evaluate_metrics(ready.splits.test)
+        results = ready.trainer.predict(ROWS), ready.trainer.evaluate_metrics(ready.splits.test)
         params = ready.trainer.params
-    return folder, params, *told
+    return folder, params, *results
 
 
 def test_it_is_loaded_whole_on_other_devices_and_trains_on(run, two_devices):

@@ -1,4 +1,4 @@
-"""Each scheme against its published algorithm, written out in numpy, and against what it may not lose."""
+"""Each scheme against its published algorithm in numpy, and checks that it loses nothing permanently."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def test_leaves_that_share_a_bucket_come_back_in_their_places():
 
 
 def power_sgd_in_numpy(grads, q, error):
-    """One step of algorithm 1 for a matrix a replica: (mean gradient, next Q, errors)."""
+    """One step of algorithm 1 for one matrix per replica: (mean gradient, next Q, errors)."""
     m = grads + error
     p = np.mean([m_r @ q for m_r in m], 0)
     for i in range(p.shape[1]):  # Gram-Schmidt, column by column
@@ -86,7 +86,7 @@ def test_power_sgd_without_warm_start_draws_a_new_q_each_step():
         return np.linalg.norm(error, axis=(1, 2))
 
     warm, cold = moves(True), moves(False)
-    assert warm[1] < warm[0] == cold[0]  # a second power iteration comes nearer to the best rank 1
+    assert warm[1] < warm[0] == cold[0]  # a second power iteration is closer to the best rank 1
     assert cold[1] not in (cold[0], warm[1])
 
 
@@ -96,7 +96,7 @@ def test_power_sgd_leaves_small_leaves_alone():
     assert set(state.q) == {"dense.kernel"}  # 24 > 2 * 1 * (6 + 4); biases are vectors
 
 
-# ---- what is lost in one step is not lost for good ---------------------------------------------
+# ---- the error of one step is corrected later --------------------------------------------------
 
 
 def keeps_a_residual(name):
@@ -109,15 +109,15 @@ def keeps_a_residual(name):
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if keeps_a_residual(name)])
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_residuals_add_up(name, replicas):
-    # With plain SGD: what was applied and what is still owed is the sum of all mean gradients.
+    # With plain SGD: applied plus unsent gradients are the sum of all mean gradients.
     alone = Alone(build_sync(name, optax.sgd(1.0), USUAL[name]), replicas)
     grads = [random_grads(replicas, t) for t in range(20)]
     alone.step(*grads)
     applied = jax.tree.map(lambda p, new: p - new, params(), alone.copies()[0])
-    owed = owed_of(alone.state.sync[0])
+    unsent = owed_of(alone.state.sync[0])
     wanted = tree_sum([mean_of(rows) for rows in grads])
-    close(jax.tree.map(np.add, applied, owed), wanted, rtol=1e-4, atol=5e-5)  # 20 sums near 30 in float32
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(owed)) > 1e-5
+    close(jax.tree.map(np.add, applied, unsent), wanted, rtol=1e-4, atol=5e-5)  # 20 sums near 30 in float32
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(unsent)) > 1e-5
 
 
 def owed_of(state):

@@ -1,4 +1,4 @@
-"""What every strategy promises; the options are those of its entry."""
+"""The contract of every strategy, with the options of its entry."""
 
 import jax
 import numpy as np
@@ -30,16 +30,16 @@ def sgd() -> optax.GradientTransformation:
 @pytest.mark.parametrize("name", EXACT)
 def test_equals_the_mean_where_nothing_is_lost_and_what_is_not_finite_reaches_all(name):
     grads = [whole_grads(8, t) for t in range(3)]
-    # Momentum is linear, so that local steps on local gradients average to steps on the mean.
+    # Momentum is linear, so local steps on local gradients average to steps on the mean.
     alone = Alone(built(name, optax.sgd(LR), EXACT[name]), 8).step(*grads)
     wanted = params()
     for rows in grads:
         wanted = jax.tree.map(lambda p, g: np.float32(p - LR * g), wanted, mean_of(rows))
-    # exact but for power_sgd, whose two products of 6 x 4 matrices round: 10 * 127 * LR * 6e-8 = 6e-7
+    # exact except power_sgd, whose two products of 6 x 4 matrices round: 10 * 127 * LR * 6e-8 = 6e-7
     for copy in alone.copies():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), copy, wanted)
     finite = alone.state
-    for value in (np.nan, np.inf):  # of one replica
+    for value in (np.nan, np.inf):  # on one replica
         alone.state = finite
         grads[0]["dense"]["kernel"][2, 5, 3] = value
         for copy in alone.step(grads[0]).copies():
@@ -68,7 +68,7 @@ def test_state_keeps_its_form_when_reloaded_too_and_replicas_the_same_bits(name)
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_world_of_one_is_the_optimizer_itself(name):
-    # DiLoCo's outer step is part of the method also alone: with rate 1 and no momentum it is the identity.
+    # DiLoCo's outer step also runs with one replica: with rate 1 and no momentum it is the identity.
     options = EXACT[name] if name == "diloco" else USUAL[name]
     grads = [whole_grads(1, t) for t in range(4)]
     got = Alone(built(name, sgd(), options), 1).step(*grads).copies()[0]
@@ -79,7 +79,7 @@ def test_a_world_of_one_is_the_optimizer_itself(name):
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
-# With no bound, and with one that is not reached, which must scale nothing up.
+# Without a bound, and with one that is not reached, which must not scale up.
 @pytest.mark.parametrize(
     ("name", "bound"),
     [*((name, 1.0) for name in EXACT), ("mean", None), ("zero1", None), ("zero1", 1e6)],
@@ -95,13 +95,13 @@ def test_clipping_sees_the_norm_of_the_mean_gradient_and_the_norm_is_told_as_it_
         wanted = jax.tree.map(lambda p, g: p - by * g, params(), mean_of(grads))
         close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # noqa: E731
         jax.tree.map(close, alone.copies()[0], wanted)
-    # Local steps have no mean gradient. Not in every step.
+    # Local steps do not have a mean gradient in every step.
     assert alone.step(grads).norms[0] == (pytest.approx([norm, 1], rel=1e-5) if averages else [0, 0])
     assert alone.norms[1] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("maen", {}, "comm='maen'.* 'mean'"),
         ("mean", {"rank": 4}, "rank"),
@@ -112,6 +112,6 @@ def test_clipping_sees_the_norm_of_the_mean_gradient_and_the_norm_is_told_as_it_
         ("local_sgd", {"every": 0}, "every=0"),
     ],
 )
-def test_bad_names_and_options_are_refused(name, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_bad_names_and_options_are_refused(name, options, message):
+    with pytest.raises(ConfigError, match=message):
         Alone(built(name, sgd(), options), 2)

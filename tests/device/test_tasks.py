@@ -1,4 +1,4 @@
-"""A task says what a step does with a model's output; on two devices each trains as the same by hand."""
+"""A task defines the use of a model's output; on two devices each trains like a hand-written step."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class Heads(linen.Module):
 
 
 class Vae(linen.Module):
-    """(logits, mean, logvar), as Flax's example returns them; without noise, so that numbers compare."""
+    """(logits, mean, logvar), as in Flax's example; without noise, so that numbers are comparable."""
 
     @linen.compact
     def __call__(self, x):
@@ -82,7 +82,7 @@ MASKS = cx.Task(
 )
 TWO = cx.Task(
     {
-        "label": lambda o, t: ce(o["logits"], t["label"]).mean(),  # a mean, as people write it
+        "label": lambda o, t: ce(o["logits"], t["label"]).mean(),  # a mean, as users write it
         "sum": (lambda o, t: jnp.square(o["sum"] - t["sum"]), 0.25),
     },
     metrics={"near": lambda o, t: (jnp.abs(o["sum"] - t["sum"]) < 1).astype(jnp.float32)},
@@ -119,26 +119,26 @@ def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
     assert_near(cut.params, train.params)
     by_size = [train.evaluate_metrics(TEXT, TEXT, batch_size=size) for size in (2, 5)]
     whole = float(masks_by_hand(jnp.asarray(train.predict(TEXT)), TEXT))
-    assert [told["loss"] for told in by_size] == pytest.approx([whole, whole], rel=1e-5)
+    assert [metrics["loss"] for metrics in by_size] == pytest.approx([whole, whole], rel=1e-5)
     terms = by_size[0]
     assert terms["loss"] == pytest.approx(terms["tokens"] + 0.3 * terms["rare"] + 0.1 * terms["small"])
-    # One step a pass: what it tells as its loss is what its terms add up to.
+    # One step per epoch: its recorded loss is the sum of its terms.
     history = train.fit(TEXT, TEXT, config(epochs=1, batch_size=10))
-    told = {name: history.metrics[f"train_{name}"][0] for name in ("tokens", "rare", "small")}
+    terms = {name: history.metrics[f"train_{name}"][0] for name in ("tokens", "rare", "small")}
     assert history.train_losses[0] == pytest.approx(whole, rel=1e-5)
-    assert whole == pytest.approx(told["tokens"] + 0.3 * told["rare"] + 0.1 * told["small"], rel=1e-5)
+    assert whole == pytest.approx(terms["tokens"] + 0.3 * terms["rare"] + 0.1 * terms["small"], rel=1e-5)
 
 
 def test_terms_and_metrics_are_measured_by_name():
     make, x, y, task, _ = TASKS["two terms"]
     train = trained(make(), task, x, y, x, y, monitor="val_near")
-    told = train.evaluate_metrics(x, y)
-    assert told["loss"] == pytest.approx(told["label"] + 0.25 * told["sum"], rel=1e-5)
+    metrics = train.evaluate_metrics(x, y)
+    assert metrics["loss"] == pytest.approx(metrics["label"] + 0.25 * metrics["sum"], rel=1e-5)
     assert {f"{split}_{name}" for split in ("train", "val") for name in ("label", "sum", "near")} <= set(
         train.history.metrics
     )
     out = train.predict(x)
-    assert told["near"] == pytest.approx((np.abs(out["sum"] - y["sum"]) < 1).mean())
+    assert metrics["near"] == pytest.approx((np.abs(out["sum"] - y["sum"]) < 1).mean())
     labels = trained(make(), cx.Task.classification(output="logits"), x, Y[:SAMPLES])
     hit = labels.predict(x)["logits"].argmax(-1) == Y[:SAMPLES]
     assert labels.evaluate(x, Y[:SAMPLES])[1] == pytest.approx(hit.mean())
@@ -149,9 +149,9 @@ def test_terms_and_metrics_are_measured_by_name():
 
 def test_what_does_not_fit_is_one_line():
     labels = Y[:SAMPLES].copy()
-    for label, said in ((9, "3 outputs"), (-100, "ignore_index=-100")):
+    for label, message in ((9, "3 outputs"), (-100, "ignore_index=-100")):
         labels[4] = label
-        with pytest.raises(DataError, match=f"sample 4 .*label {label}.*{said}"):
+        with pytest.raises(DataError, match=f"sample 4 .*label {label}.*{message}"):
             trainer(Heads(), cx.Task.classification(output="logits")).fit(X[:SAMPLES], labels, config())
     with pytest.raises(KeyError, match="logit"):
         trainer(Heads(), cx.Task.classification(output="logit")).fit(X[:SAMPLES], Y[:SAMPLES], config())

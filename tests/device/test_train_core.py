@@ -1,4 +1,4 @@
-"""scripts/train_core.py, which has no trainer: one page, core and data only, and the trainer's own losses."""
+"""scripts/train_core.py, without a trainer: one page, only core and data, and the trainer's losses."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""A loss that weighs samples or tokens: its weighted mean over the global batch, wherever samples lie."""
+"""A loss with weights for samples or tokens: its weighted mean over the global batch on any replicas."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ SAMPLES = 22  # of 60: the last of three global batches of 8 has 6, so that repl
 
 
 def pairs(weight):
-    """A loss of the user's whose classes weigh so, and the same as one number."""
+    """A user's loss with class weights, and the same as one number."""
     w = jnp.float32(weight)
     return lambda o, t: (ce(o, t), w[t]), lambda o, t: (w[t] * ce(o, t)).sum() / w[t].sum()
 
@@ -53,7 +53,7 @@ def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, options):
     for loss in (pair, cx.CrossEntropyLoss(weight=WEIGHT)):
         train = trained(LINEAR, loss, x, y, replicas=replicas, **options)
         assert_near(train.params, expected)
-    # What evaluation tells is a mean over the weights too.
+    # Evaluation reports a weighted mean too.
     np.testing.assert_allclose(train.evaluate(*VAL)[0], mean(train.predict(VAL[0]), VAL[1]), rtol=1e-5)
 
 
@@ -68,7 +68,7 @@ def test_tokens_that_are_ignored_count_nothing():
     x = rng.normal(size=(SAMPLES, 4, FEATURES)).astype(np.float32)
     y = rng.integers(0, CLASSES, (SAMPLES, 4)).astype(np.int32)
     y[rng.random(y.shape) < 0.4] = -100
-    y[3] = -100  # a sample of which nothing counts
+    y[3] = -100  # a sample with only ignored labels
 
     def written(o, t):
         counts = t != -100

@@ -1,4 +1,4 @@
-"""A whole graph as one sample: nodes are classified, a mask says which are trained on (Cora's form)."""
+"""A whole graph as one sample: classifies nodes, with a mask for the training nodes (as in Cora)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ NODES, EDGES, FEATURES, CLASSES, STEPS = 30, 120, 5, 3, 12
 
 
 def graph():
-    """Nodes whose class shows in their neighbours too; each array has one sample in front."""
+    """Nodes whose neighbours also show their class; the first axis of each array is one sample."""
     rng = np.random.default_rng(0)
     label = rng.integers(0, CLASSES, NODES).astype(np.int32)
     senders = rng.integers(0, NODES, EDGES).astype(np.int32)
@@ -42,13 +42,13 @@ class GraphNet(linen.Module):
 
 
 def of_nodes(output, target):
-    """(a value per node, what it weighs): (B, NODES) each."""
+    """(a value per node, its weight): (B, NODES) each."""
     return ce(output, target["label"]), target["mask"]
 
 
 def test_a_graph_trains_as_by_hand():
     inputs, target = graph()
-    one = trained(GraphNet(), of_nodes, inputs, target, size=2, epochs=STEPS)  # a sample for each device
+    one = trained(GraphNet(), of_nodes, inputs, target, size=2, epochs=STEPS)  # one sample per device
 
     def mean(output, target):
         values, mask = of_nodes(output, target)

@@ -1,4 +1,4 @@
-"""Jobs that save, for test_checkpoint_kill: each is forked, and tells by a pipe what it has done."""
+"""Jobs that save, for test_checkpoint_kill: each is forked and reports its progress through a pipe."""
 
 import importlib
 import os
@@ -16,13 +16,13 @@ def state_of(step: int) -> dict[str, np.ndarray]:
     return {"w": np.random.default_rng(step).random(NUM_FLOATS, np.float32), "step": np.int32(step)}
 
 
-def save_without_end(folder: str, told: Connection) -> None:
-    """Tells, each time that a save begins, the last step that is known to be on disk."""
+def save_without_end(folder: str, reports: Connection) -> None:
+    """Reports, each time a save begins, the last step that is known to be on disk."""
     checkpointer = Checkpointer(folder)
     step = max(checkpointer.steps(), default=-1) + 1
     while True:
         checkpointer.save(step, state_of(step), {"step": step})
-        told.send(step - 1)
+        reports.send(step - 1)
         step += 1
 
 

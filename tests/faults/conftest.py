@@ -1,4 +1,4 @@
-"""What the fault tests share."""
+"""Fixtures for the fault tests."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.support.training import Jobs
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own with 8 MB."""
+    """A separate file system with 8 MB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root; run this test as root")
     if shutil.which("mount") is None:
@@ -30,12 +30,12 @@ def small_disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
-    """Starts runs in forked processes; what still runs when the file ends is killed."""
+    """Starts runs in forked processes; kills what still runs after the tests of the file."""
     with closing(Jobs()) as jobs:
         yield jobs
 
 
 @pytest.fixture
 def run(pristine, tmp_path):
-    """A copy of the folder of checkpoints that the fixture `pristine` of a file has made."""
+    """A copy of the checkpoint folder that the file's fixture `pristine` has created."""
     return Path(shutil.copytree(pristine, tmp_path / "run"))

@@ -11,7 +11,7 @@ ROWS = [*PROCESSES, *TRAINING, *HOSTS, *LAUNCHER]
 
 
 def table() -> str:
-    """The rows as a Markdown table, each with the files below tests/ that hold its tests."""
+    """The rows as a Markdown table, each with the files below tests/ that contain its tests."""
     lines = ["| row | fault | what happens | its tests |", "| --- | --- | --- | --- |"]
     for row in ROWS:
         files = dict.fromkeys(test.partition("::")[0] for test in row.tests)

@@ -1,4 +1,4 @@
-"""The rows of the fault matrix that start, watch and end processes: R1 to R25, and hosts that come and go."""
+"""The rows of the fault matrix about starting, watching and ending processes: R1 to R25, elastic hosts."""
 
 from tests.faults.matrix_row import Row, tests_in
 

@@ -1,4 +1,4 @@
-"""What one line of the fault matrix is."""
+"""One line of the fault matrix."""
 
 from typing import NamedTuple
 

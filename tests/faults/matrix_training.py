@@ -1,4 +1,4 @@
-"""The rows of the fault matrix that a training run meets, R26 to R42: numbers, storage, load, clients."""
+"""The rows of the fault matrix about a training run, R26 to R42: numbers, storage, load, clients."""
 
 from tests.faults.matrix_row import Row, tests_in
 

@@ -1,5 +1,5 @@
-"""Killed, suspended, stalled and resized at random, again and again: every sample comes once an epoch, and
-where the layout is the same the parameters are those of the unbroken run, bit for bit."""
+"""Runs killed, suspended, stalled and resized at random: every sample is read once per epoch, and with the
+same layout the parameters are bit for bit those of an uninterrupted run."""
 
 import random
 import signal
@@ -31,7 +31,7 @@ def are_held_or_over(pids):
 
 
 def strike(jobs, draw, config, words=(), world=1):
-    """One start that a kill, a suspension or a stall meets; what its ranks ended with."""
+    """One start with a kill, a suspension or a stall; how its ranks ended."""
     what, phase = draw.choice(["KILL", "STOP", "STALL"]), draw.choice(["data", "step", "checkpoint", "eval"])
     step = max(newest_step(config), 0) + draw.randint(0, 5)
     fault = f"{what}:{draw.randrange(world)}:{phase}:{step}" + (":3" if what == "STALL" else "")

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: named, set aside, the next older one used; never restored, never a silent restart."""
+"""A damaged checkpoint is named and set aside, and the next older one is used; never a silent restart."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def save_steps(directory, steps, **options):
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """Steps 1 and 2, made once and copied for each test."""
+    """Steps 1 and 2, created once and copied for each test."""
     directory = tmp_path_factory.mktemp("pristine")
     save_steps(directory, [1, 2])
     return directory
@@ -67,10 +67,10 @@ def test_every_damaged_file_is_found_and_the_older_step_used(pristine, tmp_path,
     for number, path in enumerate(files_of(pristine, 2)):
         run = Path(shutil.copytree(pristine, tmp_path / str(number)))
         DAMAGE[damage](run / path.relative_to(pristine))
-        said: list[str] = []
-        checkpointer = Checkpointer(run, warn=said.append)
+        warnings: list[str] = []
+        checkpointer = Checkpointer(run, warn=warnings.append)
         assert_is_step(checkpointer.restore(TARGET), 1)
-        (line,) = said
+        (line,) = warnings
         (aside,) = run.glob("step_00000002.corrupt-*")
         assert re.search(f"step 2 .*{path.name}.*{aside.name}", line)
         assert sorted(os.listdir(run)) == ["step_00000001", aside.name]
@@ -117,11 +117,11 @@ def test_without_a_good_step_it_is_an_error_that_lists_them_and_no_silent_start(
 def test_a_half_copied_or_empty_step_is_no_step(run):
     step_folder(run, 3).mkdir()
     shutil.copytree(step_folder(run, 2) / "arrays", step_folder(run, 4) / "arrays")
-    said: list[str] = []
-    checkpointer = Checkpointer(run, warn=said.append)
+    warnings: list[str] = []
+    checkpointer = Checkpointer(run, warn=warnings.append)
     assert checkpointer.steps() == [1, 2]
     assert_is_step(checkpointer.restore(TARGET), 2)
-    assert [("step 4" in line, "step 3" in line) for line in said] == [(True, False), (False, True)]
+    assert [("step 4" in line, "step 3" in line) for line in warnings] == [(True, False), (False, True)]
 
 
 def test_a_step_under_another_number_is_refused(run):
@@ -139,10 +139,10 @@ def test_a_reader_and_a_restore_of_one_step_set_nothing_aside(run):
     for step in (2, 7):
         with pytest.raises(CheckpointError, match=rf"Step {step} .*{MANIFEST}"):
             Checkpointer(run).restore(TARGET, step=step)
-    said: list[str] = []
-    assert_is_step(Checkpointer(run, is_writer=False, warn=said.append).restore(TARGET), 1)
+    warnings: list[str] = []
+    assert_is_step(Checkpointer(run, is_writer=False, warn=warnings.append).restore(TARGET), 1)
     assert step_folder(run, 2).exists()
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize(("steps", "gone"), [([1, 2], []), ([1, 2, 3], [1])])

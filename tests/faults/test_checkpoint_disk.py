@@ -1,4 +1,4 @@
-"""A full disk, a slow one, a folder that may not be written: training goes on and people are told."""
+"""With a full disk, a slow disk or a read-only folder, training continues with a warning."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ STATE = {"w": np.random.default_rng(0).random(300_000, np.float32)}  # 1.2 MB
 
 @pytest.fixture
 def broken_disk(monkeypatch):
-    """Writes fail with the error last put into the list, when a part is written; empty: they work."""
+    """A list: writing a part fails with its last error; writes succeed while it is empty."""
     errors: list[BaseException] = []
     real = store.write_share
 
@@ -45,12 +45,12 @@ def broken_disk(monkeypatch):
     ],
 )
 def test_a_failed_save_is_a_warning_and_leaves_nothing(tmp_path, monkeypatch, broken_disk, error, words):
-    said: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: SimpleNamespace(free=400_000))
-    with Checkpointer(tmp_path, warn=said.append) as checkpointer:
+    with Checkpointer(tmp_path, warn=warnings.append) as checkpointer:
         broken_disk.append(error)
         checkpointer.save(1, STATE)
-    (line,) = said
+    (line,) = warnings
     assert words in line
     assert "Training goes on" in line
     assert "HINT" in line
@@ -71,14 +71,14 @@ def test_several_failures_in_a_row_are_an_error_and_a_good_save_forgives_those_b
 
 
 def test_old_steps_that_cannot_be_deleted_are_a_warning(tmp_path, monkeypatch):
-    said: list[str] = []
-    with Checkpointer(tmp_path, keep_last=1, async_save=False, warn=said.append) as checkpointer:
+    warnings: list[str] = []
+    with Checkpointer(tmp_path, keep_last=1, async_save=False, warn=warnings.append) as checkpointer:
         checkpointer.save(1, STATE)
         refuse = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
         monkeypatch.setattr(store.folders, "remove", refuse)
         checkpointer.save(2, STATE)
     assert checkpointer.steps() == [1, 2]
-    assert "Permission denied" in said[0]
+    assert "Permission denied" in warnings[0]
 
 
 def test_a_place_that_is_no_folder_or_may_not_be_written_is_refused_at_the_start(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_place_that_is_no_folder_or_may_not_be_written_is_refused_at_the_start
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CheckpointError, match=f"^{place} .*HINT"):
             Checkpointer(place)
-    # Root may write anywhere, so the kernel's answer for other users is put in its place.
+    # Root can write anywhere, so simulate the kernel's answer for other users.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(CheckpointError, match=f"^{tmp_path} "):
         Checkpointer(tmp_path)

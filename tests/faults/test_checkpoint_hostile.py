@@ -1,6 +1,6 @@
-"""Checkpoints made to harm: an attacker may write any bytes and compute fitting digests.
+"""Malicious checkpoints: an attacker can write any bytes and compute matching digests.
 
-Loading one never leaves its folder, never allocates what its manifest does not admit, and ends in a clear
+Loading one never leaves its folder, never allocates more than its manifest allows, and ends in a clear
 error or in the saved bits. (Nothing in the package can unpickle: tests/house/test_security_lint.py.)
 """
 
@@ -37,14 +37,14 @@ def body_of(run):
 
 
 def seal(run, body):
-    """Write `body` as the manifest of step 1 with a fitting digest."""
+    """Writes `body` as the manifest of step 1 with a matching digest."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     (step_folder(run, 1) / MANIFEST).write_text(f'{{"manifest":{text},"sha256":"{digest}"}}\n')
 
 
 def reseal_files(run):
-    """Make the manifest list the files as they are now, as an attacker would."""
+    """Updates the manifest to the files as they are now, as an attacker would."""
     body, folder = body_of(run), step_folder(run, 1)
     body["files"] = [
         {
@@ -64,7 +64,7 @@ def refuse(run, match="step 1: "):
 
 
 def test_the_corpus_tests_what_it_means_to(run):
-    """seal and reseal_files make a manifest that is believed: the refusals below have another reason."""
+    """seal and reseal_files write an accepted manifest, so the refusals below have a different reason."""
     reseal_files(run)
     assert Checkpointer(run).restore(TARGET).state["kernel"].tolist() == STATE["kernel"].tolist()
 
@@ -91,7 +91,7 @@ def test_manifests_of_another_form_are_refused(run, place, field, value):
     (body[place][-1] if place else body)[field] = value
     seal(run, body)
     with pytest.raises(CheckpointError, match=MANIFEST):
-        read_manifest(step_folder(run, 1))  # before any file that it names is looked for
+        read_manifest(step_folder(run, 1))  # before looking for any file that it names
     refuse(run)
 
 
@@ -99,7 +99,7 @@ def test_a_size_beyond_this_machine_is_refused_before_it_is_allocated(run):
     body = body_of(run)
     body["leaves"][1]["shape"] = [2**40, 2**10]
     seal(run, body)
-    refuse(run, "is stored as float32")  # never the wanted shape, so nothing is read
+    refuse(run, "is stored as float32")  # never the expected shape, so nothing is read
     with pytest.raises(CheckpointError, match="step 1: "):
         Checkpointer(run).restore(TARGET, adapt=lambda name, stored, want: None)
 
@@ -138,7 +138,7 @@ def test_links_and_special_files_inside_a_step_are_refused(run, tmp_path, name, 
     inside = step_folder(run, 1) / name
     inside.rename(tmp_path / "moved")
     if is_pipe:
-        os.mkfifo(inside)  # which nobody waits for
+        os.mkfifo(inside)  # must not be waited for
     else:
         inside.symlink_to(tmp_path / "moved")
     refuse(run, "special file|MANIFEST")
@@ -175,7 +175,7 @@ def test_a_sealed_manifest_with_any_field_changed_is_read_or_refused(pristine, d
 
 
 def test_random_damage_under_fitting_digests_is_refused_or_harmless(run):
-    """200 cases: bytes of the arrays' file replaced, then sealed as an attacker would."""
+    """200 cases: replaces bytes of the arrays' file, then seals it as an attacker would."""
     rng, path = random.Random(1), step_folder(run, 1) / "arrays" / "process_00000.safetensors"
     whole = path.read_bytes()
     for _ in range(200):
@@ -184,7 +184,7 @@ def test_random_damage_under_fitting_digests_is_refused_or_harmless(run):
             content[rng.randrange(len(content))] = rng.randrange(256)
         path.write_bytes(content)
         reseal_files(run)
-        with suppress(CheckpointError):  # not every byte is needed: what is restored is what was saved
+        with suppress(CheckpointError):  # not every byte matters: then the saved bits are restored
             restored = Checkpointer(run).restore(TARGET).state
             assert restored["kernel"].tobytes() == STATE["kernel"].tobytes()
             assert restored["count"] == 3

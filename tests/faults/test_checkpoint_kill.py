@@ -1,4 +1,4 @@
-"""SIGKILL at random and at chosen moments of a save: what was reported saved is there, bit for bit."""
+"""SIGKILL at random and at chosen moments of a save: a step reported as saved exists, bit for bit."""
 
 import multiprocessing
 import os
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.multiprocess
 
 
 def kill_while_saving(folder, num_saves, delay_s):
-    """The last step the job reported; -1 if it was killed before its first was on disk."""
+    """The last step that the job reported; -1 if it was killed before the first one was on disk."""
     hears, tells = multiprocessing.Pipe(duplex=False)
     job = forked.server().Process(target=save_without_end, args=(str(folder), tells))
     job.start()
-    # A word each time a save begins, so a slow machine kills as many saves half way as a fast one.
+    # One report per started save, so that a slow machine interrupts as many saves as a fast one.
     steps = [hears.recv() for _ in range(num_saves)]
     time.sleep(delay_s)
     job.kill()
@@ -46,17 +46,17 @@ def test_thirty_kills_lose_nothing_that_was_reported(tmp_path):
     for _ in range(30):
         reported = kill_while_saving(tmp_path, rng.choice([1, 1, 1, 2, 3]), rng.uniform(0, 0.1))
         half_written += bool(leftovers(tmp_path))
-        said: list[str] = []
-        restored = Checkpointer(tmp_path, warn=said.append).restore(TARGET)
-        assert leftovers(tmp_path) == []  # removed as the next start of the job would
+        warnings: list[str] = []
+        restored = Checkpointer(tmp_path, warn=warnings.append).restore(TARGET)
+        assert leftovers(tmp_path) == []  # removed, as by the next start of the job
         assert restored is not None or last == reported == -1
         if restored is not None:
             assert restored.step >= max(last, reported)
             assert restored.meta == {"step": restored.step}
             assert restored.state["w"].tobytes() == state_of(restored.step)["w"].tobytes()
             last = restored.step
-        assert said == []
-    assert half_written >= 5  # else the kills missed the saves, and this has shown nothing
+        assert warnings == []
+    assert half_written >= 5  # else the kills missed the saves, and the test proves nothing
     assert last >= 5
 
 
@@ -86,7 +86,7 @@ def test_a_kill_at_each_point_of_replacing_the_only_step(tmp_path, point, surviv
 
 
 def test_a_kill_between_the_two_renames_of_a_replacement_or_while_a_step_is_deleted(tmp_path):
-    """The old step is beside an empty place, which the next start puts back; what is half gone is deleted."""
+    """The old step was set aside, and the next start restores it; a half-deleted step is deleted."""
     with Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, state_of(1), {"step": 1})
         checkpointer.save(2, state_of(2))

@@ -1,4 +1,4 @@
-"""Files that are none, or were made to do harm: one clear line within seconds, and nothing hangs."""
+"""Paths that are no plain files, and malicious files: one clear line within seconds, and nothing hangs."""
 
 import gzip
 import os
@@ -14,12 +14,12 @@ from cyxjax.models.registry import Config
 from cyxjax.models.saved import load_model
 from cyxjax.observe.history import DistributedTrainingHistory
 
-pytestmark = pytest.mark.timeout(60)  # a reader that waits for the other end waits for ever
+pytestmark = pytest.mark.timeout(60)  # a reader that waits for the other end waits forever
 
 
 @pytest.fixture(params=["FIFO", "device"])
 def special(request, tmp_path):
-    """A path at which there is no plain file."""
+    """A path that is not a plain file."""
     path = tmp_path / "special"
     if request.param == "FIFO":
         os.mkfifo(path)

@@ -1,4 +1,4 @@
-"""`reproducibility: exact` through kills, at another world size each time: the bits of a run without any."""
+"""`reproducibility: exact` with kills, each time at a new world size: the bits of a run without kills."""
 
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
     jobs.run(whole)
     assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6", code=None).codes
     assert 0 < newest_step(config) <= 6 < EPOCHS * STEPS_PER_EPOCH
-    assert "WARNING" not in jobs.run(config).text  # the fingerprints agree
+    assert "WARNING" not in jobs.run(config).text  # the data fingerprints agree
     same_bits(config, whole)
 
 

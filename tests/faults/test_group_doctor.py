@@ -1,4 +1,4 @@
-"""`cyxjax doctor` in a group of two real ranks in which much is wrong, and on disks that are."""
+"""`cyxjax doctor` in a group of two real ranks with many problems, and with broken disks."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_two_ranks_that_differ_in_much_are_told_all_of_it(tmp_path):
         ranks.append((["-m", "cyxjax.cli", "doctor", "--json", "--config", str(file)], env))
     first, second = run_fresh(ranks, LIMIT_S, tmp_path)
     assert (first.returncode, second.returncode) == (1, 1), (first, second)
-    found = json.loads(first.stdout)  # nothing of gloo's, which talks on standard output, too
+    found = json.loads(first.stdout)  # without gloo's messages, which also go to stdout
     wrong = {row["topic"]: row["found"] for row in found["checks"] if row["level"] != "ok"}
     assert (found["good"], set(wrong)) == (False, {"versions", "config", "folder"})
     assert "9.9.9 on rank 1" in wrong["versions"]

@@ -1,4 +1,4 @@
-"""Configurations and records of a run that want to run something, or are no text at all."""
+"""Configurations and run records that try to execute code, or are not text."""
 
 import os
 
@@ -40,12 +40,12 @@ def test_nothing_a_file_says_is_run(cwd, group, payload):
 )
 def test_random_bytes_give_a_clear_error_or_a_configuration(tmp_path, raw):
     (tmp_path / "random.yaml").write_bytes(raw)
-    said = "HINT"
+    message = "HINT"
     try:
         load_config(["--config", str(tmp_path / "random.yaml")])
     except ConfigError as error:
-        said = str(error)
-    assert "HINT" in said or "expected" in said
+        message = str(error)
+    assert "HINT" in message or "expected" in message
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""Asking a running job where its ranks stand, from another terminal."""
+"""Asking a running job from another terminal where its ranks are."""
 
 import json
 import os
@@ -31,24 +31,24 @@ def load_ahead():
 def test_a_running_job_shows_stacks_and_progress_saves_when_asked_and_goes_on(tmp_path: Path):
     job = under_way(tmp_path, ON_TERM="save")
     try:
-        said = fresh("-m", "cyxjax.launch", "--dump", job.run_id)
-        assert said.returncode == 0, said.stderr
-        assert "--- rank 0 (pid " in said.stdout
-        assert "--- rank 1 (pid " in said.stdout
-        assert said.stdout.count("Current thread") == 2
-        assert "in train" in said.stdout
+        dump = fresh("-m", "cyxjax.launch", "--dump", job.run_id)
+        assert dump.returncode == 0, dump.stderr
+        assert "--- rank 0 (pid " in dump.stdout
+        assert "--- rank 1 (pid " in dump.stdout
+        assert dump.stdout.count("Current thread") == 2
+        assert "in train" in dump.stdout
         ranks = json.loads(fresh("-m", "cyxjax.cli", "top", job.run_id, "--json").stdout)["ranks"]
         assert [rank["rank"] for rank in ranks] == [0, 1]
         assert all(rank["step"] >= 0 and rank["phase"] and rank["memory_bytes"] > 1e6 for rank in ranks), (
             ranks
         )
         assert {rank["pid"] for rank in ranks} <= set(job.survivors())
-        # no rank: it must not be sent a signal that would end it
+        # not a rank: it must not get a signal, which would end it
         other = fresh("-m", "cyxjax.launch", "--dump", os.getpid())
         assert other.returncode == EXIT_INFRASTRUCTURE
         assert f"{job.run_id} (launcher {job.process.pid}, ranks 0, 1)" in other.stderr
         job.process.send_signal(signal.SIGUSR2)
-        assert job.told("--- rank 1 ---")
+        assert job.logged("--- rank 1 ---")
         job.process.send_signal(signal.SIGUSR1)
         assert all(job.reached("asked to save", rank) for rank in range(2))
     finally:

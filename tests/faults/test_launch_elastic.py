@@ -1,4 +1,4 @@
-"""Jobs of several hosts, each a launcher on loopback: what befalls one is known to all at once."""
+"""Jobs of several hosts, each a launcher on loopback: all hosts learn immediately what happens to one."""
 
 import signal
 from contextlib import closing
@@ -20,7 +20,7 @@ def elastic(tmp_path):
 
 @pytest.fixture
 def fixed(tmp_path):
-    """A job of two hosts: whoever waits for a host that has given up, waits too long."""
+    """A job of two hosts; waiting for a host that has given up would take too long."""
     with closing(Hosts(tmp_path, "2", DISTRIBUTED_TIMEOUT_MS=600_000)) as made:
         yield made
 
@@ -39,7 +39,7 @@ def test_hosts_come_and_go_at_the_cost_of_one_restart_each(elastic):
     elastic.wait_for_start(4, first)
     elastic.end(first)
     assert finished(first, 4, 1) == 1
-    assert "saved" in first.out  # it was asked to save before it ended
+    assert "saved" in first.out  # it got the request to save before it ended
     assert "has joined" in first.err
     assert "is gone" in first.err
     for start, size in enumerate(((1, 1), (2, 3), (3, 4), (2, 2), (1, 1))):
@@ -67,7 +67,7 @@ def test_a_host_that_looks_for_the_first_one_leaves_when_it_is_told_to(elastic):
     first, second = elastic.add(), elastic.add(DISTRIBUTED_TIMEOUT_MS=60000)
     elastic.wait_for_start(0)
     first.process.kill()
-    assert second.told("trying to reach it again")
+    assert second.logged("trying to reach it again")
     assert second.process.poll() is None  # the first host may be started again
     second.process.send_signal(signal.SIGTERM)
     assert second.wait().code == EXIT_PREEMPTED, second.err
@@ -87,7 +87,7 @@ def test_a_host_of_another_size_is_refused_and_an_error_before_the_ranks_meet_en
     first, wrong = fixed.add(), fixed.add("--nnodes", "3", node_rank=2)
     assert wrong.wait().code == EXIT_INFRASTRUCTURE
     assert "WORLD_SIZE=3" in wrong.err
-    second = fixed.add(node_rank=1, STEPS="sixty")  # the job has waited for the right one
+    second = fixed.add(node_rank=1, STEPS="sixty")  # the job has waited for the correct one
     assert (second.wait().code, first.wait().code) == (EXIT_USER_ERROR, EXIT_USER_ERROR), first.err
     assert "ended with exit code 1: ValueError: invalid literal" in first.err
 
@@ -106,8 +106,8 @@ def test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again(fixed
     fixed.wait_for_start(0)
     runs[lost].process.kill()
     left = runs[1 - lost]
-    assert left.told("restart 1 of 1" if lost else "trying to reach it again")
-    began = 1 if lost else 0  # a first host that is started anew counts from 0
+    assert left.logged("restart 1 of 1" if lost else "trying to reach it again")
+    began = 1 if lost else 0  # a restarted first host counts from 0
     (left.log_dir / "start_0" / f"rank_{1 - lost}.log").unlink()
     again = fixed.add("--max-restarts", "1", node_rank=lost)
     fixed.wait_for_start(began, left, again)
@@ -115,11 +115,11 @@ def test_with_restarts_a_lost_host_is_waited_for_and_takes_its_ranks_again(fixed
     assert (finished(left, began, 2), finished(again, began, 2)) == (1, 1)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_host_that_is_asked_to_stop_ends_the_job(fixed, asked):
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_host_that_is_asked_to_stop_ends_the_job(fixed, stopped):
     runs = [fixed.add("--max-restarts", "3") for _ in range(2)]
     fixed.wait_for_start(0)
-    runs[asked].process.send_signal(signal.SIGTERM)
+    runs[stopped].process.send_signal(signal.SIGTERM)
     codes = [run.wait(30).code for run in runs]
-    assert codes[asked] == EXIT_PREEMPTED, runs[asked].err
-    assert codes[1 - asked] in (EXIT_PREEMPTED, EXIT_SECONDARY)  # its rank misses its peer, or is asked too
+    assert codes[stopped] == EXIT_PREEMPTED, runs[stopped].err
+    assert codes[1 - stopped] in (EXIT_PREEMPTED, EXIT_SECONDARY)  # its rank misses its peer or stops too

@@ -1,4 +1,4 @@
-"""Faults while a group forms, and strangers at its port: ranks started by hand, as on hosts of one's own."""
+"""Faults while a group forms, and strangers at its port: ranks are started by hand, one per command."""
 
 import contextlib
 import socket
@@ -14,12 +14,12 @@ pytestmark = pytest.mark.multiprocess
 
 @pytest.fixture
 def group():
-    """Starts ranks by hand at one free port."""
+    """Starts ranks by hand with one free port."""
     place = {"MASTER_PORT": free_port(), "KIND": "jax", "STEPS": 4000, "DISTRIBUTED_TIMEOUT_MS": 60_000}
 
     def rank(number, world_size=2, **env):
-        given = place | {"RANK": number, "WORLD_SIZE": world_size, **env}
-        return forked.Program([RANK], environment(**{name: str(v) for name, v in given.items()}))
+        variables = place | {"RANK": number, "WORLD_SIZE": world_size, **env}
+        return forked.Program([RANK], environment(**{name: str(v) for name, v in variables.items()}))
 
     rank.port = place["MASTER_PORT"]
     return rank
@@ -48,11 +48,11 @@ def test_strangers_at_the_port_of_a_running_job_are_refused_and_it_goes_on(group
         "belongs to job 'first'": group(1, **ours | {"CYXJAX_RUN_ID": "second"}),
         f"Port {group.port} on 127.0.0.1 is in use by": group(0, **ours | {"CYXJAX_RUN_ID": "second"}),
     }
-    for said, process in refused.items():
+    for message, process in refused.items():
         code, _, err = outcome(process)
         assert code == 1, (code, err)  # never a segmentation fault
-        assert said in err
-    # R42: a thousand who say anything; half a pair of surrogates used to end the thread that every rank needs
+        assert message in err
+    # R42: a thousand clients that send anything; half a surrogate pair used to end the server's thread
     hostile = [b"\0" * 50, b'{"rank":0}\n' * 100, b"GET / HTTP/1.0\r\n\r\n", b"", b'{"mac":"\\ud800"}\n']
     for i in range(1000):
         with (

@@ -1,4 +1,4 @@
-"""The fault matrix of the launcher: each row injects one fault and holds what must follow.
+"""The fault matrix of the launcher: each row injects one fault and states the expected result.
 
 Row numbers (R1, R2, ...) are those of the project's fault table. Every run is bounded and must leave
 no process behind.
@@ -20,7 +20,7 @@ from tests.support.launching import launch, start, under_way, until
 pytestmark = pytest.mark.multiprocess
 
 KILLED, BUG, HANG = EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, ("--hang-timeout", "3,compile=60")
-# fault of rank 1 in step 3, kind, exit code, some of first_error.json, what is said (a pattern)
+# fault of rank 1 in step 3, kind, exit code, part of first_error.json, pattern of the output
 FAILURES = {
     "R4 in a thread": (
         "thread",
@@ -45,15 +45,15 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("fault", "kind", "code", "record", "said"), FAILURES.values(), ids=FAILURES)
-def test_one_rank_fails_and_the_group_ends_with_its_error(tmp_path, fault, kind, code, record, said):
+@pytest.mark.parametrize(("fault", "kind", "code", "record", "message"), FAILURES.values(), ids=FAILURES)
+def test_one_rank_fails_and_the_group_ends_with_its_error(tmp_path, fault, kind, code, record, message):
     flags = HANG if code == EXIT_HANG else ()
-    fork = fault != "memory"  # a fork has more than that rank may have
+    fork = fault != "memory"  # a fork starts with more memory than the rank's limit
     run = launch(tmp_path, 3, *flags, KIND=kind, FAULT=f"{fault}:1:3", STEPS=4000, fork=fork)
     assert run.code == code, run.err
     assert {"rank": 1, **record}.items() <= run.first.items()
     assert "rank 1 failed first" in run.err
-    assert re.search(said, run.err, re.MULTILINE), run.err
+    assert re.search(message, run.err, re.MULTILINE), run.err
     assert "finished" not in run.out
     if code == EXIT_HANG:
         assert set(run.first["stacks"]) >= {"0", "2"}
@@ -69,7 +69,7 @@ def test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown(tmp_path
     assert run.err.count("Traceback (most recent call last)") == 1
     assert re.search(r"rank [02] followed: ", run.err)
     assert "hunter2" not in run.out + run.err + (tmp_path / "first_error.json").read_text()
-    assert "raise_with_secret" in run.log(1)  # the log of the rank that failed holds its traceback
+    assert "raise_with_secret" in run.log(1)  # the log of the failed rank has its traceback
 
 
 @pytest.mark.parametrize(
@@ -84,30 +84,30 @@ def test_ranks_that_were_killed_or_hang_are_started_again(tmp_path, row, fault):
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "shown", "said"),
+    ("fault", "code", "shown", "message"),
     [
-        ("raise:all:2", EXIT_USER_ERROR, 2, "the same error at step 2 again"),  # R5: once a start
+        ("raise:all:2", EXIT_USER_ERROR, 2, "the same error at step 2 again"),  # R5: once per start
         ("kill:all:2", EXIT_INFRASTRUCTURE, 0, "3 restarts came no further than step 2"),  # R38
     ],
 )
-def test_a_fault_that_comes_again_and_again_is_given_up(tmp_path, fault, code, shown, said):
+def test_a_fault_that_comes_again_and_again_is_given_up(tmp_path, fault, code, shown, message):
     env = {"FAULT": fault, "FAULT_STARTS": 99, "STEP_S": 0.01}
     run = launch(tmp_path, 2, "--max-restarts", "9", KIND="light", fork=True, **env)
     assert run.code == code, run.err
     assert run.err.count("Traceback") == shown
-    assert said in run.err
+    assert message in run.err
 
 
 def test_r10_a_slow_rank_is_named_and_left_alone(tmp_path):
     env = {"SLOW_RANK": 1, "STEPS": 4000, "UNTIL": tmp_path / "named"}
     run = start(tmp_path, 2, "--hang-timeout", "5", KIND="jax", fork=True, **env)
-    assert run.told("rank 1 is slow")
+    assert run.logged("rank 1 is slow")
     (tmp_path / "named").touch()
     assert run.wait().code == 0, run.err
     assert "restart" not in run.err
 
 
-# signal to the launcher, kind, what the ranks do, flags, exit code, what is said
+# signal to the launcher, kind, what the ranks do, flags, exit code, output
 STOPS = {
     "R11": (signal.SIGTERM, "light", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
     "R11 under jax": (signal.SIGTERM, "jax", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
@@ -118,12 +118,12 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize(("number", "kind", "on_term", "flags", "code", "said"), STOPS.values(), ids=STOPS)
-def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_term, flags, code, said):
+@pytest.mark.parametrize(("number", "kind", "on_term", "flags", "code", "message"), STOPS.values(), ids=STOPS)
+def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_term, flags, code, message):
     run = under_way(tmp_path, 2, *flags, KIND=kind, ON_TERM=on_term, fork=True)
     run.process.send_signal(number)
     assert (run.wait().code, run.survivors()) == (code, []), run.err
-    assert said in run.err
+    assert message in run.err
     assert "Traceback" not in run.err
     assert run.out.count("saved") == (2 if on_term == "save" else 0)
 
@@ -131,9 +131,9 @@ def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_ter
 def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     run = under_way(tmp_path, 2, "--grace", "300", ON_TERM="ignore")
     run.process.send_signal(signal.SIGTERM)
-    assert run.told("the ranks have 300 s to stop")
+    assert run.logged("the ranks have 300 s to stop")
     asked_s = time.monotonic()
-    for _ in range(3):  # of the same request
+    for _ in range(3):  # the same request again
         run.process.send_signal(signal.SIGTERM)
     assert not until(lambda: run.process.poll() is not None, 0.9 * ONE_REQUEST_S)
     time.sleep(max(0.0, asked_s + 1.1 * ONE_REQUEST_S - time.monotonic()))
@@ -152,10 +152,10 @@ def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     ],
 )
 def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, to, code):
-    run = under_way(tmp_path, 2, "--max-restarts", "3")  # no handler: as in a start
+    run = under_way(tmp_path, 2, "--max-restarts", "3")  # no handler, as during a start
     pids = run.survivors()
     for pid in pids[:1] if to == "one rank" else pids:
-        with suppress(ProcessLookupError):  # the first one's end has ended it
+        with suppress(ProcessLookupError):  # it has ended with the first one
             os.kill(pid, number)
     if to != "one rank":
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Who stands still for a while without a fault of the job: suspended processes, a reader of its output."""
+"""Pauses that are not faults of the job: suspended processes, a slow reader of its output."""
 
 import os
 import signal
@@ -15,8 +15,8 @@ from tests.support.launching import under_way, until
 pytestmark = pytest.mark.multiprocess
 
 
-HELD_S = 36  # longer than the 30 s without progress that the watchdog grants once it knows the steps
-KNOWN_AT = 120  # steps of 0.05 s: by then it has looked more than 20 times
+HELD_S = 36  # longer than the 30 s without progress that the watchdog allows once it knows the step time
+KNOWN_AT = 120  # steps of 0.05 s: by then it has checked more than 20 times
 
 
 def processes_of(run, what: str) -> list[int]:
@@ -27,13 +27,13 @@ def processes_of(run, what: str) -> list[int]:
 
 
 def step_of(run) -> int:
-    """The step that the slower rank of `run` has told its launcher."""
+    """The step that the slower rank of `run` has reported to its launcher."""
     return min(read(str(path)).step for path in run.log_dir.glob("cyxjax-*/*.beat"))
 
 
 @pytest.mark.slow
 def test_what_was_suspended_goes_on(tmp_path):
-    # jax's heartbeats ended the ranks by SIGABRT, the watchdog by a false Hang. Three jobs, held at one time.
+    # jax's heartbeats used to end ranks by SIGABRT, the watchdog by a false Hang. Three jobs, held together.
     names, held = ("the job", "the launcher", "a rank"), []
     enough = tmp_path / "enough"
     runs = {what: under_way(tmp_path / what, KIND="jax", UNTIL=enough) for what in names}
@@ -66,8 +66,8 @@ def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
 
 
 def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path):
-    # 100 MB into a pipe that nobody reads, then steps without end
-    run = under_way(tmp_path, 2, "--grace", "20", FAULT="noise:1:1", ON_TERM="save")  # said after the noise
+    # 100 MB into a pipe that nobody reads, then endless steps
+    run = under_way(tmp_path, 2, "--grace", "20", FAULT="noise:1:1", ON_TERM="save")  # after the noise
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(90) == EXIT_PREEMPTED  # nothing was read until here
     run.wait()

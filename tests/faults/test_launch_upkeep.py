@@ -1,4 +1,4 @@
-"""What befalls the launcher itself: its helper, its folder, its signals, what a killed one leaves."""
+"""Faults of the launcher itself: its helper, its folder, its signals, the remains of a killed one."""
 
 import os
 import signal
@@ -38,11 +38,11 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-    assert run.told("was created again")
+    assert run.logged("was created again")
     seen.touch()
-    assert run.told("restart 1 of 1")
+    assert run.logged("restart 1 of 1")
     again.touch()
-    assert run.wait().code == EXIT_OK, run.err  # the error of start 0 was seen, start 1 found a folder
+    assert run.wait().code == EXIT_OK, run.err  # the error of start 0 was read, start 1 has a folder
     assert run.err.count("was removed while the job was running and was created again") == 1
     assert "ValueError: boom, api_key=[redacted]" in run.err
     assert "restart 1 of 1" in run.err
@@ -59,9 +59,9 @@ def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_
     other = under_way(tmp_path / "other", 1, UNTIL=tmp_path / "seen", TMPDIR=tmp_path)
     assert until(lambda: len(run.survivors()) >= 4, 90)
     run.process.kill()
-    assert run.no_survivors_within(30)  # the ranks and what they have started
+    assert run.no_survivors_within(30)  # the ranks and their child processes
     run.wait()
-    assert len(scratch_of(run)) == 2  # that of the killed one, and that of one that lives
+    assert len(scratch_of(run)) == 2  # of the killed launcher, and of a live one
     launch(tmp_path, 1, KIND="light", STEPS=2)
     assert len(scratch_of(run)) == 1
     (tmp_path / "seen").touch()
@@ -72,7 +72,7 @@ def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_
 def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     words = [sys.executable, "-m", "cyxjax.launch", "--no-python", "false"]
-    other = tmp_path / "cyxjax-notes"  # a folder of another program, which is left alone
+    other = tmp_path / "cyxjax-notes"  # a folder of another program must stay
     other.mkdir()
     (other / "first_error.json").touch()
     (other / "notes").touch()
@@ -81,7 +81,7 @@ def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monke
     ]
     assert {end.returncode for end in ends} == {1}
     records = sorted(path for path in tmp_path.glob("cyxjax-*/first_error.json") if path.parent != other)
-    assert len(records) == KEPT_RECORDS + 1  # before the last one ended there were as many as are kept
+    assert len(records) == KEPT_RECORDS + 1  # before the last one ended there was the kept number
     named = [end.stderr.partition("record: ")[2].splitlines()[0] for end in ends]
     assert records == sorted(map(Path, named[-KEPT_RECORDS - 1 :]))
     assert sorted(path.name for path in other.iterdir()) == ["first_error.json", "notes"]
@@ -91,7 +91,7 @@ def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monke
 def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, moment):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(1000)\n")
     path = {"PYTHONPATH": str(tmp_path)}
-    if moment == "launcher loads":  # its first module takes as long as one likes
+    if moment == "launcher loads":  # its first module blocks until released
         (tmp_path / "sitecustomize.py").write_text(
             "import sys\n"
             "class Slow:\n"
@@ -103,7 +103,7 @@ def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, moment):
         )
     run = start(tmp_path, 2, script=tmp_path / "slow.py", **path)
     if moment == "launcher loads":
-        assert run.told("loading")
+        assert run.logged("loading")
     else:
         assert until(lambda: len(run.survivors()) == 2, 60)
     run.process.send_signal(signal.SIGINT)
@@ -137,7 +137,7 @@ def test_the_ends_of_ranks_are_seen_where_sigchld_was_ignored(tmp_path):
 def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
     config = write_experiment(tmp_path, epochs=2)
     words = [sys.executable, "-m", "cyxjax.train", "--config", str(config)]
-    # As our launcher does: the rank is deaf to SIGUSR1 until it listens.
+    # As from our launcher: the rank ignores SIGUSR1 until it installs a handler.
     deaf = [*IGNORING, str(int(signal.SIGUSR1)), *words]
     with subprocess.Popen(
         deaf, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -146,13 +146,13 @@ def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
         assert until(lambda: b"-m\0cyxjax.train" in command.read_bytes().split(b"-c")[0], 90)  # not our words
         while not until(lambda: process.poll() is not None, 0.05):
             process.send_signal(signal.SIGUSR1)
-        said = process.communicate()[0]
-    assert process.returncode == EXIT_OK, said
-    assert newest_step(config) == 2 * STEPS_PER_EPOCH, said
+        printed = process.communicate()[0]
+    assert process.returncode == EXIT_OK, printed
+    assert newest_step(config) == 2 * STEPS_PER_EPOCH, printed
 
 
 def test_a_start_whose_number_comes_again_knows_nothing_of_the_one_before(tmp_path):
-    """A first host that is started anew counts from 0; the other launchers keep their folders."""
+    """A restarted first host counts from 0; the other launchers keep their folders."""
     with WorkerGroup(parse(["--no-python", "sh", "-c", "kill -9 $$"], os.environ), os.environ) as group:
         before = Files.within(group.folder, 0, 0)
         Reporter(before.beat).report(7, "step")
@@ -164,7 +164,7 @@ def test_a_start_whose_number_comes_again_knows_nothing_of_the_one_before(tmp_pa
 
 
 def test_a_rank_whose_log_file_cannot_be_opened_runs_without_it(tmp_path, capfd):
-    (tmp_path / "start_1").touch()  # as on a full disk no folder can be made
+    (tmp_path / "start_1").touch()  # no folder can be created, as on a full disk
     words = ["--log-dir", str(tmp_path), "--no-python", "echo", "hello"]
     with WorkerGroup(parse(words, os.environ), os.environ) as group:
         starts = [group.run(group.options.place, number) for number in range(2)]
@@ -191,7 +191,7 @@ def test_an_end_is_noticed_while_signals_are_sent(tmp_path, number):
     ended = threading.Event()
     worker.watch(lambda _: ended.set())
     while worker.returncode is None and not ended.wait(0.0):
-        worker.signal(0)  # asks whether the process is there, as every signal does, and does it no harm
+        worker.signal(0)  # checks that the process exists, without effect on it
     assert ended.wait(60)
     assert worker.returncode == 0
     worker.close()

@@ -1,4 +1,4 @@
-"""The fault matrix is whole: each number has a row, and each row has tests that exist."""
+"""The fault matrix is complete: each number has a row, and each row has tests that exist."""
 
 import ast
 from functools import cache

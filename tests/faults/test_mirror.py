@@ -1,4 +1,4 @@
-"""Training whose run folder is copied to an S3 server that is cut off, fails, is slow or is full."""
+"""Training with a mirror on an S3 server that is unreachable, fails, is slow or is full."""
 
 import os
 import shutil
@@ -34,14 +34,14 @@ def store(monkeypatch):
 
 
 def manifests(store):
-    """Steps whose manifest was written, in that order."""
+    """The steps whose manifest was written, in order."""
     return [int(path.split("/")[-2][-8:]) for path in store.writes if path.endswith("MANIFEST.json")]
 
 
 def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_the_same_bits(
     jobs, store, tmp_path
 ):
-    constant = {"schedule": {"name": "constant"}}  # one of cosine ends with `max_steps`
+    constant = {"schedule": {"name": "constant"}}  # a cosine schedule ends at `max_steps`
     whole = write_experiment(tmp_path / "whole", **constant)
     jobs.run(whole)
     config = write_experiment(tmp_path / "cut", mirror=URL, **constant)
@@ -61,7 +61,7 @@ def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_t
     assert newest_step(config) == LAST
     assert audit.main([str(tmp_path / "cut/run")]) == 0
     assert hashes.main([str(tmp_path / "cut/run"), str(tmp_path / "whole/run")]) == 0
-    # What went up is the whole run: two ranks go on from what rank 0 takes of it.
+    # The mirror has the whole run: two ranks continue from what rank 0 downloads.
     shutil.rmtree(tmp_path / "cut/run")
     ended = jobs.run(config, "--epochs", EPOCHS + 1, "--cpu-devices", 1, world=2)
     assert f"Took step {LAST}" in ended.text
@@ -76,13 +76,13 @@ def test_a_server_that_refuses_is_told_once_without_credentials_and_neither_stop
     config = write_experiment(tmp_path, mirror=URL, resume="never")
     store.refuse_with = 403
     ended = jobs.run(config, fault="PATIENCE:0:mirror:2")
-    assert ended.text.count("WARNING") == 2, ended.text  # that it fails, and at the end that it is not whole
+    assert ended.text.count("WARNING") == 2, ended.text  # that it fails, and at the end that it is incomplete
     assert ended.text.count(f"mirror={URL}") == 1
     assert newest_step(config) == LAST
     assert manifests(store) == []
     files = [path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not [text for text in (ended.text, *files) if SECRET in text or "AKIA" in text]
-    # The server recovers: the same command brings up what is missing.
+    # The server recovers: the same command uploads what is missing.
     store.refuse_with = 0
     ended = jobs.run(config, "--resume", "auto")
     assert "WARNING" not in ended.text
@@ -93,7 +93,7 @@ def test_a_server_that_refuses_is_told_once_without_credentials_and_neither_stop
 def test_a_bucket_that_is_not_there_ends_the_start_on_all_ranks(jobs, store, tmp_path, resume):
     config = write_experiment(tmp_path, mirror="s3://nosuch/run", resume=resume)
     ended = jobs.run(config, world=2, code=None)
-    assert "'nosuch'" in ended.text.splitlines()[-1]  # of rank 1, which is told
+    assert "'nosuch'" in ended.text.splitlines()[-1]  # of rank 1, which gets the error too
     assert not checkpoints(config).exists()
     assert (ended.codes, store.writes) == ([EXIT_CONFIG, EXIT_SECONDARY], [])
 

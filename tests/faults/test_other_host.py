@@ -1,4 +1,4 @@
-"""Hosts that differ in what no version tells: another code, another program, other data."""
+"""Hosts that differ in something no version number shows: code, compiled program, data."""
 
 import re
 import shutil
@@ -15,19 +15,19 @@ LIMIT_S = 150
 
 
 def two_ranks(folder: Path, commands: list[list[str]], **of_rank_1: str) -> list[tuple[int, str]]:
-    """(exit code, all that was written) of both ranks, each started by hand; `of_rank_1`: its environment."""
+    """(exit code, output) of both ranks, each started by hand; `of_rank_1`: extra environment of rank 1."""
     place = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), "DISTRIBUTED_TIMEOUT_MS": "60000"}
     ranks = [
         (["-W", "ignore", *command], environment(**place, RANK=str(rank), **(of_rank_1 if rank else {})))
         for rank, command in enumerate(commands)
     ]
-    fresh = "PYTHONPATH" in of_rank_1  # it is to load other code than ours
+    fresh = "PYTHONPATH" in of_rank_1  # rank 1 must load different code
     ended = (forked.run_fresh if fresh else forked.run_all)(ranks, LIMIT_S, folder)
     return [(rank.returncode, rank.stdout + rank.stderr) for rank in ended]
 
 
 def altered_package(folder: Path) -> str:
-    """A folder for PYTHONPATH with a copy of cyxjax under the same version, in which a loss is another."""
+    """A folder for PYTHONPATH with a copy of cyxjax of the same version in which one loss differs."""
     shutil.copytree(
         Path(cyxjax.__file__).parent, folder / "cyxjax", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -77,7 +77,7 @@ DIFFERENCES = {
     "label": "ranks differ in the training data: .*rank 1",
     "rate": r"ranks differ in max_grad_norm of the configuration: null on rank 0; 2\.0 on rank 1",
     "model": r"ranks differ in the program of a step \(the model's or the loss's code\): .*rank 1",
-    "noise": "trained",  # a processor that rounds otherwise
+    "noise": "trained",  # a processor that rounds differently
 }
 
 
@@ -120,7 +120,7 @@ print("went on", flush=True)
 
 
 def test_a_run_goes_on_from_no_step_that_one_host_alone_sees(tmp_path):
-    """Before, the other host began anew beside it; and after a save by one rank no save together ended."""
+    """The other host used to start over beside it, and after a save by one rank no collective save ended."""
     (tmp_path / "train.py").write_text(DISKS)
     for rank, (code, text) in enumerate(two_ranks(tmp_path, [["train.py"]] * 2)):
         assert code == 1, text

@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and --max-time: all ranks stop after one step, save it, and say how to go on."""
+"""SIGTERM, Ctrl-C and --max-time: all ranks stop after the same step, save, and log how to continue."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ from tests.support.training import LAST, checkpoints, newest_step, write_experim
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-IN_FLIGHT = 2  # steps already sent off when a rank asks to stop
+IN_FLIGHT = 2  # steps already dispatched when a rank asks to stop
 
 
 def stopped_after(config, ended):
-    """The one step that was saved last; it verifies, and the log says how to go on."""
+    """The last saved step; checks that it is intact and that the log says how to continue."""
     step = newest_step(config)
     assert f"Stopped and saved after step {step}. Run the same command again" in ended.text, ended.text
     assert find_problems(step_folder(checkpoints(config), step), step) == []
@@ -49,7 +49,7 @@ def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
 def test_told_while_compiling_evaluating_or_saving(jobs, tmp_path, fault, at, code):
     config = write_experiment(tmp_path, epochs=20, steps_per_dispatch=1)
     ended = jobs.run(config, fault=fault, code=code)
-    # In a save: the signal comes while later steps are already under way.
+    # During a save: the signal arrives while later steps are already running.
     assert at < stopped_after(config, ended) <= at + (40 if "write" in fault else 1 + IN_FLIGHT)
 
 
@@ -57,7 +57,7 @@ def test_a_second_signal_does_not_wait_for_the_save(jobs, tmp_path):
     config = write_experiment(tmp_path)
     ended = jobs.run(config, fault="TERM:0:step:11:2", code=EXIT_PREEMPTED)
     assert "Stopped" not in ended.text
-    assert newest_step(config) in (4, 8)  # that of step 8 may have been under way
+    assert newest_step(config) in (4, 8)  # the save of step 8 may have been running
     ended = jobs.run(config, fault="INT:0:step:11:2", code=EXIT_INTERRUPT)
     assert "Traceback" not in ended.text
     assert "run the same command again" in ended.text

@@ -1,6 +1,6 @@
-"""Killed at any moment, any number of times, and started again by the same command: the same bits at the end.
+"""Killed at any moment, any number of times, and restarted by the same command, a run has the same bits.
 
-Dropout, Adam and a cosine schedule take part, so keys, optimizer state and step counts must come back too.
+Dropout, Adam and a cosine schedule are used, so keys, optimizer state and step counts must be restored too.
 """
 
 import signal
@@ -25,7 +25,7 @@ KILLED = -signal.SIGKILL
 
 @pytest.fixture(scope="module")
 def unbroken(jobs, tmp_path_factory):
-    """A run that nothing happened to."""
+    """An uninterrupted run."""
     config = write_experiment(tmp_path_factory.mktemp("unbroken"))
     jobs.run(config)
     assert newest_step(config) == LAST
@@ -33,7 +33,7 @@ def unbroken(jobs, tmp_path_factory):
 
 
 def same_to_rounding(config, other):
-    # The same samples in the same order, added up in another: float32 rounds differently.
+    # The same samples in the same order, but a different order of sums: float32 rounds differently.
     found = leaves(config)
     for name, array in leaves(other).items():
         np.testing.assert_allclose(found[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
@@ -68,8 +68,8 @@ def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
 
 
 def test_resumed_in_another_number_of_processes_again_and_again(jobs, tmp_path):
-    # 12 samples a step on 2 replicas (2 processes), 3 (3 processes), and 2 again (1 process, 2 devices).
-    # No dropout: its draws are a replica's own.
+    # 12 samples per step on 2 replicas (2 processes), 3 (3 processes), and 2 again (1 process, 2 devices).
+    # No dropout: its draws depend on the replica.
     changes = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}}
     whole = write_experiment(tmp_path / "whole", **changes)
     config = write_experiment(tmp_path / "broken", **changes)
@@ -89,7 +89,7 @@ def test_the_same_replicas_in_other_processes_give_the_same_numbers(jobs, unbrok
     same_to_rounding(config, unbroken)
 
 
-# No dropout: its draws are a replica's own. 12 samples a step are dealt out to 2, 3 and 4 replicas.
+# No dropout: its draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.
 CUT = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}, "cpu_devices": 1}
 
 
@@ -113,7 +113,7 @@ def test_killed_between_the_shares_of_a_save_nothing_is_lost(jobs, tmp_path):
 
 @pytest.mark.slow
 def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies(jobs, tmp_path):
-    changes = CUT | {"schedule": {"name": "constant"}}  # a cosine would end with max_steps
+    changes = CUT | {"schedule": {"name": "constant"}}  # a cosine would end at max_steps
     whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "broken"))
     jobs.run(whole)
     rows = [(3, "fsdp", 4), (2, "fsdp", 8), (2, "zero1", 12), (1, "mean", 16)]

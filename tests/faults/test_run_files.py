@@ -1,4 +1,4 @@
-"""A run folder whose files are FIFOs or hold nonsense: every command ends, with one line if it fails."""
+"""A run folder whose files are FIFOs or contain nonsense: every command ends, with one line if it fails."""
 
 import os
 import shutil
@@ -14,8 +14,8 @@ from tests.support.trainers import command
 
 RUN = Path(__file__).parents[1] / "data" / "run_folder_0_2_0"
 FILES = sorted(path.name for path in RUN.iterdir() if path.is_file())
-NEEDED = {"config.yaml", "data.json", "ledger.jsonl"}  # by a run that goes on
-pytestmark = pytest.mark.timeout(60)  # a reader that waits for the other end waits for ever
+NEEDED = {"config.yaml", "data.json", "ledger.jsonl"}  # by a resumed run
+pytestmark = pytest.mark.timeout(60)  # a reader that waits for the other end waits forever
 NONSENSE = {
     "goodput.json": '{"seconds": {"step": NaN}, "steps": NaN, "step": 1, "at_unix_s": 0, "ended": false}',
     "events.jsonl": '{"event": "start", "step": NaN}\n{"event": 7}\n[]\n',
@@ -54,9 +54,9 @@ def test_no_fifo_is_waited_for(run, capsys):
     for name in set(FILES) - NEEDED:
         replaced_by_a_fifo(run / name)
     assert trained_on() == 0
-    said = capsys.readouterr()
-    for name in set(FILES) - NEEDED - {"config.yaml"}:  # that one is written anew
-        assert name in said.err + said.out
+    printed = capsys.readouterr()
+    for name in set(FILES) - NEEDED - {"config.yaml"}:  # config.yaml is rewritten
+        assert name in printed.err + printed.out
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED))

@@ -1,4 +1,4 @@
-"""What else can happen to a whole run: replicas that part, numbers that break, folders that are taken."""
+"""Other faults of a whole run: replicas that diverge, numbers that are not finite, folders in use."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.multiprocess
 def test_a_bit_that_flips_on_one_rank_is_named_by_all(jobs, tmp_path):
     config = write_experiment(tmp_path)
     ended = jobs.run(config, world=2, fault="FLIP:1:bit:8", code=None)
-    # A slow rank hears of the other's end, in the same words, before it has compared by itself.
+    # A slow rank receives the other's error, in the same words, before its own comparison.
     assert {EXIT_USER_ERROR} <= set(ended.codes) <= {EXIT_USER_ERROR, EXIT_SECONDARY}
     assert ended.text.count("Gradients differ across ranks: after step 8 params/") == 2
     assert "on rank 1 (replica 1) is not what rank 0 holds" in ended.text
@@ -31,7 +31,7 @@ def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
     jobs.run(config, world=2)
     assert np.isfinite(curves(config)["train_losses"]).all()
-    assert '"skipped_steps": 3' in (tmp_path / "run" / "history.json").read_text()  # once an epoch
+    assert '"skipped_steps": 3' in (tmp_path / "run" / "history.json").read_text()  # once per epoch
     assert audit.main([str(tmp_path / "run")]) == 0
     assert len(list((tmp_path / "run").glob("black_box_step*"))) == 3
 
@@ -41,15 +41,15 @@ def test_a_spike_of_the_loss_is_rolled_back_by_all(jobs, tmp_path, capsys):
     saves = {"checkpoint_every_n_steps": 1, "keep_last": 5}
     config = write_experiment(tmp_path, on_loss_spike="rollback", shuffle=False, **spikes, **saves)
     arrays = dict(np.load(tmp_path / "data.npz", allow_pickle=False))
-    # Two samples of the fifth step, alike but for their labels: one is far off, whatever the model says.
+    # Two samples of the fifth step, equal except for their labels: one is far off for any model.
     arrays["x_train"][70:72] = 1e4
     arrays["y_train"][70:72] = 0, 1
     np.savez(tmp_path / "data.npz", **arrays)
     ended = jobs.run(config, world=2)
-    assert ended.text.count("WARNING: the loss was") == 3, ended.text  # once an epoch, on rank 0
+    assert ended.text.count("WARNING: the loss was") == 3, ended.text  # once per epoch, on rank 0
     assert audit.main([str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.count("left out on purpose: a rollback") == 3
-    assert max(curves(config)["train_losses"]) < 3  # ln 3 is what guessing costs
+    assert max(curves(config)["train_losses"]) < 3  # ln 3 is the loss of guessing
 
 
 def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path):
@@ -58,7 +58,7 @@ def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path)
     assert until(lambda: newest_step(config) >= 4, 90)
     second = tmp_path / "second.yaml"
     second.write_text(config.read_text())
-    assert main.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # looking is allowed
+    assert main.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # reading is allowed
     refused = jobs.run(second, code=EXIT_USER_ERROR)
     assert "is in use by" in refused.text
     assert str(first) in refused.text

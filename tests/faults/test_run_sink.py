@@ -1,4 +1,4 @@
-"""A metrics tracker that is slow, or never answers, in a whole training: nothing waits for it but its end."""
+"""A metrics tracker that is slow or never answers in a whole training: only the end of it waits."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_r40_a_tracker_that_never_answers_is_left_behind_with_one_warning(jobs, 
 
 def test_r40_a_slow_tracker_gets_all_records_after_training_that_did_not_wait(jobs, tmp_path):
     config = write_experiment(tmp_path, **SINKS)
-    # Each write waits for the last save: a training that waited for one would not come so far.
+    # Each write waits for the last save: a training that waited for a write would never reach it.
     ended = jobs.run(config, fault=f"SINK:0:{step_folder(checkpoints(config), LAST)}:0")
     assert "WARNING" not in ended.text
     assert ended.text.count("tracked") == RECORDS

@@ -1,4 +1,4 @@
-"""What storage does to a whole training: disks that fill up, folders that may not be used, files that go."""
+"""Storage faults in a whole training: disks that fill up, read-only folders, files that disappear."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_dis
     assert "the disk is full: 1.1 MB needed, 0.0 MB free, 1.1 MB missing" in ended.text
     assert "Test: loss" in ended.text
     assert sorted(os.listdir(checkpoints(config))) == ["run.lock", "step_00000006"]
-    # Space comes back, and the same command makes of it the run that was never cut.
+    # With space again, the same command completes the run as if it had never been interrupted.
     (small_disk / "ballast").unlink()
     ended = jobs.run(config)
     assert "Resuming from step 6" in ended.text
@@ -45,14 +45,14 @@ def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_dis
 @pytest.mark.root
 def test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path(jobs, small_disk, tmp_path):
     config = write_experiment(tmp_path, run_dir=str(small_disk / "run"))
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)  # root may write anywhere else
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)  # root can write anywhere else
     ended = jobs.run(config, code=EXIT_USER_ERROR)
     assert f"CheckpointError: {small_disk / 'run'} " in ended.text
     assert "Epoch" not in ended.text
 
 
 def write_images(folder):
-    """80 images of two classes; the path of one that is in the training set."""
+    """Writes 80 images of two classes; the path of one in the training set."""
     image = pytest.importorskip("PIL.Image", reason="pip install pillow")
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -75,7 +75,7 @@ def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(jobs, 
     spoiled.write_bytes(spoiled.read_bytes()[:50])
     ended = jobs.run(config, world=2, code=None)
     assert sorted(ended.codes) == [EXIT_USER_ERROR, EXIT_SECONDARY], ended.text
-    what = f"item 30 of ImageFiles: {spoiled}: cannot be read"  # in the folder, whatever part it is in
+    what = f"item 30 of ImageFiles: {spoiled}: cannot be read"  # its index in the folder, for any split
     assert f"DataError: {what}" in ended.text
     assert f"lost rank {ended.codes.index(EXIT_USER_ERROR)}" in ended.text
     assert "its process ended" not in ended.text

@@ -1,4 +1,4 @@
-"""A training under the launcher that loses a rank again and again: its supervisor does not grow."""
+"""A training under the launcher that loses a rank many times: the launcher does not leak."""
 
 import random
 import signal
@@ -16,7 +16,7 @@ KILLS, STEPS_BETWEEN = 6, 40
 ENDLESS = {
     "epochs": 1_000_000,
     "cpu_devices": 1,
-    "schedule": {"name": "constant"},  # a cosine would know the number of epochs
+    "schedule": {"name": "constant"},  # a cosine would depend on the number of epochs
     "checkpoint_every_n_steps": 20,
     "sentinel_every_n_steps": 20,  # compares the ranks' parameters, and ends the run if they differ
     "log_every_n_batches": 1000,
@@ -39,7 +39,7 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
         victim = psutil.Process(random.choice(run.survivors()))
         victim.kill()
         victim.wait(60)
-        step = newest_step(config)  # the other rank saves once more at most; the rest is the next group
+        step = newest_step(config)  # the other rank saves at most once more; later saves are the next group's
     assert went_on(config, step), run.wait(1).err
     run.process.send_signal(signal.SIGTERM)
     assert run.wait().code == EXIT_PREEMPTED, run.err
@@ -54,7 +54,7 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
 
 
 def unbroken(jobs, folder, steps):
-    """The configuration of a run of `steps` steps that nothing happened to."""
+    """The configuration of an uninterrupted run of `steps` steps."""
     config = write_experiment(folder, **ENDLESS, max_steps=steps)
     jobs.run(config, world=2)
     assert newest_step(config) == steps

@@ -1,4 +1,4 @@
-"""Several steps in one dispatch: the same bits as one at a time, whatever ends a dispatch."""
+"""Several steps per dispatch: the same bits as one per dispatch, whatever ends a dispatch."""
 
 import json
 import signal
@@ -16,13 +16,13 @@ from tests.support.training import (
 )
 
 pytestmark = pytest.mark.multiprocess
-# (processes, steps a dispatch): 6 steps an epoch, a save at each fourth
+# (processes, steps per dispatch): 6 steps per epoch, a save at every fourth
 ROWS = [(1, 8), (2, 4), (2, "auto")]
 
 
 @pytest.fixture(scope="module")
 def one_at_a_time(jobs, tmp_path_factory):
-    """A run with one step a dispatch, by its number of processes."""
+    """Runs with one step per dispatch, by number of processes."""
 
     @cache
     def made(world):
@@ -34,7 +34,7 @@ def one_at_a_time(jobs, tmp_path_factory):
 
 
 def losses(config) -> list[tuple[int, float]]:
-    """(step, loss) as they were recorded; the experiment records each step."""
+    """The recorded (step, loss) pairs; the experiment records each step."""
     lines = map(json.loads, (config.parent / "run" / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
@@ -45,7 +45,7 @@ def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_ti
     config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=several)
     jobs.run(config, world=world)
     assert_same_run(config, one)
-    assert list_steps(checkpoints(config)) == list_steps(checkpoints(one))  # no dispatch passes a save
+    assert list_steps(checkpoints(config)) == list_steps(checkpoints(one))  # no dispatch goes past a save
     assert losses(config) == losses(one)
     assert len(losses(one)) == 18
 

@@ -1,4 +1,4 @@
-"""A stream that two ranks share, one of them killed: gone on from its place, by two ranks and by one."""
+"""A stream shared by two ranks, one of which is killed: two ranks or one continue from its position."""
 
 import shutil
 import signal
@@ -21,7 +21,7 @@ def test_a_killed_rank_costs_no_sample_of_a_stream_in_two_processes_and_in_one(j
     }
     whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "two"))
     jobs.run(whole, world=2)
-    # In the second pass; saved at 4 and 8.
+    # In the second epoch; saved at 4 and 8.
     ended = jobs.run(config, world=2, fault="KILL:1:step:10", code=None)
     assert ended.codes[1] == KILLED, ended.text
     assert ended.codes[0] != 0, ended.text

@@ -1,4 +1,4 @@
-"""The examples as people run them: on two devices of one process and in two processes, with equal losses."""
+"""The examples as users run them: on two devices of one process and in two processes, with equal losses."""
 
 import jax
 import pytest
@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 
 def losses(name, **options):
-    """Of each epoch, as the example's own `main` gives them."""
+    """The loss of each epoch, from the example's own `main`."""
     example = module_of(EXAMPLES / f"{name}.py")
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return example.main(**options)
@@ -23,7 +23,7 @@ def all_losses(names):
     return {name: losses(name, epochs=1) for name in names}
 
 
-# The wide row of two processes runs all of them on two devices too.
+# The wide test with two processes also runs all of them on two devices.
 SLOW = ("own_model", "worker_stream")
 
 
@@ -36,11 +36,11 @@ def test_an_example_learns_on_two_devices(name, group, cwd, two_devices):
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.timeout(600)  # one after another, beside whatever else runs
+@pytest.mark.timeout(600)  # one after another, on a busy machine
 @pytest.mark.parametrize(
     "names",
     [
-        # optimizers in turns with noise of each replica's, masked tokens of packed rows, a stream cut by rank
+        # optimizers in turns with noise per replica, masked tokens of packed rows, a stream split by rank
         ("gan", "packed_text", "worker_stream"),
         pytest.param(NAMES, marks=pytest.mark.wide),
     ],
@@ -51,7 +51,7 @@ def test_two_processes_have_the_losses_of_two_devices(names, group, forked_spawn
     one, two = cx.testing.run_ranks(2, all_losses, names)
     for name in names:
         assert one[name] == two[name]
-        assert one[name] == pytest.approx(alone[name], rel=1e-5), name  # another order of sums
+        assert one[name] == pytest.approx(alone[name], rel=1e-5), name  # a different order of sums
 
 
 def test_an_example_is_short():

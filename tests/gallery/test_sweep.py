@@ -1,4 +1,4 @@
-"""Trials of optuna that are pruned end on all ranks after the same epoch."""
+"""Pruned trials of optuna end on all ranks after the same epoch."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def study():
     epochs = []
 
     def objective(trial=None):
-        # The first trial learns; the later ones hardly do, and are worse than it after an epoch.
+        # The first trial learns; the later ones hardly do, and are worse after one epoch.
         lr = cx.distributed.broadcast_object(trial and (0.01 if trial.number == 0 else 1e-6))
         pruning = sweep.Pruning(trial)
         history = sweep.train(f"trial-{len(epochs)}", lr, 16, EPOCHS, callbacks=[pruning])

@@ -1,4 +1,4 @@
-"""What these rows share: fresh processes, which see the GPU that pytest's own jax was kept from."""
+"""Fresh processes for these tests: they see the GPU, which is hidden from pytest's own jax."""
 
 import os
 import shutil
@@ -18,9 +18,9 @@ needs_gpu = [
 
 
 def python(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A Python process with `arguments`, that may use the GPU and shares its memory with others."""
+    """Runs Python with `arguments` in a process that may use the GPU and shares its memory with others."""
     env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "NPROC")}
-    # TF32 would round matrix products to 10 bits; the comparison is with a CPU's float32.
+    # TF32 would round matrix products to 10 bits; the reference is float32 on a CPU.
     shared = {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     command: list[Any] = [sys.executable, *map(str, arguments)]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the same step there, and NCCL between its devices."""
+"""Tests that need a GPU: the same step there, and NCCL between its devices."""
 
 import json
 
@@ -35,7 +35,7 @@ def train(backend: str, precision: str = "float32") -> dict:
 def test_a_gpu_gives_the_losses_of_the_cpu():
     gpu, cpu = train("nccl"), train("gloo")
     assert gpu["platform"] == "gpu"
-    # Convolutions sum in another order: 40 SGD steps at 1e-7 relative a step.
+    # Convolutions sum in a different order: 40 SGD steps at 1e-7 relative per step.
     assert gpu["losses"] == pytest.approx(cpu["losses"], rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Runs on a GPU: every strategy there, bits after a kill, and a checkpoint that goes on on a CPU."""
+"""Runs on a GPU: every strategy, bits after a kill, and a checkpoint that a CPU continues."""
 
 import json
 import signal
@@ -64,33 +64,33 @@ print(json.dumps({"platform": jax.default_backend(), "losses": history.train_los
 """
 
 
-def said(done) -> dict:
+def report(done) -> dict:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_every_strategy_trains_on_a_gpu_as_mean_does():
-    """One replica: there is nothing to send, so compression loses nothing, and offload moves bits only."""
-    losses = said(python("-c", STRATEGIES))
+    """With one replica nothing is sent, so compression is lossless, and offload only moves bits."""
+    losses = report(python("-c", STRATEGIES))
     for name, found in losses.items():
         assert found == pytest.approx(losses["mean, none"], rel=1e-4), name
 
 
 @pytest.mark.parametrize("work", ["cnn", "gpt"])
 def test_an_exact_run_that_was_killed_has_the_same_bits(work, tmp_path: Path):
-    """Each process compiles its programs anew: none is chosen by timing it."""
+    """Each process compiles its own programs: none is chosen by timing."""
     runs = [tmp_path / "whole", tmp_path / "killed"]
     fresh = iter({"JAX_COMPILATION_CACHE_DIR": str(tmp_path / f"programs_{n}")} for n in range(3))
-    assert said(python("-c", RUN, runs[0], "exact", 0, work, **next(fresh)))["platform"] == "gpu"
+    assert report(python("-c", RUN, runs[0], "exact", 0, work, **next(fresh)))["platform"] == "gpu"
     assert python("-c", RUN, runs[1], "exact", 14, work, **next(fresh)).returncode == -signal.SIGKILL
-    assert said(python("-c", RUN, runs[1], "exact", 0, work, **next(fresh)))["platform"] == "gpu"
+    assert report(python("-c", RUN, runs[1], "exact", 0, work, **next(fresh)))["platform"] == "gpu"
     compared = python("-m", "cyxjax", "hash", *runs)
     assert compared.stdout.startswith("equal"), compared.stdout
 
 
 def test_a_run_of_a_gpu_goes_on_on_a_cpu(tmp_path: Path):
     assert python("-c", RUN, tmp_path, "none", 14, "cnn").returncode == -signal.SIGKILL
-    resumed = said(python("-c", RUN, tmp_path, "none", 0, "cnn", DISTRIBUTED_BACKEND="cpu"))
+    resumed = report(python("-c", RUN, tmp_path, "none", 0, "cnn", DISTRIBUTED_BACKEND="cpu"))
     assert resumed["platform"] == "cpu"
     assert len(resumed["losses"]) == 2
 

@@ -1,4 +1,4 @@
-"""What the guides' tests share: their programs make process groups, as the guides tell people to."""
+"""Fixtures for the tests of the guides: their programs create process groups, as the guides say."""
 
 from tests.support.trainers import one_device, own_group, two_devices
 

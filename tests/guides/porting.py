@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """One name of a guide, and ours: a dotted name from `cx` (or `cyxjax`) on."""
+    """One name of a guide, and ours: a dotted name that begins with `cx` (or `cyxjax`)."""
 
     guide: str
     theirs: str
@@ -132,11 +132,11 @@ ROWS = [
 
 
 def resolve(dotted: str) -> Any:
-    """What a name of the table stands for. Raises: AttributeError, KeyError for one that is not there."""
+    """The object with a name of the table. Raises: AttributeError, KeyError if there is none."""
     name = re.sub(r"^cx\b", "cyxjax", dotted)
     try:
         return resolve_name(name)
-    except AttributeError:  # a key of a configuration is no attribute of its class
+    except AttributeError:  # a configuration key is not an attribute of its class
         above, _, key = name.rpartition(".")
         return resolve_name(above).model_fields[key]
 

@@ -1,4 +1,4 @@
-"""What the cricket-GNN guide documents: one script, alone and as two ranks, with the same results."""
+"""The cricket-GNN guide: one script, alone and as two ranks, with the same results."""
 
 import re
 
@@ -15,7 +15,7 @@ SCRIPT = ROOT / "scripts" / "train_minimal.py"
 
 
 def trained(folder, *launcher, batch_size=64, epochs=2):
-    """(history, what was printed) of the script."""
+    """(history, output) of the script."""
     options = ["--epochs", str(epochs), "--batch-size", str(batch_size), "--out", str(folder)]
     printed = printed_by(*launcher, SCRIPT, *options)
     return DistributedTrainingHistory.load(folder / "history.json"), printed
@@ -35,7 +35,7 @@ def test_a_script_gives_one_process_and_two_ranks_the_same_results(tmp_path):
     assert len(re.findall(r"Test loss \d+\.\d{4}, accuracy", printed)) == 1
     assert one.effective_batch_size == two.effective_batch_size == 64  # batch per replica x replicas
     assert (one.world_size, two.world_size) == (1, 2)
-    # Sums over replicas in another order; Adam's first steps carry the rounding on.
+    # Sums over replicas in a different order; Adam's first steps amplify the rounding.
     np.testing.assert_allclose(two.train_losses, one.train_losses, rtol=1e-3)
     np.testing.assert_allclose(two.val_losses, one.val_losses, rtol=1e-3)
     again, printed = trained(tmp_path / "two", epochs=3)

@@ -1,4 +1,4 @@
-"""What the CyxWiz guide documents: two ranks started by hand run its program; the rest in this process."""
+"""The CyxWiz guide: two ranks started by hand run its program; the other tests run in this process."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_terminals_with_rank_and_world_size_form_a_group(ranks):
     assert ranks.every("left")
     assert [r["place"] for r in ranks.reports] == [[0, 2, 0], [1, 2, 1]]  # LOCAL_RANK: the same as RANK
     assert [r["master"] for r in ranks.reports] == [True, False]
-    # trainer and wrapper say who they are
+    # trainer and wrapper report their rank
     assert [r["who"] for r in ranks.reports] == [[True, 0, 2], [False, 1, 2]]
     assert [r["who"] for r in ranks.reports] == [r["ddp_who"] for r in ranks.reports]
     assert ranks.every("same_model")
@@ -40,8 +40,8 @@ def test_all_ranks_have_one_history_and_the_master_prints_and_saves(ranks, folde
     assert [len(history[curve]) for curve in curves] == [3] * 4
     assert history["train_losses"][-1] < history["train_losses"][0]
     assert (history["effective_batch_size"], history["world_size"]) == (8, 2)
-    assert history["num_steps"] == 3 * 6  # 45 of 50 samples, 8 a step
-    assert all(value > 0 for r in ranks.reports for value in r["clock"])  # each rank's own clock
+    assert history["num_steps"] == 3 * 6  # 45 of 50 samples, 8 per step
+    assert all(value > 0 for r in ranks.reports for value in r["clock"])  # of each rank
     assert len(ranks.every("with_validation")) == 3
     assert ranks.every("loaded") == ranks.every("evaluated")
     assert any((folder / "checkpoints").iterdir())
@@ -61,7 +61,7 @@ def test_accumulated_gradients_are_one_process_s_of_the_whole_batch(ranks):
     whole = float(np.abs(ddp.sync_gradients()["0_linear"]["kernel"]).sum())
     ddp.update_parameters(cx.SGDOptimizer(0.1))
     bias = ddp.parameters()["2_linear"]["bias"]
-    assert ranks.every("gradient") == pytest.approx(whole, rel=1e-5)  # the same sum in another order
+    assert ranks.every("gradient") == pytest.approx(whole, rel=1e-5)  # the same sum in a different order
     np.testing.assert_allclose(ranks.every("bias"), bias, rtol=1e-4, atol=1e-6)
 
 
@@ -69,9 +69,9 @@ def test_a_configuration_is_that_of_the_environment_or_set_field_by_field(monkey
     alone = dist.DistributedConfig(0, 1, 0, "127.0.0.1", 29500, "auto", 30_000)
     assert dist.DistributedConfig.from_environment() == alone
     assert dist.DistributedConfig(local_rank=0) == alone
-    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
-    given |= {"MASTER_PORT": "1234", "DISTRIBUTED_BACKEND": "cpu", "DISTRIBUTED_TIMEOUT_MS": "5000"}
-    for name, value in given.items():
+    variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    variables |= {"MASTER_PORT": "1234", "DISTRIBUTED_BACKEND": "cpu", "DISTRIBUTED_TIMEOUT_MS": "5000"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     config = dist.DistributedConfig.from_environment()
     assert config == dist.DistributedConfig(3, 4, 1, "10.0.0.1", 1234, "gloo", 5000)

@@ -1,4 +1,4 @@
-"""What the FRAMEWORM guide documents: a VAE from a configuration file, trained in spawned processes."""
+"""The FRAMEWORM guide: a VAE from a configuration file, trained in spawned processes."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the Genesis guide documents; its `--gpus N --script` starts the program of test_tensorbrain."""
+"""The Genesis guide; its `--gpus N --script` starts the program of test_tensorbrain."""
 
 import jax
 import numpy as np
@@ -65,4 +65,4 @@ def test_init_twice_is_refused_and_destroy_twice_is_not(world_of_one):
 
 def test_model_and_data_meet_on_the_process_s_own_devices(world_of_one):
     elsewhere = jax.device_put(np.ones((8, 20), np.float32), jax.devices()[-1])
-    assert wrapped()(elsewhere).shape == (8, 10)  # data is moved, wherever it was
+    assert wrapped()(elsewhere).shape == (8, 10)  # data is moved from any device

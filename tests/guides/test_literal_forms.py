@@ -1,4 +1,4 @@
-"""The guides' loops in their own order and spelling, in a world of one; what cannot be so says our form."""
+"""The guides' loops in their own order and spelling, with one rank; unsupported forms name our form."""
 
 import jax
 import numpy as np
@@ -21,12 +21,12 @@ def stacked():
 @pytest.fixture(autouse=True)
 def world_of_one(own_group):
     dist.init_process_group(backend="gloo", world_size=1, rank=0)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as optax's Adam promotes
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax's Adam needs them
         yield
 
 
 def by_ours(model):
-    """The same steps in our words."""
+    """The same steps in our own API."""
     ddp, optimizer = dist.DistributedDataParallel(model), cx.AdamOptimizer(0.01)
     for data, targets in BATCHES:
         ddp.loss(cx.CrossEntropyLoss(), ddp(data), targets).backward()
@@ -55,7 +55,7 @@ def test_criterion_zero_grad_backward_step(accumulation):
             optimizer.step()
             optimizer.zero_grad()
         lines.append(f"Loss: {loss.item():.4f}")
-        # What has been pulled back is a number again, as is what evaluation gives.
+        # After `backward` a loss is a plain number, as in evaluation.
         assert isinstance(criterion(outputs, targets), jax.Array)
     assert len(set(lines)) == 3
     if accumulation == 1:
@@ -125,9 +125,9 @@ def test_what_is_bound_to_nothing_says_our_form():
         with pytest.raises(ConfigError, match=f"HINT: {form}"):
             getattr(cx.AdamOptimizer(0.1), call)()
     part = {"head": dict(ddp_model.parameters())["0_linear"]["kernel"] * 1}
-    for given in ({"w": np.ones(3)}, part, iter([np.ones(3)])):
+    for parameters in ({"w": np.ones(3)}, part, iter([np.ones(3)])):
         with pytest.raises(ConfigError, match=r"AdamOptimizer .*AdamOptimizer\(0\.001\)"):
-            cx.AdamOptimizer(given, lr=0.1)
+            cx.AdamOptimizer(parameters, lr=0.1)
 
 
 def as_torch(rank, world_size, config):

@@ -1,4 +1,4 @@
-"""Every name the porting table promises is there."""
+"""Every name in the porting table exists."""
 
 from types import MemberDescriptorType, ModuleType
 

@@ -1,4 +1,4 @@
-"""What the TensorBrain guide documents: its program under the launcher, and one process over all devices."""
+"""The TensorBrain guide: its program under the launcher, and one process over all devices."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_loop_learns_and_ranks_stay_alike(ranks):
     assert losses[-1] < losses[0]
     ranks.every("bias")
     first, second, third = ranks.reports[0]["first_batches"]
-    assert first != second != third  # set_epoch gives each epoch an order of its own
+    assert first != second != third  # set_epoch gives each epoch a different order
     assert ranks.reports[1]["first_batches"][0] != first  # the ranks read different samples
 
 

@@ -1,4 +1,4 @@
-"""Every test asserts: itself, by a helper of its file, or by one named assert_..., check_... and the like."""
+"""Every test asserts: itself, by a helper in its file, or by one named assert_..., check_... and so on."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ NAMED = ("assert", "check", "expect", "refuse")
 
 
 def silent(text: str) -> list[str]:
-    """The tests in `text` that would pass whatever they call returns."""
+    """The tests in `text` that pass regardless of what their calls return."""
     functions = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)}
     return [
         name for name in functions if name.startswith("test_") and not _holds(name, functions, frozenset())
@@ -20,7 +20,7 @@ def silent(text: str) -> list[str]:
 
 
 def _holds(name: str, functions: dict[str, ast.FunctionDef], seen: frozenset[str]) -> bool:
-    """Whether the function, or one of the file that it names, asserts."""
+    """Whether the function, or a function of the file that it names, asserts."""
     for word in _words(functions[name]):
         if word in HELD or word.startswith(NAMED):
             return True

@@ -1,4 +1,4 @@
-"""How large package and tests may be. A budget is raised by a commit of its own that says what it gained."""
+"""Size limits of package and tests. Raise a limit in a separate commit that explains the benefit."""
 
 import ast
 from pathlib import Path
@@ -8,11 +8,11 @@ MOST_FILES = 276
 MOST_STATEMENTS = 17_910
 MOST_STATEMENTS_OF_TESTS = 16_110
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
-PRIVATE = "launch/backend/jax_private.py"  # the one file with private names of jax and jaxlib
+PRIVATE = "launch/backend/jax_private.py"  # the only file with private names of jax and jaxlib
 
 
 def statements(tree: ast.AST) -> int:
-    """Statements but for imports and docstrings."""
+    """The number of statements except imports and docstrings."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not _is_text(node)]
     return sum(not isinstance(node, ast.Import | ast.ImportFrom) for node in found)
 
@@ -39,7 +39,7 @@ def test_the_package_keeps_its_budgets():
 
 
 def private_imports(tree: ast.AST) -> list[str]:
-    """Modules of jax and jaxlib that `tree` imports by a name with an underscore in front."""
+    """Modules of jax and jaxlib that `tree` imports by a name with a leading underscore."""
     found = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     found += [
         f"{node.module}.{alias.name}"

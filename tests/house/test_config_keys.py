@@ -1,4 +1,4 @@
-"""Every configuration key is read by something: a documented key that does nothing is a promise broken."""
+"""Every configuration key is read by some code: no documented key is without effect."""
 
 import ast
 from pathlib import Path
@@ -11,20 +11,20 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train import settings
 
 PACKAGE = Path(cyxjax.__file__).parent
-ONLY_CHECKED = {  # key -> what it does although nothing outside config/ reads it
+ONLY_CHECKED = {  # key -> its effect although nothing outside config/ reads it
     "save_on_master_only": "false is refused",
     "fast_dev_run": "config/load.py turns it into other keys",
 }
 
 
 def models(model: type[BaseModel]) -> list[type[BaseModel]]:
-    """`model` and the sections in it."""
+    """`model` and its sections."""
     sections = [f.annotation for f in model.model_fields.values()]
     return [model, *(s for s in sections if isinstance(s, type) and issubclass(s, BaseModel))]
 
 
 def names_read(folder: Path) -> set[str]:
-    """Attributes that are read, and texts (`getattr(config, name)`, `values["name"]`), outside config/."""
+    """Attributes and string constants (`getattr(config, name)`, `values["name"]`) read outside config/."""
     found: set[str] = set()
     for path in folder.rglob("*.py"):
         if folder / "config" in path.parents:
@@ -69,7 +69,7 @@ SECTIONS = (
     *("cyxjax.config.sections", "cyxjax.config.values"),
     *("cyxjax.config.effects", "cyxjax.config.compared"),  # about keys, without a value
 )
-# Where the whole configuration is seen: the calls that take one, and the file that cuts it into parts.
+# Places with the whole configuration: calls that take one, and the file that splits it into parts.
 BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules"),
     *(
@@ -106,6 +106,6 @@ def test_every_field_of_a_part_is_read_by_a_room():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    inside = {"num_shares"}  # of BatchShape: unpacked whole
+    inside = {"num_shares"}  # of BatchShape, which is unpacked
     assert len(mine) > 50
     assert mine - read <= inside, mine - read

@@ -1,4 +1,4 @@
-"""What the documents say is there: files, links, and commands as they are printed."""
+"""Files, links and commands in the documents exist."""
 
 import importlib.util
 import re
@@ -27,7 +27,7 @@ def name_of(path: Path) -> str:
 
 
 def printed_commands(text: str) -> Iterator[list[str]]:
-    """The words of each command in the ```bash blocks, comments left out, lines that go on joined."""
+    """The words of each command in the ```bash blocks, without comments, continuation lines joined."""
     for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
@@ -42,7 +42,7 @@ COMMANDS = [
 
 
 def check_command(words: list[str]) -> None:
-    """Fails unless the command can be understood by what it starts."""
+    """Fails unless the program that the command starts accepts it."""
     while re.match(r"[A-Z_]+=", words[0]) or words[0] == "sudo":
         words = words[1:]
     program, *rest = words
@@ -59,7 +59,7 @@ def check_command(words: list[str]) -> None:
         check_ours(rest[1].removeprefix("cyxjax."), rest[2:])
     elif program == "python" and rest[0] == "-m":
         assert importlib.util.find_spec(rest[1])
-    else:  # the other programs take one of our files
+    else:  # other programs get one of our files
         assert program in ("python", "sbatch", "mpirun"), program
         assert [word for word in rest if (ROOT / word).is_file()]
 

@@ -1,4 +1,4 @@
-"""Tests match what an error names: a key, value, file, function or number. A sentence may be reworded."""
+"""Tests match what an error names: a key, value, file, function or number, so messages can be reworded."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.places import TESTS
 
-# Two lower-case words side by side. No words: `commands`, 'values' and what is part of a name, path or call.
+# Two adjacent lower-case words. Not words: `commands`, 'values', and parts of a name, path or call.
 SENTENCE = re.compile(r"(?<![\w./=-])[a-z]{2,},? [a-z]{2,}(?![\w=(./-])")
 QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\\\([^)]*\)")
 
@@ -18,11 +18,11 @@ def is_sentence(pattern: str) -> bool:
 
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each `match=` that holds a sentence, also where a parametrized argument gives it."""
+    """Line and text of each `match=` that contains a sentence, also from a parametrized argument."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            given = [arg.arg for arg in node.args.args]
-            names = {name for name in _names_matched(node) if name in given}
+            arguments = [arg.arg for arg in node.args.args]
+            names = {name for name in _names_matched(node) if name in arguments}
             patterns = [*_columns(node, names)]
         elif isinstance(node, ast.keyword) and node.arg == "match":
             patterns = [(node.value.lineno, _text(node.value))]
@@ -32,7 +32,7 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _text(node: ast.expr) -> str:
-    """The text of a string; `{}` stands for each value put into it, and for what is no string."""
+    """The text of a string; `{}` stands for each inserted value, and for anything that is not a string."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "{}"
@@ -45,7 +45,7 @@ def _names_matched(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _columns(function: ast.FunctionDef, names: set[str]) -> Iterator[tuple[int, str]]:
-    """The values that `parametrize` gives to `names`."""
+    """The values that `parametrize` assigns to `names`."""
     for call in function.decorator_list:
         if not isinstance(call, ast.Call) or len(call.args) < 2 or not isinstance(call.args[1], ast.List):
             continue

@@ -1,4 +1,4 @@
-"""The walls of the house: who may import whom, and which calls stand in one place only."""
+"""The layers of cyxjax: which subpackage may import which, and which calls are allowed in one place only."""
 
 import ast
 import graphlib
@@ -27,7 +27,7 @@ GROUND = {
     "core",
 }
 BASE = GROUND | {"sync", "models"}
-MAY_IMPORT = {  # room -> rooms it may import, besides itself
+MAY_IMPORT = {  # subpackage -> subpackages that it may import, besides itself
     "errors": set(),
     "plugins": {"errors"},
     "command": {"errors"},
@@ -41,13 +41,13 @@ MAY_IMPORT = {  # room -> rooms it may import, besides itself
     "data": {"errors", "plugins", "files", "core"},
     "models": {"errors", "plugins", "files", "core"},
     "weights": {"errors", "files", "config", "checkpoint"},
-    "distributed": BASE - {"config"},  # rooms take their part of a configuration, never the whole
-    "amp": BASE | {"distributed"},  # two names of the rooms below, as torch has them
+    "distributed": BASE - {"config"},  # subpackages take their part of a configuration, never the whole
+    "amp": BASE | {"distributed"},  # two names of the packages below, as in torch
     "observe": BASE - {"config"},
     "train": BASE | {"weights", "distributed", "observe"},
-    "testing": BASE | {"weights", "distributed", "observe", "train"},  # for tests of what others build on us
+    "testing": BASE | {"weights", "distributed", "observe", "train"},  # for tests of code built on cyxjax
 }
-# Reviewed exceptions, each a late import (inside a function, or for type checkers): (file, room) -> why.
+# Reviewed exceptions, each a late import (in a function, or for type checkers): (file, package) -> reason.
 LATE: dict[tuple[str, str], str] = {
     ("distributed/__init__.py", room): "types only: names documented here that live upstairs"
     for room in ("train", "observe", "config")
@@ -70,7 +70,7 @@ def room_of(dotted: str) -> str:
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names of all modules that `tree` imports, early or late."""
+    """Dotted names of all modules that `tree` imports, at the top or later."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,14 +81,14 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    """Every file of the package, parsed, by name. A test looks at all: a row a file took 12 s of CPU."""
+    """All files of the package, parsed, by name. One test checks all: one test per file took 12 s of CPU."""
     return {name_of(path): ast.parse(path.read_text()) for path in FILES}
 
 
 def wrong_imports(name: str, tree: ast.AST) -> Iterator[str]:
     room = name.split("/")[0].removesuffix(".py")
     if room in ("cli", "__init__", "__main__"):
-        return  # these may name every room
+        return  # these may import every subpackage
     for target in imports(tree):
         other = room_of(target) if target.startswith("cyxjax.") else room
         allowed = other in MAY_IMPORT[room] | {room, "__version__"} or (name, other) in LATE
@@ -97,14 +97,14 @@ def wrong_imports(name: str, tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_file_needs_itself_through_others(trees):
-    # Also not by an import inside a function, nor for a type: a reader would have to know both files at once.
+    # Not even inside a function or for a type: a reader would need to know both files at the same time.
     modules = {f"cyxjax.{name.removesuffix('.py').replace('/', '.')}": tree for name, tree in trees.items()}
     needs = {}
     for name, tree in modules.items():
         if not name.endswith("__init__"):  # lists the names of its files, and loads them on first use
             targets = [(target, target.rpartition(".")[0]) for target in imports(tree)]
             needs[name] = {found for pair in targets for found in pair if found in modules}
-    graphlib.TopologicalSorter(needs).prepare()  # CycleError names the way round
+    graphlib.TopologicalSorter(needs).prepare()  # CycleError names the cycle
 
 
 def strayed(name: str, tree: ast.AST) -> Iterator[str]:
@@ -134,7 +134,7 @@ def test_no_jax_is_loaded_by(module):
 
 
 def test_the_walls_would_be_seen_through():
-    # each rule refuses a file made to break it, so that a silent rule is noticed
+    # each rule rejects a file that violates it, so that a rule without effect is noticed
     tree = ast.parse("import json\nfrom cyxjax.train.loop import fit\n")
     assert list(imports(tree)) == ["json", "cyxjax.train.loop.fit"]
     assert len(list(wrong_imports("observe/x.py", tree))) == 1

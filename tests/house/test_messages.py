@@ -1,6 +1,6 @@
-"""All messages of the package stand in messages.txt, where a change of wording is one line to read.
+"""All messages of the package are in messages.txt, so that a change of wording shows as one line in a diff.
 
-`python tests/house/test_messages.py` writes the file anew. No other test depends on a sentence.
+`python tests/house/test_messages.py` rewrites the file. No other test depends on a sentence.
 """
 
 import ast
@@ -13,17 +13,17 @@ FEWEST_WORDS = 4  # shorter texts are names, keys and parts of others
 
 
 def messages(tree: ast.AST) -> Iterator[str]:
-    """`Class: text` of each text that a call is given, in order; `{name}` stands for a value put into it."""
+    """`Class: text` of each text argument of a call, in order; `{name}` stands for an inserted value."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
-        for given in [*call.args, *(keyword.value for keyword in call.keywords)]:
-            text = " ".join(_text(given).split())
+        for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+            text = " ".join(_text(argument).split())
             if len(text.split()) >= FEWEST_WORDS and text.strip("{} "):
                 yield f"{ast.unparse(call.func).rpartition('.')[2]}: {text}"
 
 
 def _text(node: ast.expr) -> str:
-    """The text of a string, an f-string or a sum of these; "" of what holds none."""
+    """The text of a string, an f-string or a sum of them; "" for anything else."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -36,7 +36,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _value(node: ast.expr) -> str:
-    """`{expression}`; `{...}` of one with texts of its own, which versions of Python quote differently."""
+    """`{expression}`; `{...}` for one that contains strings, which versions of Python quote differently."""
     own = any(isinstance(part, ast.JoinedStr) for part in ast.walk(node))
     return "{...}" if own else f"{{{ast.unparse(node)}}}"
 

@@ -1,4 +1,4 @@
-"""The notebooks run in a kernel, in an empty folder; each is kept twice: .ipynb with its outputs, and .py."""
+"""The notebooks run in a kernel, in an empty folder; each is stored as .ipynb with outputs, and as .py."""
 
 import os
 import re
@@ -17,7 +17,7 @@ def cells(notebook) -> list[tuple[str, str]]:
 
 
 def kept(outputs: list) -> list:
-    """`outputs` as a page shows them best: lines in one block, without the places of erased live lines."""
+    """`outputs` as a page should show them: lines in one block, without erased live lines."""
     shown: list = []
     for output in outputs:
         if output.output_type == "stream" and shown and shown[-1].get("name") == output.name:
@@ -57,10 +57,10 @@ def test_a_notebook_runs_in_a_kernel(path, tmp_path):
     kernel = nbclient.NotebookClient(
         notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
-    kernel.execute(env=env)  # raises what a cell raised, with its traceback
+    kernel.execute(env=env)  # raises the error of a cell, with its traceback
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    told = [out.text for cell in code for out in cell.outputs if "text" in out]
-    assert re.match(r"[248] replicas in 1 process, gloo\n", told[0])
+    printed = [out.text for cell in code for out in cell.outputs if "text" in out]
+    assert re.match(r"[248] replicas in 1 process, gloo\n", printed[0])
     if os.environ.get("CYXJAX_WRITE_NOTEBOOKS"):
         for cell in notebook.cells:
             cell.metadata.clear()  # when each cell ran

@@ -1,4 +1,4 @@
-"""The lock, the Makefile and the experiment files fit the package they belong to."""
+"""The lock files, the Makefile and the experiment files match the package."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ from tests.support.places import ROOT
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-LOCKS = {"requirements.lock": "digits", "requirements-dev.lock": "dev"}  # and the extra it is made for
+LOCKS = {"requirements.lock": "digits", "requirements-dev.lock": "dev"}  # -> the extra that it locks
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -32,7 +32,7 @@ def versions(lock: str) -> set[str]:
 
 
 def requirements(*extras: str) -> set[str]:
-    """The names of all direct dependencies and of those of `extras`, extras in extras followed."""
+    """The names of all direct dependencies and of those of `extras`, including nested extras."""
     project = PYPROJECT["project"]
     wanted = [*project["dependencies"], *PYPROJECT["dependency-groups"]["build"]]
     wanted += [one for extra in extras for one in project["optional-dependencies"][extra]]

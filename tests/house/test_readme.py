@@ -1,4 +1,4 @@
-"""The documents' code runs: blocks that begin with ```python test, a page at a time, in an empty folder."""
+"""The code in the documents runs: blocks that begin with ```python test, page by page, in an empty folder."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ MARK = "```python test"
 
 
 def marked_code(text: str) -> str:
-    """The marked blocks of `text` as one program, each line at its own line number, all else blank."""
+    """The marked blocks of `text` as one program with the same line numbers; other lines are blank."""
     program, inside = [], False
     for line in text.splitlines():
         if inside and line.startswith("```"):

@@ -1,4 +1,4 @@
-"""Nothing in the package can run what a file says: no unpickling, no evaluation, no shell."""
+"""Nothing in the package executes the content of a file: no unpickling, no evaluation, no shell."""
 
 import ast
 from pathlib import Path
@@ -51,7 +51,7 @@ def is_constant(node, value):
 
 
 def offence(node):
-    """What is wrong with one node of a syntax tree; "" if nothing."""
+    """The problem with one node of a syntax tree; "" if there is none."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
         names += [f"{names[0]}.{a.name}" for a in node.names if isinstance(node, ast.ImportFrom)]

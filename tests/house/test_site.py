@@ -1,4 +1,4 @@
-"""The documentation site: each public name has its reference, each page its place in the menu."""
+"""The documentation site: each public name has a reference entry, each page a menu entry."""
 
 import re
 from pathlib import Path
@@ -21,12 +21,12 @@ REFERENCES = re.findall(r"^::: cyxjax\.(\S+)$", TEXT, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def hooks():
-    """The module that makes parts of the pages."""
+    """The module that generates parts of the pages."""
     return module_of(DOCS / "site_hooks.py")
 
 
 def in_the_menu(entry) -> list[str]:
-    """The pages of a part of the menu, in order."""
+    """The pages of a menu section, in order."""
     if isinstance(entry, str):
         return [entry]
     parts = entry.values() if isinstance(entry, dict) else entry
@@ -39,9 +39,9 @@ def is_section(value) -> bool:
 
 def test_every_public_name_has_its_reference_once():
     names = {name for name in cx.__all__ if not hasattr(getattr(cx, name), "__path__")}
-    names -= {"amp", "errors", "testing"}  # modules of one file
+    names -= {"amp", "errors", "testing"}  # single-file modules
     group = [getattr(cx.distributed, name) for name in cx.distributed.__all__]
-    names = {name for name in names if getattr(cx, name) not in group}  # short names of the same objects
+    names = {name for name in names if getattr(cx, name) not in group}  # aliases of the same objects
     wanted = names | {f"distributed.{name}" for name in cx.distributed.__all__}
     assert wanted - set(REFERENCES) == set()
     assert len(REFERENCES) == len(set(REFERENCES))
@@ -71,7 +71,7 @@ def test_the_site_loads_nothing_from_elsewhere():
 
 
 def test_code_that_tests_run_is_a_fence_to_mkdocs(hooks):
-    # a fence with a second word is none to it: the block, and the headings after it, would be shown as text
+    # it ignores a fence with a second word: the block and the following headings would be shown as text
     assert "```python test" in TEXT
     assert "```python test" not in "".join(hooks.on_page_markdown(page) for page in PAGES.values())
 

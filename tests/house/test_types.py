@@ -1,4 +1,4 @@
-"""What an editor sees: every lazy name is imported for type checkers too, and a user's typo is found."""
+"""Editor support: every lazy name is also imported for type checkers, and a user's typo is found."""
 
 import ast
 from importlib import import_module
@@ -23,7 +23,7 @@ trainer.evalute(data.test)
 print(history.val_acuracies)
 cx.DataLoder
 """
-# Theirs take half a minute to check, and the typos are in names of ours.
+# Checking other packages takes half a minute, and the typos are in our names.
 MYPY = """\
 [mypy]
 [mypy-jax.*,flax.*,optax.*,orbax.*,numpy.*]

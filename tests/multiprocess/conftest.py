@@ -1,4 +1,4 @@
-"""What tests of several processes share: ranks that need not import everything anew."""
+"""Fixtures for tests with several processes: forked ranks, which need not import everything again."""
 
 import multiprocessing
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support import forked
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launchers keep their files in `tmp_path`: a failed job without --log-dir leaves its record there."""
+    """Launchers keep their files in `tmp_path`, where a failed job without --log-dir leaves its record."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 

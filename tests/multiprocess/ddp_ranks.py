@@ -1,4 +1,4 @@
-"""What the ranks of the DistributedDataParallel tests run."""
+"""Functions that the ranks of the DistributedDataParallel tests run."""
 
 import jax
 import numpy as np
@@ -68,7 +68,7 @@ def uneven_rows(rank):
             ddp.backward({"loss": np.zeros(0, np.float32)})
         assert float(ddp.sync_gradients()["w"][0, 0]) == expected
         ddp.zero_grad()
-    if rank == 0:  # evaluation is nobody else's business
+    if rank == 0:  # only this rank evaluates
         assert ddp.eval()(np.ones((2, 1), np.float32))["loss"].shape == (2,)
     c.barrier()
 
@@ -82,7 +82,7 @@ def other_architecture(rank):
 
 
 def compressed_and_scaled(rank, world_size):
-    """Hooks and a scaler keep ranks equal; a gradient that is infinite on one rank is left out on all."""
+    """Hooks and a scaler keep ranks equal; all ranks skip a gradient that is infinite on one."""
     power = dist.PowerSGDState(matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
     for state, hook in ((None, dist.bf16_compress_hook), (power, dist.powerSGD_hook)):
         ddp = dist.DistributedDataParallel(Dropping())

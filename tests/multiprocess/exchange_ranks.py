@@ -1,4 +1,4 @@
-"""What the ranks of the exchange tests run: the same steps, sent in different ways."""
+"""Functions that the ranks of the exchange tests run: the same steps, with different communication."""
 
 import re
 from typing import Any
@@ -21,7 +21,7 @@ OPTIMIZERS = {"momentum": lambda: optax.sgd(0.1, momentum=0.9), "adam": lambda: 
 
 
 def compiled_steps(name: str, optimizer: Any) -> tuple[Any, str]:
-    """(trained parameters, the compiled step's text) of the fused step under strategy `name`."""
+    """(trained parameters, HLO text) of the fused step under strategy `name`."""
     samples, text = _dataset(current().mesh), ""
     step, state, _, _, mesh = stepping(Net(), samples, comm=name, rule=optimizer, seed=SEED)
     for batch in batches_of(samples, mesh, BATCH):
@@ -55,9 +55,9 @@ def joined_apart_and_facade(rank, world_size, optimizers):
         optimizer = OPTIMIZERS[name]()
         together, text = compiled_steps("mean", optimizer)
         jax.tree.map(np.testing.assert_array_equal, together, facade_steps(optimizer))
-        assert sent(text) == [("all-gather", 1)]  # one short array, whole to every replica
+        assert sent(text) == [("all-gather", 1)]  # one short array, gathered whole by every replica
         gathered, exchange._GATHERED_BYTES = exchange._GATHERED_BYTES, 0
-        # A long one is all-reduced by two; by three each part goes to its replica, and the sums to all.
+        # Two replicas all-reduce a long array; three reduce-scatter it and all-gather the sums.
         in_parts, text = compiled_steps("mean", optimizer)
         exchange._GATHERED_BYTES = gathered
         assert sent(text) == (
@@ -68,8 +68,8 @@ def joined_apart_and_facade(rank, world_size, optimizers):
         apart, text = compiled_steps("mean", optimizer)
         replica.sends_one_by_one = joins
         assert re.search(r"= \(f32.+, f32.+\) all-reduce\(", text)
-        # A ring of three adds in another order, and programs compiled apart fuse apart: a rounding or two of
-        # 6e-8 in each of 5 steps.
+        # A ring of three adds in a different order, and the two programs are fused differently: one or two
+        # roundings of 6e-8 in each of 5 steps.
         assert largest_gap(together, apart) < 2e-6
 
 

@@ -1,4 +1,4 @@
-"""Trains with a loss over the global batch and with one that weighs classes, and writes what came of it."""
+"""Trains with a loss over the global batch and with class weights, and writes the results."""
 
 import json
 import sys

@@ -1,7 +1,7 @@
-"""One rank of test_limited_memory: COMM LIMIT_BYTES WIDTH LAYERS FOLDER; its place is in the environment.
+"""One rank of test_limited_memory: COMM LIMIT_BYTES WIDTH LAYERS FOLDER; its rank is in the environment.
 
-The limit is on the process's private writable memory (RLIMIT_DATA), libraries and threads included. An
-address limit would not do: jax reserves addresses that it never fills.
+The limit is on the private writable memory of the process (RLIMIT_DATA), libraries and threads included. A
+limit on the address space would not work: jax reserves addresses that it never uses.
 """
 
 import resource

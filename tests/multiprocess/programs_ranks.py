@@ -1,4 +1,4 @@
-"""A rank that fits (MODE: none or exact) and prints what it asked the compiler for, for test_programs.py."""
+"""A rank of test_programs.py: fits (MODE: none or exact) and prints its compile requests and cache hits."""
 
 import collections
 import hashlib

@@ -1,4 +1,4 @@
-"""What the ranks of the multiprocess tests run: functions, so that spawned processes can import them."""
+"""Functions that the ranks of the multiprocess tests run; spawned processes import them from here."""
 
 import os
 import re
@@ -20,7 +20,7 @@ DTYPES = ("bfloat16", "float16", "float32", "int8", "uint8", "int32", "uint32", 
 
 
 def values(rank, world_size):
-    """Every collective; rank 1 leaves last."""
+    """Checks every collective; rank 1 leaves last."""
     dist.init_process_group()
     reductions(rank, world_size)
     movements(rank, world_size)
@@ -30,10 +30,10 @@ def values(rank, world_size):
 
 
 def errors(rank, world_size):
-    """Calls that differ or come late, after which the group goes on."""
+    """Checks calls that differ or come late, after which the group still works."""
     dist.init_process_group()
-    for call, said in DIFFERENT:
-        with pytest.raises(DesyncError, match=re.escape(said)):
+    for call, message in DIFFERENT:
+        with pytest.raises(DesyncError, match=re.escape(message)):
             call(rank)
     assert float(c.all_reduce(1.0)) == world_size
     c.barrier("first")
@@ -63,11 +63,11 @@ def reductions(rank, world_size):
 
 
 def movements(rank, world_size):
-    odd = np.array([-0.0, np.nan, np.inf, 1e-45], np.float32)
-    odd_bits = odd.view(np.uint32).copy()
-    odd_bits[1] |= 7  # a NaN with a payload
-    got = c.broadcast(odd_bits.view(np.float32) if rank == 1 else odd * 0, src=1)
-    np.testing.assert_array_equal(np.asarray(got).view(np.uint32), odd_bits)
+    special = np.array([-0.0, np.nan, np.inf, 1e-45], np.float32)
+    special_bits = special.view(np.uint32).copy()
+    special_bits[1] |= 7  # a NaN with a payload
+    got = c.broadcast(special_bits.view(np.float32) if rank == 1 else special * 0, src=1)
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint32), special_bits)
     big = np.int64(2**40 + rank)
     assert [int(v) for v in c.all_gather({"n": big})[-1].values()] == [2**40 + world_size - 1]
     rows = c.gather(jnp.float32(rank), dst=0)
@@ -84,7 +84,7 @@ def movements(rank, world_size):
     assert c.all_gather_object("r" * rank) == ["r" * r for r in range(world_size)]
 
 
-DIFFERENT = [  # what a rank calls, and what the error says on every rank
+DIFFERENT = [  # calls of the ranks, and the error message on every rank
     (
         lambda rank: c.all_reduce({"w": np.zeros(3 + rank, np.float32)}),
         "float32[3] on rank 0; float32[4] on rank 1",

@@ -1,4 +1,4 @@
-"""What saving and restoring shares takes beside the state, by rank 0's high-water mark: FOLDER -> JSON."""
+"""Prints the peak memory of rank 0 while it saves and restores shares, less the state: FOLDER -> JSON."""
 
 import ctypes
 import gc
@@ -28,16 +28,16 @@ def kilobytes(name: str) -> int:
 
 
 def leaves_beside(do: Callable[[], Any]) -> float:
-    """The most memory that `do` held over what there was before, in this process's shares of a leaf."""
-    gc.collect()  # also what jax has copied and not let go of
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    """Peak memory of `do` above the level before it, in units of this process's shares of a leaf."""
+    gc.collect()  # also copies that jax has not released
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = kilobytes("VmRSS")
     do()
     return (kilobytes("VmHWM") - before) * 1024 / (4 * ELEMENTS * jax.local_device_count())
 
 
 def main(folder: str) -> None:
-    # Freed arrays go back to the system at once, so that a high-water mark is of what was held together.
+    # Return freed arrays to the system immediately: the high-water mark counts memory held at the same time.
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, 65536)
     libc.malloc_trim(0)
@@ -64,7 +64,7 @@ def main(folder: str) -> None:
     jax.block_until_ready([leaf.leaf for leaf in state.values()])
     small = {"leaf": share(10, 1)}
     for background in (True, False):
-        save(1, small, async_save=background)  # what is loaded and allocated once
+        save(1, small, async_save=background)  # warm-up: code and buffers that are loaded once
     restore(small, put=put)
     found = {
         "save": leaves_beside(lambda: save(2, state, async_save=False)),

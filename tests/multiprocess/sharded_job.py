@@ -1,4 +1,4 @@
-"""Rows of fsdp's table against `mean`, on all devices of all processes of this group: MODEL:SETTINGS ..."""
+"""Compares rows of fsdp's table with `mean`, on all devices of this group's processes: MODEL:SETTINGS ..."""
 
 import sys
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
 def test_values_arrive_and_a_rank_that_leaves_last_is_not_ended_by_the_end_of_rank_0():
-    assert spawn(ranks.values, nprocs=3) is None  # what they assert fails them, and so this
+    assert spawn(ranks.values, nprocs=3) is None  # a failed assertion in a rank raises here
 
 
 def test_what_differs_or_is_missing_is_named_on_every_rank():
@@ -45,9 +45,9 @@ def test_a_program_that_is_stopped_waits_until_its_ranks_have_saved(name, tmp_pa
     with subprocess.Popen(words, start_new_session=True) as program:
         assert until(lambda: len(list(tmp_path.glob("rank_*"))) == 2, seconds=60)
         if name == "SIGTERM":
-            program.terminate()  # as a scheduler does: the program alone
+            program.terminate()  # as a scheduler does: only the program
         else:
-            os.killpg(program.pid, signal.SIGINT)  # as a terminal does: all processes
+            os.killpg(program.pid, signal.SIGINT)  # as a terminal does: all its processes
         assert program.wait(60) == (143 if name == "SIGTERM" else -signal.SIGINT)
     (step,) = list_steps(tmp_path / "checkpoints")
     assert 3 <= step < 1000

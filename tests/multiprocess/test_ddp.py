@@ -1,4 +1,4 @@
-"""The wrapper between real processes: one big batch's numbers, however devices are spread."""
+"""The wrapper between real processes: the numbers of one big batch for any placement of devices."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 def test_processes_and_devices_give_the_same_numbers(tmp_path):
     # 4 replicas as 2 processes of 2 devices, and as 1 process of 4: the same rows on the same replicas.
-    # Means over replicas are summed in another order, over 4 steps: 1e-6.
+    # Means over replicas are summed in a different order, over 4 steps: 1e-6.
     for nprocs in (1, 2):
         spawn(ddp_ranks.save_trained, (str(tmp_path / f"{nprocs}.npz"), 4), nprocs=nprocs)
     one, two = (np.load(tmp_path / f"{nprocs}.npz") for nprocs in (1, 2))
@@ -21,4 +21,4 @@ def test_processes_and_devices_give_the_same_numbers(tmp_path):
 
 
 def test_two_ranks_with_uneven_rows_other_models_and_hooks():
-    assert spawn(ddp_ranks.two_ranks, nprocs=2) is None  # what they assert fails them, and so this
+    assert spawn(ddp_ranks.two_ranks, nprocs=2) is None  # a failed assertion in a rank raises here

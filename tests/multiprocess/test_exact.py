@@ -1,4 +1,4 @@
-"""`reproducibility: exact` through the command line and our launcher: the bits of one process."""
+"""`reproducibility: exact` through the command line and our launcher gives the bits of one process."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
 
 
 def command(run_dir: Path, *options: str, devices: int = 1) -> list[str]:
-    """Two epochs of a few steps, the last one ragged; a CNN with dropout, Adam, clipping, evaluation."""
+    """Two epochs of a few steps with a ragged last batch; a CNN with dropout, Adam, clipping, evaluation."""
     return [
         *("-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), "--epochs", "2"),
         *("--reproducibility", "exact", "--global-batch-size", "256", "--cpu-devices", str(devices)),
@@ -29,13 +29,13 @@ def train(run_dir: Path, processes: int, *options: str, devices: int = 1, **vari
     printed_by(*launcher, *command(run_dir, *options, devices=devices), **variables)
 
 
-# With LLVM's passes, which contract and reorder: they show the faults that are not of the order.
+# With LLVM's passes, which contract and reorder: they expose faults other than the order of sums.
 AS_USERS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """The run of one process, compiled as users do."""
+    """The run of one process, compiled as for users."""
     run_dir = tmp_path_factory.mktemp("alone") / "run"
     train(run_dir, 1, **AS_USERS)
     return run_dir
@@ -52,7 +52,7 @@ def same(one: Path, other: Path) -> None:
 @pytest.mark.parametrize(
     ("processes", "devices"),
     [
-        pytest.param(3, 3, marks=pytest.mark.slow),  # one device each: --cpu-devices is shared out
+        pytest.param(3, 3, marks=pytest.mark.slow),  # one device per process: --cpu-devices is divided
         pytest.param(2, 4, marks=WIDE),
         pytest.param(1, 5, marks=WIDE),
     ],
@@ -62,7 +62,7 @@ def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, proces
     same(alone, tmp_path / "run")
 
 
-# Killed in two processes and finished by one, of any number: tests/faults/test_exact.py.
+# Runs killed in two processes and finished by one: tests/faults/test_exact.py.
 @pytest.mark.slow
 @pytest.mark.wide
 def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp_path):
@@ -81,8 +81,8 @@ def test_other_threads_are_refused_by_name(tmp_path):
 
 @pytest.mark.slow
 def test_the_canary_sees_other_threads():
-    # the control: one program, one processor, other threads (a GPT; smaller sums come out alike)
-    tell = (
+    # the control: one program, one processor, a different number of threads (a GPT; smaller sums are equal)
+    program = (
         "import json, sys, cyxjax as cx; from tests.support.exact import config, problem; "
         "from cyxjax.train.trainer import DistributedTrainer; "
         "cx.distributed.init(threads=int(sys.argv[1])); one = problem('gpt'); "
@@ -90,7 +90,7 @@ def test_the_canary_sees_other_threads():
         "options = config(global_batch_size=64, virtual_replicas=2, exact_threads=int(sys.argv[1])); "
         "trainer.prepare(one.data, config=options); print(json.dumps(trainer.plan.facts.exact))"
     )
-    told = [printed_by("-c", tell, threads, **AS_USERS) for threads in ("2", "8")]
-    two, eight = (json.loads(printed.splitlines()[-1]) for printed in told)
+    outputs = [printed_by("-c", program, threads, **AS_USERS) for threads in ("2", "8")]
+    two, eight = (json.loads(printed.splitlines()[-1]) for printed in outputs)
     assert two["canary"] != eight["canary"]
     assert (two["machine"][-9:], eight["machine"][-9:]) == ("2 threads", "8 threads")

@@ -1,4 +1,4 @@
-"""One exchange a step over gloo: what travels together arrives with the bits of what travels apart."""
+"""One exchange per step over gloo: fused messages give the bits of separate messages."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.multiprocess import exchange_ranks
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
-# Which rule it is changes nothing of what is sent: the second one meets three ranks in the slow row.
+# The optimizer does not change the messages, so the second one runs with three ranks in the slow row only.
 @pytest.mark.parametrize(
     ("world_size", "optimizers"),
     [

@@ -52,12 +52,12 @@ def test_the_shell_script_says_how_it_is_used_and_the_batch_file_builds_the_same
     done = run([str(ROOT / "scripts" / "launch_distributed.sh"), "2"])
     assert (done.returncode, "usage: " in done.stderr) == (2, True)
     text = (ROOT / "scripts" / "launch_distributed.bat").read_bytes()
-    assert text.count(b"\r\n") == text.count(b"\n")  # cmd.exe misreads labels otherwise
+    assert text.count(b"\r\n") == text.count(b"\n")  # otherwise cmd.exe misreads labels
     assert b"-m cyxjax.launch --nproc-per-node %NPROC_PER_NODE% %REST%" in text
 
 
 def test_pods_with_the_manifests_environment_find_each_other(tmp_path):
-    """Two pods as two launchers here, with exactly the manifest's variables but for the pod's name."""
+    """Two launchers act as two pods, with exactly the variables of the manifest except for the pod name."""
     manifest = json.loads(
         kubernetes_manifest(JobSpec(["python"], nodes=2, image="cyxjax:1", port=free_port()))
     )

@@ -1,4 +1,4 @@
-"""Two hosts as two network namespaces with their own names and addresses, joined by one wire."""
+"""Two hosts: network namespaces with their own names and addresses, connected by one link."""
 
 import os
 import secrets
@@ -29,11 +29,11 @@ class Wire:
         self._spaces = spaces
 
     def set(self, state: str) -> None:
-        """Cuts it with "down", mends it with "up"."""
+        """Sets the link "down" or "up"."""
         ip("-n", self._spaces[1], "link", "set", "wire1", state)
 
     def words(self, host: int) -> tuple[str, ...]:
-        """Words before a command that runs on `host`."""
+        """Prefix of a command that runs on `host`."""
         inside = f'hostname host-{host} && exec "$0" "$@"'
         return ("ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "sh", "-c", inside)
 
@@ -63,7 +63,7 @@ def wire():
 
 @pytest.fixture
 def job(wire, tmp_path):
-    """Makes a job of two hosts on the wire, and starts them."""
+    """Starts a job on the two hosts of the link."""
     with ExitStack() as stack:
 
         def start(sizes, *program, flags=(), **env):
@@ -83,11 +83,11 @@ def test_a_mended_wire_lets_both_go_on(wire, job):
     first, second = hosts.runs
     hosts.wait_for_start(0)
     wire.set("down")
-    assert first.told("host host-1 is gone; restart 1 of 3")
-    assert second.told("trying to reach it again")
+    assert first.logged("host host-1 is gone; restart 1 of 3")
+    assert second.logged("trying to reach it again")
     wire.set("up")
     assert until(lambda: all(says(run, 1, "") for run in hosts.runs), 90)
-    hosts.end()  # of the start that is under way, or the one after it
+    hosts.end()  # in the current start or the next one
     assert all("finished" in run.out for run in hosts.runs)
 
 

@@ -1,4 +1,4 @@
-"""Numbers out of bounds, limits of the system and a folder that is gone: one line and exit code 2."""
+"""Numbers out of bounds, system limits and a deleted folder: one line and exit code 2."""
 
 import os
 import subprocess

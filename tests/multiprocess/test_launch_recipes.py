@@ -1,6 +1,6 @@
-"""The recipes for SkyPilot, Kubeflow and Ray: what they say is well formed, and what they start does meet.
+"""The recipes for SkyPilot, Kubeflow and Ray are well formed, and the ranks that they start form a group.
 
-The engines themselves are not here: their part, the variables they set, is played by the tests.
+The tests do not run the engines: they set the variables that an engine would set.
 """
 
 import json
@@ -27,7 +27,7 @@ SKY_RESOURCES = {"cpus", "memory", "accelerators", "infra", "use_spot", "disk_si
 
 
 def run_all(commands, interpreter=sys.executable) -> list[str]:
-    """What each command printed; all run at once, and all must succeed."""
+    """The output of each command; all run concurrently, and all must succeed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ranks = [(words, environment(KIND="light", PATH=path, **env)) for words, env in commands]
     ended = run_fresh(ranks, 90, ROOT, interpreter)
@@ -60,19 +60,19 @@ def test_kubeflow_master_and_worker_are_alike_named_as_the_operator_wants_and_gi
     counts = {name: (role["replicas"], role["restartPolicy"]) for name, role in roles.items()}
     assert counts == {"Master": (1, "OnFailure"), "Worker": (1, "OnFailure")}
     master, worker = (role["template"] for role in roles.values())
-    assert master == worker  # ranks that differ would disagree on versions or configuration
+    assert master == worker  # different pods would disagree on versions or configuration
     (container,) = worker["spec"]["containers"]
-    assert container["name"] == "pytorch"  # the operator fills in this container only
+    assert container["name"] == "pytorch"  # the operator sets variables in this container only
     assert container["ports"] == [{"name": "pytorchjob-port", "containerPort": 29500}]
     assert " ".join(container["command"]) == f"python {PROGRAM}"
-    # The operator adds MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK: the words of torch.
-    given = {entry["name"]: entry.get("value", "t" * 64) for entry in container["env"]}
-    place = discover(given | {"MASTER_ADDR": "a", "MASTER_PORT": "7", "WORLD_SIZE": "2", "RANK": "1"})
+    # The operator adds MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK: the names that torch uses.
+    variables = {entry["name"]: entry.get("value", "t" * 64) for entry in container["env"]}
+    place = discover(variables | {"MASTER_ADDR": "a", "MASTER_PORT": "7", "WORLD_SIZE": "2", "RANK": "1"})
     assert (place.rank, place.world_size, place.address, place.token) == (1, 2, "a:7", "t" * 64)
     assert (place.run_id, place.timeout_ms) == ("digits", 300_000)
 
 
-# A rank without our launcher: rank 0 holds the meeting place.
+# A rank without our launcher: rank 0 hosts the rendezvous.
 RANK_OF_ITS_OWN = """
 import jax, os
 from cyxjax.distributed import process_group
@@ -88,5 +88,5 @@ def test_ray_the_tasks_meet():
     assert " ".join(recipe.COMMAND[1:]) == PROGRAM
     _, port = recipe.meeting_place()
     ranks = [recipe.rank_environment(k, recipe.RANKS, "127.0.0.1", port, "t" * 64) for k in range(2)]
-    said = run_all([(["-c", RANK_OF_ITS_OWN], env) for env in ranks])
-    assert all("finished 3 steps" in text for text in said)
+    outputs = run_all([(["-c", RANK_OF_ITS_OWN], env) for env in ranks])
+    assert all("finished 3 steps" in text for text in outputs)

@@ -56,7 +56,7 @@ print(f"rank {place.rank} sees {gpus}, takes {local_devices(gpus, place.local_ra
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """A Slurm cluster of two nodes; yields the environment that leads to it."""
+    """A Slurm cluster of two nodes; yields the environment for its commands."""
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         pytest.skip("Slurm is not installed: apt-get install slurmctld slurmd slurm-client")
     if os.geteuid() != 0:
@@ -73,7 +73,7 @@ def slurm(tmp_path_factory):
             logs = [log.read_text()[-500:] for log in folder.glob("*.log")]
             pytest.skip(f"Slurm does not come up on this machine: {logs}")
         yield {"SLURM_CONF": str(conf)}
-        # A step's own daemon outlives slurmd: it ends with the job.
+        # The daemon of a step outlives slurmd: it ends with the job.
         assert until(lambda: _ask(conf, "squeue", "-h") == [], 30), "jobs are left in the queue"
     finally:
         for daemon in daemons:
@@ -83,7 +83,7 @@ def slurm(tmp_path_factory):
 
 
 def write_cluster(folder: Path) -> Path:
-    """The configuration's path; folders, and character devices that stand for GPUs, beside it."""
+    """Writes the configuration, folders, and character devices in place of GPUs; its path."""
     for name in ("state", "spool-one", "spool-two"):
         (folder / name).mkdir()
     for gpu in range(2):
@@ -103,7 +103,7 @@ def _ask(conf: Path, *command: str) -> list[bytes]:
 LAUNCHER = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "2", str(RANK)]
 
 
-# Both nodes are this machine. Nobody resolves their names, so MASTER_ADDR names it.
+# Both nodes are this machine. Their names do not resolve, so MASTER_ADDR is set to it.
 @pytest.mark.parametrize(
     "words",
     [

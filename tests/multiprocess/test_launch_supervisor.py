@@ -56,7 +56,7 @@ def test_a_job_that_ends_while_jaxlib_is_loaded_waits_for_that():
         "loading = []\n"
         "def load():\n"
         "    loading.append(1)\n"
-        "    time.sleep(0.5)\n"  # as long as it takes to load on a busy machine
+        "    time.sleep(0.5)\n"  # as long as loading takes on a busy machine
         "    print('loaded')\n"
         "    return False\n"
         "jax_private.can_serve = load\n"
@@ -77,7 +77,7 @@ def test_jax_processes_of_one_host_meet_where_only_this_user_can_connect_and_say
         mode, is_socket = path.parent.stat().st_mode, path.is_socket()
         (tmp_path / "seen").touch()
         assert job.wait().code == 0, job.err
-    assert len(listening) == 1  # the group's server, which asks for the token
+    assert len(listening) == 1  # the server of the group, which requires the token
     assert is_socket
     assert stat.S_IMODE(mode) == 0o700
     assert (job.err, job.first) == ("", {})

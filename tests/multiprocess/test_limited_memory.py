@@ -1,4 +1,4 @@
-"""A state larger than what a process may hold trains in four of them with fsdp, and cannot with mean."""
+"""A state larger than the memory limit of a process trains in four processes with fsdp, not with mean."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(60
 
 
 def run(comm, folder):
-    """(exit codes, what the ranks wrote). No forks, and no launcher's: those hold more from the start."""
+    """(exit codes, output of the ranks). No forks and no launcher: they hold more memory from the start."""
     words = [str(word) for word in (JOB, comm, LIMIT_BYTES, WIDTH, LAYERS, folder)]
     place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     here = os.environ | place | {"NPROC": "1", "JAX_PLATFORMS": "cpu"}

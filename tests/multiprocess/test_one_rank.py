@@ -1,4 +1,4 @@
-"""What one rank alone has: a callback that stops all of them, a mirror, a loop that it leaves."""
+"""Things only one rank has: a callback that stops all ranks, a mirror, a loop that it leaves early."""
 
 import jax
 import pytest
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
 def stopped(rank):
-    """(steps done, why stopped) of fits that a callback which `rank` alone has ends, at each place."""
+    """(steps done, stop reason) of fits, each ended at another point by a callback that only `rank` has."""
     from tests.support.trainers import VAL, X, Y, config, says, trainer
 
     found = []
@@ -25,14 +25,14 @@ def stopped(rank):
 
 
 def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_does(forked_spawn):
-    # Told of steps when 8 are under way; the wish goes along with step 9, which is told of at step 16: as in
-    # tests/unit/train/test_all_callbacks.py.
+    # Results arrive when 8 more steps are queued; the request travels with step 9, whose result arrives at
+    # step 16: as in tests/unit/train/test_all_callbacks.py.
     wanted = [[0, "callback"], [16, "callback"], [30, "callback"], [25, "callback"]]
     assert cx.testing.run_ranks(2, stopped, 1) == [wanted, wanted]
 
 
 class Sees(cx.Callback):
-    """Keeps a number of a model that holds its values, as it is at the end of each epoch."""
+    """Records one number from a model that holds its values, at the end of each epoch."""
 
     def __init__(self, model):
         self._model, self.seen = model, []
@@ -42,7 +42,7 @@ class Sees(cx.Callback):
 
 
 def seen_on(rank):
-    """(steps done, epochs seen) under each strategy, where `rank` alone has a callback."""
+    """(steps done, different values seen) under each strategy, where only `rank` has a callback."""
     from tests.support.trainers import X, Y, config, mlp, trainer
 
     found = []
@@ -60,7 +60,7 @@ def test_a_callback_that_one_rank_alone_has_sees_the_values_of_the_model(forked_
 
 
 def mirrored(folder, rank):
-    """Steps done by fits of which only `rank` was given a mirror, the second in an empty folder; whether the
+    """Steps done by two fits where only `rank` has a mirror, the second in an empty folder; then whether the
     store of this process has a copy."""
     import fsspec
 
@@ -104,7 +104,7 @@ for step in range(4):
 
 @pytest.mark.parametrize("model", ["net", "net.bind(net.init(jax.random.key(0), x))"])
 def test_a_loop_that_one_rank_leaves_is_ended_and_named(model, tmp_path):
-    """Also where the model holds no values, which would be read after each step."""
+    """Also if the model holds no values, which would be read after each step."""
     program = tmp_path / "leaves.py"
     program.write_text(LEAVES.replace("MODEL", model))
     words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "--log-dir", str(tmp_path), str(program)]

@@ -1,4 +1,4 @@
-"""All ranks call what acts on the state together: a save that one makes alone waits for the others."""
+"""All ranks call the hooks on the state together: a save by one rank alone would wait for the others."""
 
 import time
 from unittest import mock
@@ -26,7 +26,7 @@ SETTINGS = (
 
 
 def answers(hook):
-    """Class; the steps at which it saves, wants the state, wants it of a save; whether it asks for a save."""
+    """Class; whether it saves, wants the state, wants it with a save, by step; whether it asks to save."""
     from cyxjax.train.hooks.hook import Position
 
     places = [Position(step, step // 2, 0, step % 2) for step in range(1, 9)]
@@ -36,20 +36,20 @@ def answers(hook):
     return [type(hook).__name__, saves, *wants, hook.ask()[1]]
 
 
-def asked(folder):
-    """The answers of each hook on states, by settings."""
+def all_answers(folder):
+    """The answers of each hook on the state, by settings."""
     from cyxjax.train import run
     from cyxjax.train.hooks.hook import overriding
     from tests.support.trainers import VAL, X, Y, config, trainer
 
     found, made = [], run.build_hooks
 
-    def noted(*of_fit):
+    def recorded(*of_fit):
         hooks = made(*of_fit)
         found.append([answers(hook) for hook in overriding(hooks, *ON_STATES)])
         return hooks
 
-    with mock.patch.object(run, "build_hooks", noted):
+    with mock.patch.object(run, "build_hooks", recorded):
         for number, settings in enumerate(SETTINGS):
             trainer().fit(X, Y, *VAL, config(**settings), run_dir=f"{folder}/{number}", profile="1:2")
     return found
@@ -58,7 +58,7 @@ def asked(folder):
 def test_every_rank_has_the_hooks_that_act_on_the_state_and_they_want_it_at_the_same_steps(
     tmp_path, forked_spawn
 ):
-    first, other = cx.testing.run_ranks(2, asked, str(tmp_path))
+    first, other = cx.testing.run_ranks(2, all_answers, str(tmp_path))
     assert len(first) == len(SETTINGS)
     assert {name for hooks in first for name, *_ in hooks} >= {"CheckpointHook", "SentinelHook", "DigestHook"}
     assert other == first

@@ -1,7 +1,7 @@
 """Several CPU devices in one process, many steps queued: blocking collectives must not starve one another.
 
 XLA sizes its thread pool by NPROC; with fewer threads than devices a queued step can hold the threads that an
-earlier one waits for, and after 40 s XLA aborts the process.
+earlier step waits for, and after 40 s XLA aborts the process.
 """
 
 import pytest

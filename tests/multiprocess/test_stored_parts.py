@@ -1,4 +1,4 @@
-"""A run of two processes that keep parts, moments on the host: resumed, read by one process and by two."""
+"""A run of two processes that store parts, with moments on the host, is resumed and read by one and two."""
 
 import json
 
@@ -16,7 +16,7 @@ TWO = ["-m", "cyxjax.launch", "--nproc-per-node", "2"]
 
 
 def here(*words):
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users run it
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as for users
         assert trainers.command(*words) == 0
 
 

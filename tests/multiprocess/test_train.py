@@ -34,7 +34,7 @@ def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_proce
     words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "two")]
     printed = printed_by(*words)
     assert "world_size 2; backend gloo" in printed
-    assert "[rank 1] Epoch" not in printed  # only rank 0 speaks
+    assert "[rank 1] Epoch" not in printed  # only rank 0 prints
     # gloo and the in-process all-reduce add the same two float32 numbers; 40 Adam steps keep them at 1e-6.
     assert losses(tmp_path / "two") == pytest.approx(losses(one_process), rel=1e-5)
 
@@ -65,9 +65,9 @@ ALIKE = [["cnn:clip-accumulation", "nnx:skip"], ["gpt:bfloat16", "cnn:average"],
 )
 def test_parameters_cut_over_two_processes_are_those_of_mean(devices, rows):
     job = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "-m", "tests.multiprocess.sharded_job", *rows]
-    said = printed_by(*job, JAX_NUM_CPU_DEVICES=str(devices))
+    output = printed_by(*job, JAX_NUM_CPU_DEVICES=str(devices))
     for row in rows:
-        assert f"same {row} on 2x{devices}" in said
+        assert f"same {row} on 2x{devices}" in output
 
 
 def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_path):
@@ -100,4 +100,4 @@ def test_losses_that_weigh_or_compare_samples_are_those_of_one_process(tmp_path)
         found[ranks] = json.loads((folder / "found.json").read_text())
     assert (found[1].pop("world_size"), found[2].pop("world_size")) == (1, 2)
     for name, values in found[1].items():
-        assert found[2][name] == pytest.approx(values, rel=1e-4)  # sums in another order, six steps
+        assert found[2][name] == pytest.approx(values, rel=1e-4)  # sums in a different order, six steps

@@ -1,4 +1,4 @@
-"""The task both libraries train on, in numpy alone: data, order, first weights (torch's layout)."""
+"""The task for both libraries, in numpy only: data, order, initial weights (torch's layout)."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ OPTIMIZERS = {
 
 
 def first_weights(model: str) -> dict[str, np.ndarray]:
-    """float32 arrays by torch's parameter names of `Sequential(...)`; Linear (out, in), Conv2d OIHW."""
+    """float32 arrays by torch's parameter names in `Sequential(...)`; Linear (out, in), Conv2d OIHW."""
     rng = np.random.default_rng(7)
     shapes = {
         "mlp": {"0.weight": (24, 64), "0.bias": (24,), "2.weight": (CLASSES, 24), "2.bias": (CLASSES,)},
@@ -23,7 +23,7 @@ def first_weights(model: str) -> dict[str, np.ndarray]:
 
 
 def batch(step: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """(images float32 (8, 1, 8, 8), labels int64 (8,)) of one rank in one step: four blurred patterns."""
+    """(images float32 (8, 1, 8, 8), labels int64 (8,)) of one rank in one step: four noisy patterns."""
     patterns = np.random.default_rng(1).normal(size=(CLASSES, 1, 8, 8))
     rng = np.random.default_rng([step, rank])
     labels = rng.integers(0, CLASSES, BATCH_SIZE)

@@ -18,7 +18,7 @@ from tests.support.wrapped import wrap
 HERE = Path(__file__).parent
 STORED = json.loads((HERE / "torch_trajectory.json").read_text())["losses"]
 OPTIMIZERS = {"sgd": SGDOptimizer, "momentum": SGDOptimizer, "adam": AdamOptimizer}
-# Losses near 1 in float32 (6e-8), in other orders of summation, over 50 steps of training.
+# Losses near 1 in float32 (6e-8), summed in a different order, over 50 steps of training.
 TOLERANCE = 1e-5
 
 
@@ -38,7 +38,7 @@ class Cnn(linen.Module):
 
 
 def flax_weights(model):
-    """The first weights in Flax's layout: kernels (in, out) and HWIO."""
+    """The initial weights in Flax's layout: kernels (in, out) and HWIO."""
     params = {}
     for name, value in problem.first_weights(model).items():
         layer, kind = name.split(".")
@@ -68,7 +68,7 @@ def losses(model, optimizer):
 def test_losses_are_torch_ddps(model, optimizer):
     found = losses(model, optimizer)
     stored = STORED[f"{model}-{optimizer}"]
-    assert stored[0] > stored[-1] * 1.2  # something is learned
+    assert stored[0] > stored[-1] * 1.2  # the model has learned
     np.testing.assert_allclose(found, stored, rtol=0, atol=TOLERANCE)
 
 

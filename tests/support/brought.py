@@ -1,4 +1,4 @@
-"""What somebody brings to an experiment under `tests.support.brought:NAME`."""
+"""Objects of a user, which a configuration names as `tests.support.brought:NAME`."""
 
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ number = 3
 
 
 class Numbered:
-    """90 samples one after another; its iterators say their place, as grain's do."""
+    """90 samples in order; its iterators report their position, as grain's do."""
 
     def __iter__(self) -> Any:
         return _Counting()
@@ -117,7 +117,7 @@ class _Counting:
 
 
 def stream() -> Splits:
-    """A stream in a file's `data.name`: what a model must know of it is said, for it has no length."""
+    """A stream for `data.name`: it states what a model must know of it, since it has no length."""
     held = as_dataset(tuple(map(np.stack, zip(*list(Numbered())[:12], strict=True))))
     info = DatasetInfo("stream", "classification", 3, (6,))
     return Splits(Rows(Numbered()), held, held, info)  # type: ignore[arg-type]

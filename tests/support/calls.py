@@ -1,4 +1,4 @@
-"""What code costs where time tells nothing: how many functions it calls."""
+"""The cost of code where times are too noisy: how many functions it calls."""
 
 import sys
 from collections.abc import Callable
@@ -6,15 +6,15 @@ from typing import Any
 
 
 def calls_of(run: Callable[[], Any]) -> int:
-    """Python and C functions that `run()` calls on this thread."""
+    """The number of calls of Python and C functions that `run()` makes on this thread."""
     count = 0
 
-    def noted(frame: Any, event: str, arg: Any) -> None:
+    def count_call(frame: Any, event: str, arg: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
     before = sys.getprofile()
-    sys.setprofile(noted)
+    sys.setprofile(count_call)
     try:
         run()
     finally:

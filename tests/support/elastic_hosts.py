@@ -1,4 +1,4 @@
-"""Launchers that stand for the hosts of one job, of fixed or changing size, all on loopback."""
+"""Launchers that act as the hosts of one job, of fixed or changing size, all on loopback."""
 
 import re
 import secrets
@@ -12,9 +12,8 @@ from tests.support.programs import free_port
 class Hosts:
     """Launchers of one job of `sizes` ("1:3", or "2"). `add` starts one; `close` kills whatever still runs.
 
-    rank.py trains until there is the file `enough`, unless `add` gives it a number of STEPS. program: what
-    every host runs, as words after the launcher's flags. fork: as `start` has it. address: of the first host.
-    env: of every host.
+    rank.py trains until the file `enough` exists, unless `add` sets STEPS. program: the words after the
+    launcher's flags on every host. fork: as in `start`. address: of the first host. env: for every host.
     """
 
     def __init__(
@@ -33,9 +32,9 @@ class Hosts:
         self._flags += ["--run-id", self.job, "--grace", "5"]
 
     def add(self, *flags: str, nproc: int = 1, node_rank: int | None = None, **env: object) -> Run:
-        """One more host; the first one added is the first host. node_rank: for one that replaces another.
+        """Starts one more host, in the order of hosts. node_rank: for one that replaces another host.
 
-        env: `wrap` too, as `start` has it.
+        env: also `wrap`, as in `start`.
         """
         number = len(self.runs)
         folder = self._folder / str(number)
@@ -53,22 +52,22 @@ class Hosts:
         return run
 
     def wait_for_start(self, number: int, *runs: Run) -> None:
-        """Until a rank of each of `runs` (all without any) has trained in start `number`."""
+        """Waits until a rank of each of `runs` (default: all) has trained in start `number`."""
         assert until(lambda: all(says(run, number, "under way") for run in runs or self.runs), 90)
 
     def end(self, *runs: Run) -> None:
-        """Ends the training, from which all of `runs` (all without any) must return well."""
+        """Ends the training; all of `runs` (default: all hosts) must exit with code 0."""
         self.enough.touch()
         for run in runs or self.runs:
             assert run.wait().code == 0, run.err
 
     def close(self) -> None:
-        """Kills what still runs; then no process of the job may be left."""
+        """Kills what still runs; afterwards no process of the job may be left."""
         for run in self.runs:
             if not run.out and not run.err:  # not waited for
                 run.process.kill()
                 run.process.communicate()
-        assert all(run.no_survivors_within(10) for run in self.runs[:1])  # all share the job's name
+        assert all(run.no_survivors_within(10) for run in self.runs[:1])  # all hosts share the run id
 
 
 def says(run: Run, start: int, text: str) -> bool:
@@ -82,7 +81,7 @@ def finished(run: Run, start: int, total: int) -> int:
 
 
 def two_then_one_then_two(hosts: Hosts, newest_step: Callable[[], int], kill_at: int) -> Run:
-    """Two hosts, one killed after step `kill_at`, a third in its place, to the end; the first host."""
+    """Runs two hosts, kills one after step `kill_at`, adds a third, and waits for the end; the first host."""
     first, second = hosts.add(), hosts.add()
     assert until(lambda: newest_step() >= kill_at, 120)
     second.process.kill()

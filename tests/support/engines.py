@@ -1,4 +1,4 @@
-"""Starts the small job of the fault matrix as an engine would, in a clean environment."""
+"""Starts the small job of the fault matrix as an engine does, in a clean environment."""
 
 import subprocess
 

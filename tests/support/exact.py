@@ -1,6 +1,6 @@
-"""Small models that see what breaks the promise of `reproducibility: exact`, on a part of the devices.
+"""Small models that detect violations of `reproducibility: exact`, on some of the devices.
 
-A CNN with BatchNorm and a GPT are the models that see faults; an MLP hides most of them.
+A CNN with BatchNorm and a GPT detect faults; an MLP hides most of them.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ GLOBAL_BATCH, SAMPLES, VAL = (
     32,
     32 * 2 + 21,
     21,
-)  # the last step is ragged: a part of it has one sample, or none
+)  # the last step is ragged: a part of it has one sample or none
 
 
 class MLP(linen.Module):
@@ -31,7 +31,7 @@ class MLP(linen.Module):
 
 
 class CNN(linen.Module):
-    """A bias before BatchNorm has a gradient of rounding noise, which Adam makes large: it sees every bit."""
+    """The gradient of a bias before BatchNorm is rounding noise, which Adam amplifies: every bit counts."""
 
     @linen.compact
     def __call__(self, x, train=False):
@@ -89,7 +89,7 @@ def trained(
     metrics: Any = None,
     **options: Any,
 ) -> DistributedTrainer:
-    """A trainer after one fit on so many devices of this process."""
+    """A trainer after one fit on `devices` devices of this process."""
     use_devices(devices)
     loss, optimizer = loss or cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01)
     trainer = DistributedTrainer(one.model, loss, optimizer, callbacks=hooks, metrics=metrics)
@@ -98,7 +98,7 @@ def trained(
 
 
 def fit(trainer: DistributedTrainer, one: Problem, data: Any = None, **options: Any) -> None:
-    # Other answers than in training: what is learned makes the loss worse, and stops early.
+    # Targets differ from those in training: learning makes this loss worse, which stops early.
     val = ArrayDataset(one.data.inputs[:VAL], (one.data.targets[:VAL] + 1) % 10)
     trainer.fit(data or one.data, val, config=config(**options))
 
@@ -109,9 +109,10 @@ def digest(tree: Any) -> str:
 
 
 def bits(trainer: Any) -> dict[str, str]:
-    """Digests of what the trainer hands out, trains on with, and tells."""
-    told = trainer.history
-    curves = (told.train_losses, told.train_accuracies, told.val_losses, told.val_accuracies, told.metrics)
+    """Digests of the trainer's values, its state and its history."""
+    history = trainer.history
+    names = ("train_losses", "train_accuracies", "val_losses", "val_accuracies", "metrics")
+    curves = tuple(getattr(history, name) for name in names)
     return {
         "values": digest(trainer.values),
         "state": digest(jax.tree.map(np.asarray, trainer.state)),

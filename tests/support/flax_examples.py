@@ -1,4 +1,4 @@
-"""Small models that are called as those of Flax's own examples: their inputs, their keys, their mode."""
+"""Small models with the calls of Flax's own examples: inputs, random keys, mode."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ VOCAB, LENGTH, CLASSES = 7, 5, 3
 
 
 class MnistNnx(nnx.Module):
-    """mnist (nnx): batch norm, dropout whose key comes with the call."""
+    """mnist (nnx): batch norm, and dropout whose key is an argument of the call."""
 
     def __init__(self, *, rate: float = 0.0, rngs: nnx.Rngs):
         self.norm, self.dropout = nnx.BatchNorm(64, rngs=rngs), nnx.Dropout(rate=rate)
@@ -23,7 +23,7 @@ class MnistNnx(nnx.Module):
 
 
 class Vae(nn.Module):
-    """vae: the key is an argument; a tuple comes out."""
+    """vae: the key is an argument; returns a tuple."""
 
     latents: int = 2
 
@@ -36,7 +36,7 @@ class Vae(nn.Module):
 
 
 class Sst2(nn.Module):
-    """sst2: tokens and lengths; `deterministic` may be given at birth or with the call."""
+    """sst2: tokens and lengths; `deterministic` may be an argument of the constructor or of the call."""
 
     rate: float = 0.0
     deterministic: bool | None = None
@@ -53,14 +53,14 @@ class Sst2(nn.Module):
 
 @struct.dataclass
 class TransformerConfig:
-    """lm1b: the mode stands in the configuration, which is the model's one field."""
+    """lm1b: the mode is in the configuration, which is the only field of the model."""
 
     rate: float = 0.0
     deterministic: bool = False
 
 
 class Lm1b(nn.Module):
-    """lm1b: takes tokens alone."""
+    """lm1b: takes only tokens."""
 
     config: TransformerConfig
 
@@ -71,7 +71,7 @@ class Lm1b(nn.Module):
 
 
 class GraphsTuple(NamedTuple):
-    """Some of jraph's fields; here with one padded graph a row."""
+    """Some of jraph's fields; here with one padded graph per row."""
 
     nodes: Any
     globals: Any

@@ -1,11 +1,11 @@
-"""A bit that a device flips by itself."""
+"""A simulated bit flip on one device."""
 
 import jax
 import numpy as np
 
 
 def flip(array, replica, bit, element=0):
-    """`array` with one bit of one element changed on one replica; jax goes on to believe in one value."""
+    """`array` with one bit of one element changed on one replica; jax still treats it as replicated."""
     parts = []
     for i, shard in enumerate(sorted(array.addressable_shards, key=lambda s: s.device.id)):
         raw = np.array(shard.data, copy=True)

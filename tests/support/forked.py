@@ -1,7 +1,7 @@
-"""Processes that begin with jax and our code loaded: forked, where a fresh one would import them for seconds.
+"""Forked processes that have jax and our code loaded, which a fresh process takes seconds to import.
 
-Python's own fork server makes them, one for each pytest process; it starts no jax backend. A fork is given
-what a fresh process reads at its start: environment, arguments, folder, streams; it ends as one does, too.
+Python's fork server makes them, one server per pytest process; it starts no jax backend. A fork gets what a
+fresh process reads at its start: environment, arguments, working folder, streams; it also ends like one.
 """
 
 import atexit
@@ -27,14 +27,14 @@ from tests.support.waiting import until
 LOADED = [
     *("cyxjax.train.experiment", "cyxjax.distributed", "cyxjax.launch.__main__"),
     *("cyxjax.launch.supervise.supervisor", "flax.linen", "optax"),
-    # what a training loads with its model and its first program
+    # modules that training loads with its model and its first program
     *("cyxjax.core.model.linen_models", "cyxjax.models.networks", "jaxlib.mlir.dialects.mhlo"),
 ]
-AT_START = ("JAX_", "XLA_", "NPROC")  # a fork's own count, not those of the test that came first
+AT_START = ("JAX_", "XLA_", "NPROC")  # from the environment of each fork, not of the first test
 
 
 class _Process(context.ForkServerProcess):
-    """A process with the environment in which it was made, not the server's."""
+    """A process with the environment of its creator, not of the server."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -50,7 +50,7 @@ class _Context(context.ForkServerContext):
 
 
 def server() -> context.BaseContext:
-    """What makes forks, running."""
+    """The running fork server."""
     forks = _Context()
     forks.set_forkserver_preload(LOADED)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
@@ -63,13 +63,13 @@ _STARTED: list["Program"] = []
 
 
 def end_all() -> None:
-    """Ends what this test has started and did not end."""
+    """Ends the programs that this test has started and not ended."""
     while _STARTED:
         _STARTED.pop().end()
 
 
 class Program:
-    """`python WORDS`, as subprocess.Popen with its output kept. The ranks of our launcher are forks too."""
+    """`python WORDS`, used like a subprocess.Popen that keeps output. The launcher's ranks are forks too."""
 
     def __init__(self, words: Sequence[object], env: Mapping[str, str], cwd: Path | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -77,8 +77,8 @@ class Program:
         self._text: tuple[str, str] | None = None
         for path in (self._out, self._err):
             path.touch()
-        given = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), [self._out, self._err])
-        self._process = _Process(target=_run, args=given)
+        arguments = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), [self._out, self._err])
+        self._process = _Process(target=_run, args=arguments)
         server()
         self._process.start()
         assert self._process.pid is not None
@@ -93,14 +93,14 @@ class Program:
         return self.poll()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended. Raises: subprocess.TimeoutExpired."""
+        """Waits for the exit code. Raises: subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired("a forked program", timeout or 0)
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it printed, when it has ended. Raises: subprocess.TimeoutExpired."""
+        """Waits for the end; (stdout, stderr). Raises: subprocess.TimeoutExpired."""
         self.wait(timeout)
         if self._text is None:
             self._text = self._out.read_text(), self._err.read_text()
@@ -116,7 +116,7 @@ class Program:
         return until(lambda: text in self._err.read_text(), seconds)
 
     def send_signal(self, number: int) -> None:
-        """Sends it to this process alone; nothing if it has ended."""
+        """Sends a signal to this process only; does nothing if it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -125,9 +125,9 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
     def end(self) -> None:
-        """Kills what still runs of it, and forgets what it printed."""
+        """Kills its remaining processes and deletes its output."""
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended just now, or leads no group of its own yet
+            with suppress(ProcessLookupError):  # it has just ended, or does not yet lead a process group
                 os.killpg(self.pid, signal.SIGKILL)
             self.kill()
         self._process.join()
@@ -137,19 +137,19 @@ class Program:
 def run(
     words: Sequence[object], env: Mapping[str, str], timeout: float, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`python WORDS` to its end."""
+    """Runs `python WORDS` to its end."""
     return run_all([(words, env)], timeout, cwd)[0]
 
 
 def run_all(
     programs: Sequence[tuple[Sequence[object], Mapping[str, str]]], timeout: float, cwd: Path | None = None
 ) -> list[subprocess.CompletedProcess[str]]:
-    """`python WORDS` with its environment, for all at once, to the end of the last."""
+    """Runs `python WORDS`, each with its environment, concurrently, until the last one has ended."""
     started = [Program(words, env, cwd) for words, env in programs]
-    said = [program.communicate(timeout) for program in started]
+    outputs = [program.communicate(timeout) for program in started]
     return [
         subprocess.CompletedProcess(list(words), program.returncode or 0, *text)
-        for (words, _), program, text in zip(programs, started, said, strict=True)
+        for (words, _), program, text in zip(programs, started, outputs, strict=True)
     ]
 
 
@@ -159,14 +159,14 @@ def run_fresh(
     cwd: Path,
     interpreter: str = sys.executable,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """As `run_all`, but each by an interpreter of its own, which may load other code than ours."""
+    """As `run_all`, but each in a fresh interpreter, which may load a different version of our code."""
     out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
     started = [subprocess.Popen([interpreter, *words], env=env, **out) for words, env in programs]
     try:
-        said = [process.communicate(timeout=timeout) for process in started]
+        outputs = [process.communicate(timeout=timeout) for process in started]
         return [
             subprocess.CompletedProcess(process.args, process.returncode, *text)
-            for process, text in zip(started, said, strict=True)
+            for process, text in zip(started, outputs, strict=True)
         ]
     finally:
         for process in started:
@@ -175,7 +175,7 @@ def run_fresh(
 
 
 def enter(variables: Mapping[str, str]) -> None:
-    """Makes `variables` the environment, for jax too, which has read its own when it was loaded."""
+    """Makes `variables` the environment, for jax too, which reads the environment when it is imported."""
     import jax
 
     contexts.share()
@@ -188,9 +188,9 @@ def enter(variables: Mapping[str, str]) -> None:
             jax.config.update(name.lower(), int(text) if type(now) is int else value)
 
 
-def _run(words: list[str], env: dict[str, str], cwd: str, said: list[Path]) -> None:
+def _run(words: list[str], env: dict[str, str], cwd: str, streams: list[Path]) -> None:
     os.setsid()
-    for path, stream in zip(said, (1, 2), strict=True):
+    for path, stream in zip(streams, (1, 2), strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     os.chdir(cwd)
     if words[:2] == ["-m", "cyxjax.launch"]:
@@ -202,7 +202,7 @@ def _to_the_end(words: list[str], env: dict[str, str]) -> None:
     enter(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = _code_of(lambda: _execute(words, str(Path.cwd())))
-    threading._shutdown()  # as a fresh process ends: its threads, what it registered, its streams
+    threading._shutdown()  # the end of a fresh process: threads, exit handlers, streams
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -217,7 +217,7 @@ def _execute(words: list[str], cwd: str) -> None:
     if first == "-m":
         sys.path.insert(0, cwd)
         sys.argv = rest
-        sys.modules.pop(f"{rest[0]}.__main__", None)  # it is run as if it had not been loaded
+        sys.modules.pop(f"{rest[0]}.__main__", None)  # run it as if it had not been loaded
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
         sys.argv = ["-c", *rest[1:]]
@@ -230,7 +230,7 @@ def _execute(words: list[str], cwd: str) -> None:
 
 
 def _code_of(call: Callable[[], None]) -> int:
-    """The exit code that Python gives a program that ends as `call` does."""
+    """The exit code of a Python program that ends as `call` does."""
     try:
         call()
     except SystemExit as end:

@@ -1,9 +1,9 @@
-"""Ranks that our launcher starts by fork, where it is a fork itself (forked.py): they import nothing anew.
+"""Ranks that our launcher forks where it is a fork itself (forked.py): they need not import anything again.
 
-The launcher, with its threads, must not fork: a helper, forked before it begins, does. A rank's first parent
-ends at once, so that the launcher, as the nearest subreaper, is its parent: it waits for it, and its end ends
-the rank, as if it had started it. The rank is told apart by its name, since its environment in /proc is the
-helper's. Everything else of a rank is real: process, session, streams, signals, exit code.
+The launcher has threads and must not fork, so a helper that is forked before the launcher begins does it. The
+first parent of a rank ends immediately, so that the launcher, the nearest subreaper, becomes its parent, as
+if it had started the rank: it waits for the rank, which ends with it. A rank is found by its process name,
+since its environment in /proc is the helper's. All else is real: session, streams, signals, exit code.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _UNBUFFERED = [sys.executable, "-u"]  # how the launcher's command for a Python 
 
 
 def name_of(run_id: str) -> str:
-    """What the ranks of a run are called in /proc/PID/comm, which holds 15 characters."""
+    """The name of the ranks of a run in /proc/PID/comm, which holds 15 characters."""
     return f"cy-{run_id[-12:]}"
 
 
@@ -42,7 +42,7 @@ def begin(execute: Callable[[list[str], dict[str, str]], None]) -> None:
     real = subprocess.Popen
 
     def start(command: list[str], **options: Any) -> Any:
-        words = command[command.index(str(os.getpid())) + 1 :]  # behind the tether's own
+        words = command[command.index(str(os.getpid())) + 1 :]  # after those of the tether
         if words[:2] != _UNBUFFERED:
             return real(command, **options)
         return _Rank(ours, words[2:], options["env"])
@@ -51,7 +51,7 @@ def begin(execute: Callable[[list[str], dict[str, str]], None]) -> None:
 
 
 class _Rank:
-    """What the launcher uses of subprocess.Popen, for a rank that the helper has forked."""
+    """The part of subprocess.Popen that the launcher uses, for a rank that the helper has forked."""
 
     def __init__(self, helper: socket.socket, words: list[str], env: dict[str, str]) -> None:
         pipes = [os.pipe() for _ in range(2)]
@@ -78,8 +78,8 @@ def _receive(sender: socket.socket, size: int) -> bytes:
 
 
 def _help(launcher: socket.socket, execute: Callable[[list[str], dict[str, str]], None]) -> None:
-    """Forks a rank for each order, until the launcher is gone; ends the process."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as the launcher's tether: until the rank listens
+    """Forks a rank for each request until the launcher has ended; then ends this process."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as the launcher's tether does, until the rank handles it
     while True:
         head, streams, _, _ = socket.recv_fds(launcher, 8, 2)
         if not head:
@@ -110,7 +110,7 @@ def _become(
     launcher: int,
     execute: Callable[[list[str], dict[str, str]], None],
 ) -> None:
-    """What the launcher's tether and a fresh interpreter do for a rank; ends the process."""
+    """Does what the launcher's tether and a fresh interpreter do for a rank; ends the process."""
     if not until(lambda: os.getppid() == launcher, 10):
         os._exit(1)
     libc = ctypes.CDLL(None)

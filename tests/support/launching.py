@@ -1,4 +1,4 @@
-"""Starts the launcher on rank.py under a hard time limit, and proves that nothing is left behind."""
+"""Starts the launcher on rank.py under a hard time limit, and checks that no process is left behind."""
 
 import json
 import os
@@ -17,23 +17,23 @@ from tests.support.forked_ranks import name_of
 from tests.support.waiting import until
 
 RANK = Path(__file__).with_name("rank.py")
-# Words before a command: it begins with a signal ignored, as under nohup.
+# Prefix of a command that starts with a signal ignored, as under nohup.
 IGNORING = (
     sys.executable,
     "-c",
     "import os, signal as s, sys; s.signal(int(sys.argv[1]), s.SIG_IGN); os.execv(sys.argv[2], sys.argv[2:])",
 )
-LIMIT_S = 100  # for a run whose bound is seconds: the machine may be shared
+LIMIT_S = 100  # for a run that takes seconds: the machine may be shared
 
 
 class Ear:
-    """Hears what a process writes to a pipe while it still runs; `text` is all that was read so far."""
+    """Reads a pipe while the process still runs; `text` is the output so far."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe, self.text = pipe, ""
 
     def hears(self, text: str, seconds: float = 90) -> bool:
-        """True once `text` was written; what has been read, `communicate` will not give again."""
+        """True once `text` was written; `communicate` does not return what was read here."""
         return until(lambda: text in self._listen(), seconds)
 
     def _listen(self) -> str:
@@ -44,7 +44,7 @@ class Ear:
 
 @dataclass
 class Run:
-    """A launcher that was started. `first` is its first_error.json, {} without one."""
+    """A started launcher. `first` is its first_error.json, {} if it has none."""
 
     process: subprocess.Popen[str] | forked.Program
     run_id: str
@@ -70,7 +70,7 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def wait(self, limit_s: float = LIMIT_S) -> "Run":
-        """Waits for the end; past the limit everything is killed and the test fails."""
+        """Waits for the end; after the limit it kills everything and fails the test."""
         try:
             self.out, err = self.process.communicate(timeout=limit_s)
             self.err = err if self._ear is None else self._ear.text + err
@@ -82,9 +82,9 @@ class Run:
         return self
 
     def survivors(self) -> list[int]:
-        """Processes of this run that are still alive, found by the name of the run in their environment.
+        """Live processes of this run, found by the run id in their environment.
 
-        Forked ranks have it in their own name.
+        Forked ranks have it in their process name.
         """
         started = processes_with(f"CYXJAX_RUN_ID={self.run_id}".encode())
         return [*started, *processes_called(name_of(self.run_id))]
@@ -92,7 +92,7 @@ class Run:
     def no_survivors_within(self, seconds: float) -> bool:
         return until(lambda: not self.survivors(), seconds)
 
-    def told(self, text: str, seconds: float = 90) -> bool:
+    def logged(self, text: str, seconds: float = 90) -> bool:
         """True once `text` is on the launcher's standard error."""
         return self.process.complains(text, seconds) if self._ear is None else self._ear.hears(text, seconds)
 
@@ -102,12 +102,12 @@ class Run:
 
 
 def processes_with(entry: bytes) -> list[int]:
-    """Pids, zombies excepted, whose environment holds `entry`."""
+    """Pids of processes, except zombies, whose environment contains `entry`."""
     return _alive(lambda folder: entry in folder.joinpath("environ").read_bytes().split(b"\0"))
 
 
 def processes_called(name: str) -> list[int]:
-    """Pids, zombies excepted, of the processes that are called so."""
+    """Pids of processes, except zombies, with this name."""
     return _alive(lambda folder: folder.joinpath("comm").read_text().rstrip("\n") == name)
 
 
@@ -118,7 +118,7 @@ def _alive(is_one: Callable[[Path], bool]) -> list[int]:
             alive = folder.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
             if alive and is_one(folder):
                 found.append(int(folder.name))
-        except OSError:  # ended while we looked, or another user's
+        except OSError:  # it has just ended, or belongs to another user
             continue
     return found
 
@@ -132,9 +132,9 @@ def start(
     fork: bool = False,
     **env: object,
 ) -> Run:
-    """Starts the launcher, by the words `wrap`; `env` is added to the environment, numbers as text.
+    """Starts the launcher, with the prefix `wrap`; `env` is added to the environment, numbers as text.
 
-    fork: the launcher and its ranks are forked with jax loaded, where their start is not what is tested.
+    fork: the launcher and its ranks are forks with jax loaded, for tests that are not about their start.
     """
     run_id = f"test-{secrets.token_hex(6)}"
     words = ["-m", "cyxjax.launch", "--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
@@ -151,9 +151,9 @@ def start(
     return Run(process, run_id, log_dir)
 
 
-def under_way(log_dir: Path, nproc: int = 2, *flags: str, **given: object) -> Run:
-    """A run of rank.py, with what `start` takes, in which all ranks train; it trains on until it is ended."""
-    run = start(log_dir, nproc, *flags, **({"KIND": "light", "STEPS": 100_000} | given))
+def under_way(log_dir: Path, nproc: int = 2, *flags: str, **options: object) -> Run:
+    """A run of rank.py in which all ranks train until the test ends it; arguments as in `start`."""
+    run = start(log_dir, nproc, *flags, **({"KIND": "light", "STEPS": 100_000} | options))
     assert all(run.reached("under way", rank) for rank in range(nproc)), run.log_dir
     return run
 

@@ -1,4 +1,4 @@
-"""What a test may leave behind: nothing. Looked at before and after every test, so each look is cheap."""
+"""Checks that a test leaves nothing behind. They run before and after every test, so each is cheap."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-# Words of what may stay, and why.
+# Texts of what may stay, and the reason.
 HARMLESS = {
     "environment": {
         "PYTEST_CURRENT_TEST": "pytest names the test there",
@@ -36,12 +36,12 @@ HARMLESS = {
         ".ruff_cache": "ruff, which a test of the house starts",
     },
 }
-GRACE_S = 10  # for what is ending already: a thread that was told to, a child that was killed
+GRACE_S = 10  # for what is already ending: a thread that was asked to stop, a child that was killed
 
 
 @dataclass(frozen=True)
 class Traces:
-    """What a test can change and the next one would see, each as text a person recognises."""
+    """State that a test can change and the next one would see, as readable text."""
 
     environment: frozenset[str]
     threads: frozenset[str]
@@ -51,7 +51,7 @@ class Traces:
 
 
 def traces() -> Traces:
-    """As things are now, without what is `HARMLESS`."""
+    """The current state, without what is `HARMLESS`."""
     return Traces(
         _kept("environment", (f"{name}={value}" for name, value in os.environ.items())),
         _kept("threads", (_words(t) for t in threading.enumerate() if not t.daemon)),
@@ -62,7 +62,7 @@ def traces() -> Traces:
 
 
 def left_since(before: Traces, grace_s: float = GRACE_S) -> list[str]:
-    """A line for each kind of thing that is not as it was; threads and children have `grace_s` to end."""
+    """One line per kind of state that has changed; threads and children have `grace_s` to end."""
     end = time.monotonic() + grace_s
     while True:
         after = traces()
@@ -75,8 +75,8 @@ def left_since(before: Traces, grace_s: float = GRACE_S) -> list[str]:
 def _change(kind: str, before: Traces, after: Traces) -> str:
     more, less = getattr(after, kind) - getattr(before, kind), getattr(before, kind) - getattr(after, kind)
     if kind in ("threads", "children"):
-        less = frozenset()  # one that began before the test may end in it
-    if kind == "environment":  # names alone: a value may be a secret
+        less = frozenset()  # one that began before the test may end during it
+    if kind == "environment":  # only names: a value may be a secret
         more, less = ({text.partition("=")[0] for text in texts} for texts in (more, less))
     words = [f"left {text}" for text in sorted(more)] + [f"took away {text}" for text in sorted(less)]
     return f"{kind}: {', '.join(words)}" if words else ""
@@ -91,26 +91,26 @@ def _words(thread: threading.Thread) -> str:
 
 
 def _children() -> list[str]:
-    """Command lines of our child processes, those that ended and were not waited for included."""
+    """Command lines of our child processes, zombies included."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # the usual case, for the price of one system call
+    except ChildProcessError:  # the usual case: costs one system call
         return []
     found = []
     for pid in _pids_of_children():
         try:
             words = " ".join(psutil.Process(pid).cmdline()) or "ended, but not waited for"
             found.append(f"{pid} {words}")
-        except psutil.Error:  # ended while we looked
+        except psutil.Error:  # it has just ended
             continue
     return found
 
 
 def _pids_of_children() -> list[int]:
-    """From Linux's own lists: psutil reads those of all processes of the machine, at ten times the cost."""
+    """Pids from Linux's own lists: psutil reads all processes of the machine, at ten times the cost."""
     try:
         pids = [int(pid) for task in os.listdir("/proc/self/task") for pid in _children_of(task)]
-    except OSError:  # another system, or a thread that ended while we looked
+    except OSError:  # another system, or a thread that has just ended
         pids = []
     return pids or [child.pid for child in psutil.Process().children()]
 

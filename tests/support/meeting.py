@@ -1,4 +1,4 @@
-"""The server of a group's first host, in this process, with what connects to it."""
+"""The server of a group's first host, in this process, and clients that connect to it."""
 
 import json
 import socket
@@ -22,17 +22,17 @@ RANK = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h
 
 
 class Meeting:
-    """The first host of a job, with a rank of its own; `said` is its log.
+    """The first host of a job, with one rank; `log` is its log.
 
-    size: of the hosts that it leads, with `own` as its own launcher's connection; None where ranks are
-    started by hand. hello: of one who fits in.
+    size: of the job, for a host whose launcher has the connection `own`; None if ranks are started by hand.
+    hello: the first message of a client that matches the job.
     """
 
     def __init__(self, world_size: int = 2, size: Size | None = None, timeout_s: int = 20) -> None:
-        self.said: list[str] = []
+        self.log: list[str] = []
         self._world_size, self._members, self._channels = world_size, list[GroupConnection](), list[Channel]()
         place = LocalRanks(1, 0, world_size, "127.0.0.1", 0, "job", 1000 * timeout_s, TOKEN)
-        self.first = Coordinator(place, self.said.append, serves=False)
+        self.first = Coordinator(place, self.log.append, serves=False)
         self.port, self.server = self.first.place.master_port, self.first.server
         self.hello: Message = RANK | {"world_size": world_size}
         if size is None:
@@ -52,15 +52,15 @@ class Meeting:
             channel.close()
 
     def join(self, rank: int, facts: dict[str, str] | None = None, **changes: object) -> GroupConnection:
-        """As a rank's process does."""
+        """Joins the group as the process of a rank does."""
         place = {"world_size": self._world_size, "token": TOKEN, "run_id": "job", "timeout_ms": 8000}
         topology = Topology(rank, master_port=self.port, hosted=True, **(place | changes))
-        member = client.join(topology, facts, log=self.said.append)
+        member = client.join(topology, facts, log=self.log.append)
         self._members.append(member)
         return member
 
     def join_all(self, *ranks: int, **changes: object) -> list[GroupConnection | str]:
-        """For each what `join` gave it, or the text of the GroupError it raised."""
+        """The result of `join` for each rank, or the text of the GroupError that it raised."""
 
         def outcome(rank: int) -> GroupConnection | str:
             try:
@@ -72,13 +72,13 @@ class Meeting:
             return list(pool.map(outcome, ranks))
 
     def knock(self, address: str = "127.0.0.1") -> socket.socket:
-        """A connection, from `address`, of one who has said nothing yet."""
+        """A connection from `address` on which nothing has been sent yet."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(address, 0))
 
     def introduce(
         self, connection: socket.socket | None = None, kind: type[Channel] = Channel, **changes: object
     ) -> Channel:
-        """The channel on which a client who knows the token has sent its hello."""
+        """The channel of a client that knows the token and has sent its hello."""
         channel = kind(connection or self.knock())
         self._channels.append(channel)
         where = client.Server("127.0.0.1", self.port, TOKEN, 10.0, "a client", "the test")
@@ -87,16 +87,16 @@ class Meeting:
 
 
 def by_hand(world_size: int = 2, **changes: object) -> list[Topology]:
-    """The places of ranks that are started by hand, at a free port."""
+    """The topologies of ranks that are started by hand, at a free port."""
     place = {"master_port": free_port(), "token": TOKEN, "timeout_ms": 20_000, **changes}
     return [Topology(rank, world_size, **place) for rank in range(world_size)]
 
 
 @contextmanager
 def impostor(greeting: bytes, answer: Callable[[Message], bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """(port, all that clients have sent) of a program without the token, where ranks look for their group.
+    """(port, data sent by clients) of a program without the token, in place of the group's server.
 
-    answer: to a client's first message.
+    answer: its reply to the first message of a client.
     """
     received: list[bytes] = []
 
@@ -119,7 +119,7 @@ def impostor(greeting: bytes, answer: Callable[[Message], bytes]) -> Iterator[tu
 
 @contextmanager
 def flood(port: int, number: int, address: str) -> Iterator[None]:
-    """So many clients of `address` that prove nothing and connect again as soon as they are dropped."""
+    """`number` clients from `address` that never authenticate, and reconnect as soon as they are dropped."""
     over = threading.Event()
 
     def come_back() -> None:
@@ -130,7 +130,7 @@ def flood(port: int, number: int, address: str) -> Iterator[None]:
             ):
                 while not over.is_set() and knock.recv(4096):
                     pass
-            over.wait(0.01)  # not to spin once nobody is there
+            over.wait(0.01)  # no busy loop once the server has ended
 
     with ThreadPoolExecutor(number) as pool:
         for _ in range(number):

@@ -40,7 +40,7 @@ class Net(linen.Module):
 
 
 class Dropping(linen.Module):
-    """Batch statistics and random draws: what most easily differs between two ways of running a step."""
+    """Batch statistics and random draws, which differ most easily between two implementations of a step."""
 
     width: int = 16
 
@@ -76,7 +76,7 @@ def put(mesh: Any, host: HostBatch) -> Batch:
 
 
 class Stepping(NamedTuple):
-    """A step that is not compiled yet, and what it begins with."""
+    """A step that is not compiled yet, and its initial state."""
 
     step: Any
     state: TrainState
@@ -101,9 +101,9 @@ def stepping(
     seed: int = 0,
     **more: Any,
 ) -> Stepping:
-    """The step of `model` for `samples` on so many devices of this process; None: on all of all processes.
+    """The step of `model` for `samples` on `replicas` devices; None: on all devices of all processes.
 
-    comm: a strategy, or its name, which then has `options`. more: as of `build_train_step`.
+    comm: a strategy, or its name with `options`. more: arguments of `build_train_step`.
     """
     mesh = build_mesh(jax.devices()[:replicas])
     fns = with_remat(with_policy(adapt(model), parse_policy(precision)), remat)
@@ -119,7 +119,7 @@ def stepping(
 def batches_of(
     samples: ArrayDataset, mesh: Mesh, batch_size: int, *, accumulation: int = 1, epochs: int = 1
 ) -> Iterator[Batch]:
-    """Those of each epoch, shuffled, on the devices of `mesh`. batch_size: of a replica's micro-batch."""
+    """The shuffled batches of each epoch on the devices of `mesh`. batch_size: of a replica's micro-batch."""
     plan, mine = BatchPlan(len(samples), batch_size, mesh.size, accumulation), local_replicas(mesh)
     for epoch in range(epochs):
         for t in range(plan.num_steps):

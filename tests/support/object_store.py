@@ -12,7 +12,7 @@ _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3
 
 
 class FaultyStore:
-    """What the server calls for each request: passes it on to moto, unless it was told to fail."""
+    """WSGI application of the server: passes requests on to moto unless it is set to fail."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -20,9 +20,9 @@ class FaultyStore:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self.url = ""
         self.refuse_with = 0  # status for every request; 0: none is refused
-        self.held = ""  # writes of a path with this in it wait
-        self.holds = threading.Event()  # set while one does
-        self.go_on = threading.Event()  # ends the waiting
+        self.held = ""  # writes to a path that contains this text wait
+        self.holds = threading.Event()  # set while a write waits
+        self.go_on = threading.Event()  # lets waiting writes continue
         self.writes: list[str] = []
 
     def __call__(self, environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
@@ -50,7 +50,7 @@ def object_store() -> Iterator[FaultyStore]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        # its buckets are those of the process
+        # moto's buckets are global to the process
         for method, path in (("POST", "/moto-api/reset"), ("PUT", f"/{BUCKET}")):
             request.urlopen(request.Request(store.url + path, method=method, headers=_SIGNED)).close()
         store.writes.clear()

@@ -1,14 +1,14 @@
-"""Which files of tests begin first: the longest, those that wait for processes among those that compute."""
+"""The order of test files: longest first, files that wait for processes mixed with files that compute."""
 
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-WAITING = ("faults", "multiprocess")  # rooms that leave the cores idle at times
-SHORT_S = 2  # a file that is not in the table, about
+WAITING = ("faults", "multiprocess")  # folders whose tests leave the cores idle at times
+SHORT_S = 2  # estimate for a file that is not in the table
 
-# Room and file, seconds of its rows, of its slow rows, where either is long: sums of a run's `--junitxml`.
-# A file that is new or has become quick only costs the balance; a name that is gone is refused by a test.
+# Folder and file, seconds of its tests, of its slow tests, where either is long: from a run's `--junitxml`.
+# A new file, or one that has become quick, only costs balance; a test refuses names that no longer exist.
 SECONDS = """
 device/augment 1 15
 device/communication 10 0
@@ -110,20 +110,20 @@ unit/train/worker_processes 6 0
 
 
 def begin_with_the_longest(files: Iterable[Path], slow: bool) -> list[Path]:
-    """`files` in the order in which workers are to take them; of two that take as long, as they came.
+    """`files` in the order in which workers should take them; ties keep their order.
 
-    slow: whether their slow rows are what is run.
+    slow: whether the slow tests are run.
     """
     seconds = {name: float(both[slow]) for name, *both in map(str.split, SECONDS.strip().splitlines())}
     took = {file: seconds.get(_name(file), SHORT_S) for file in files}
     total = Counter[bool]()
     for file in took:
         total[_waits(file)] += took[file]
-    begun, at = Counter[bool](), {}
+    elapsed, at = Counter[bool](), {}
     for file in sorted(took, key=lambda file: -took[file]):
-        # Where it begins, of the time of its kind: so both kinds take part from the first file to the last.
-        at[file] = begun[_waits(file)] / (total[_waits(file)] or 1)  # 0: none of their rows is run
-        begun[_waits(file)] += took[file]
+        # The fraction of its kind's time at which it begins: this mixes both kinds from first to last.
+        at[file] = elapsed[_waits(file)] / (total[_waits(file)] or 1)  # 0: none of their tests is run
+        elapsed[_waits(file)] += took[file]
     return sorted(took, key=lambda file: at[file])
 
 

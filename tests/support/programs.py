@@ -1,4 +1,4 @@
-"""Starts the guides' programs as a user would, and reads what each rank reports."""
+"""Starts the programs of the guides as a user would, and reads the report of each rank."""
 
 import atexit
 import json
@@ -18,13 +18,13 @@ LIMIT_S = 240
 
 
 class Ranks(NamedTuple):
-    """What a program's ranks reported (by rank) and printed (together)."""
+    """The reports of a program's ranks, by rank, and what they printed, together."""
 
     reports: list[dict[str, Any]]
     printed: str
 
     def every(self, name: str) -> Any:
-        """What all ranks reported alike under `name`."""
+        """The value that all ranks reported under `name`; it must be the same."""
         values = [report[name] for report in self.reports]
         assert all(value == values[0] for value in values), (name, values)
         return values[0]
@@ -37,7 +37,7 @@ def launch(program: Path, folder: Path, *flags: str, nproc: int = 2, **variables
 
 
 def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ranks:
-    """Runs `RANK=r WORLD_SIZE=n python program FOLDER` for every rank, as in as many terminals."""
+    """Runs `RANK=r WORLD_SIZE=n python program FOLDER` for every rank, as in one terminal per rank."""
     port = str(free_port())
     places = [{"RANK": str(r), "WORLD_SIZE": str(nproc), "MASTER_PORT": port} for r in range(nproc)]
     ranks = [([program, folder], environment(**place, **variables)) for place in places]
@@ -50,14 +50,14 @@ def run(*command: object, cwd: Path | None = None, **variables: str) -> subproce
 
 
 def printed_by(*command: object, cwd: Path | None = None, **variables: str) -> str:
-    """What `python COMMAND` says on its standard output; it must succeed."""
+    """The standard output of `python COMMAND`, which must succeed."""
     done = run(*command, cwd=cwd, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def fresh(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """As `run`, but by an interpreter that has loaded nothing, in this process's environment.
+    """As `run`, but in a fresh interpreter with the environment of this process.
 
     options: of `subprocess.run`.
     """
@@ -65,23 +65,23 @@ def fresh(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """A user's environment: this process's without what tests set for themselves."""
+    """The environment of a user: this process's without the variables that the tests set."""
     ours = ("NPROC", "OMP_NUM_THREADS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
 
 
 def report(folder: str | Path, rank: int, values: dict[str, Any]) -> None:
-    """Called by a program: what the test is to know of this rank, as JSON."""
+    """Called by a program: writes the values of this rank for the test, as JSON."""
     path = Path(folder) / f"report_{rank}.json"
     path.write_text(json.dumps(values))
 
 
 def free_port() -> int:
-    """A port for a rank to listen on, which neither the system nor a process of these tests gives to another.
+    """A port for a rank to listen on, which neither the system nor another test process hands out.
 
-    A socket that does not listen holds it: it keeps out `free_port` elsewhere, but not a rank, which reuses
-    addresses.
+    A socket that does not listen reserves it: other calls of `free_port` avoid it, but a rank, which reuses
+    addresses, can bind it.
     """
     if len(_HELD) == 100:
         _HELD.popleft().close()
@@ -96,13 +96,13 @@ def free_port() -> int:
             return _HELD[-1].getsockname()[1]
 
 
-_PORTS = cycle(range(10_000, 32_000))  # below those that systems hand out
+_PORTS = cycle(range(10_000, 32_000))  # below the ephemeral ports
 _HELD: deque[socket.socket] = deque()
 atexit.register(lambda: [held.close() for held in _HELD])
 
 
 def read(ended: list[subprocess.CompletedProcess[str]], folder: Path, nproc: int) -> Ranks:
-    """What the ranks of a program that has ended, as `ended`, reported in `folder`."""
+    """The reports in `folder` of the ranks of a finished program."""
     printed = "".join(done.stdout + done.stderr for done in ended)
     assert all(done.returncode == 0 for done in ended), printed
     return Ranks([json.loads((folder / f"report_{rank}.json").read_text()) for rank in range(nproc)], printed)

@@ -1,8 +1,8 @@
 """A small training program that fails on request: FAULT="what:rank:step" in the environment.
 
-KIND=jax takes gloo collectives through jax; KIND=light only meets and beats, which starts in 0.2 s.
-Fails in its first FAULT_STARTS starts only (default 1), so that a restart can succeed. In place of a step a
-fault may have a path: it happens once that file is there. UNTIL=path ends the training so, on all ranks.
+KIND=jax uses gloo collectives through jax; KIND=light only joins and reports progress, and starts in 0.2 s.
+It fails only in its first FAULT_STARTS starts (default 1), so that a restart can succeed. A fault may name a
+path instead of a step: it happens once that file exists. UNTIL=path ends the training likewise on all ranks.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ UNTIL = os.environ.get("UNTIL")
 
 
 class Stop(Exception):
-    """The training is asked to end after a good save."""
+    """Requests that training ends after a good save."""
 
 
 def slow_loader():
@@ -69,7 +69,7 @@ def raise_with_secret():
 
 
 def be_noisy():
-    """100 MB of lines, then one of 3 MB."""
+    """Prints 100 MB of lines, then a line of 3 MB."""
     for _ in range(100 * 1024):
         sys.stdout.write("x" * 1023 + "\n")
     sys.stdout.write("#" * 3_000_000)

@@ -1,4 +1,4 @@
-"""Errors that name the key they are about, in one line with a hint."""
+"""Checks that an error names its key, in one line with a hint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from cyxjax.errors import ConfigError, CyxjaxError
 
 @contextmanager
 def refused(key: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[ConfigError]]:
-    """The block raises a ConfigError about `key`; match: of its text."""
+    """Checks that the block raises a ConfigError about `key`. match: a pattern for its text."""
     with pytest.raises(ConfigError, match=match) as caught:
         yield caught
     assert caught.value.key == key
@@ -20,7 +20,7 @@ def refused(key: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo
 def refused_in_a_line(
     kind: type[CyxjaxError] = ConfigError, match: str | None = None
 ) -> Iterator[pytest.ExceptionInfo[CyxjaxError]]:
-    """The block raises an error of this kind, of one line with a hint."""
+    """Checks that the block raises an error of this kind, in one line with a hint."""
     with pytest.raises(kind, match=match) as caught:
         yield caught
     text = str(caught.value)

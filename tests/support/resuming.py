@@ -1,4 +1,4 @@
-"""Runs that are cut and go on: to the bits of one that was not."""
+"""Interrupted and resumed runs, compared with the bits of an uninterrupted one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,21 +10,21 @@ from tests.support.trainers import X, Y, config, trainer
 
 
 def bits(fitted: Any) -> list[bytes]:
-    """Of the parameters, leaf by leaf."""
+    """The bytes of the parameters, leaf by leaf."""
     return [leaf.tobytes() for leaf in jax.tree.leaves(fitted.params)]
 
 
 def kept(folder: Path) -> dict[str, Any]:
-    """Keys of a run that is saved in `folder` after each step, and goes on from there."""
+    """Settings of a run that saves in `folder` after each step and resumes from it."""
     return {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(folder), "resume": "auto"}
 
 
 def check_goes_on(
     folder: Path, make: Callable[[], Any], cut: int, new: Callable[[], Any] = trainer, **options: Any
 ) -> tuple[Any, Any]:
-    """(a trainer of a whole run, the data of one that went on after `cut` steps and came to the same).
+    """(trainer of an uninterrupted run, data of a run resumed after `cut` steps); checks that both are equal.
 
-    make: training data, read from the beginning. new: a trainer.
+    make: creates training data at its beginning. new: creates a trainer.
     """
     whole, first, second, data = new(), new(), new(), make()
     expected = whole.fit(make(), (X, Y), config(**options))

@@ -1,4 +1,4 @@
-"""Models that cross what fsdp does to leaves, trained by any strategy; and a step to be looked into."""
+"""Models with the kinds of leaves that are hard for fsdp, trained by any strategy; a step to inspect."""
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,7 @@ TOKENS = RNG.integers(0, 11, (44, 8)).astype(np.int32)
 
 
 class Convolutional(nn.Module):
-    """Batch norm, dropout, a scalar, and leaves that no number of replicas divides."""
+    """Batch norm, dropout, a scalar, and leaves with sizes that no number of replicas divides."""
 
     @nn.compact
     def __call__(self, x, train=False):
@@ -49,7 +49,7 @@ class Layer(nn.Module):
 
 
 class Crossed(nn.Module):
-    """Every kind of leaf that cutting may cross: tied, scanned, empty, scalar, 16 bits, complex, unused."""
+    """Every kind of leaf that is hard to shard: tied, scanned, empty, scalar, 16 bits, complex, unused."""
 
     @nn.compact
     def __call__(self, tokens):
@@ -67,7 +67,7 @@ class Crossed(nn.Module):
 
 
 def pair():
-    """Functions, and parameters in a list, a tuple and None, one of them no array."""
+    """Functions, and parameters in a list, a tuple and None, one of which is not an array."""
 
     def init(key, x):
         return {"w": np.ones((36, 3), np.float32) / 9, "more": [(0.5, None), jax.random.normal(key, (3,))]}
@@ -95,17 +95,17 @@ def no_decay_for_vectors(tree):
 
 
 def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=None, **settings):
-    """A trainer after `epochs` of batches of 16, the last of which is short.
+    """A trainer after `epochs` with batches of 16, the last of which is short.
 
-    replicas: devices of this process alone; None: the group that the environment describes.
+    replicas: devices of this process; None: the group that the environment describes.
     """
     if replicas is not None:
         use_devices(replicas)
     make, usual = MODELS[model]
-    # Moments, and decay for matrices alone. (optax's Adam breaks the strict dtype rule of these tests.)
+    # Moments, and weight decay for matrices only. (optax's Adam breaks the strict dtype rule of these tests.)
     decay = optax.add_decayed_weights(0.1, mask=no_decay_for_vectors)
     optimizer = optax.chain(optax.scale_by_rms(), optax.trace(0.9), decay, optax.scale(-0.003))
-    if "precision" in settings:  # moments would make as much of a gradient that is rounding as of any other
+    if "precision" in settings:  # moments would amplify a gradient that is only rounding noise
         optimizer = optax.chain(optax.trace(0.9), decay, optax.scale(-0.05))
     trainer = DistributedTrainer(make(), cx.CrossEntropyLoss(), optimizer, callbacks=callbacks)
     saving = {"checkpoint_dir": str(tmp_path), "resume": "auto", "checkpoint_every_n_epochs": 1}
@@ -113,13 +113,13 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=N
     config = DistributedTrainingConfig(
         epochs=epochs, comm=comm, verbose=False, **({"global_batch_size": 16} | saving | settings)
     )
-    with jax.numpy_dtype_promotion("standard"):  # as users run it: a float32 scalar beside float16
+    with jax.numpy_dtype_promotion("standard"):  # as for users: a float32 scalar with float16
         trainer.fit(*(data or usual), config)
     return trainer
 
 
-# The programs differ (who adds up what, and what is fused with it), so the last bits may: a few steps of size
-# 0.003 on numbers up to 2 stay below 1e-5; a replica or micro-batch left out, or a sum for a mean, does not.
+# The programs differ in the order of sums and in fusion, so the last bits may differ: a few steps of size
+# 0.003 on numbers up to 2 stay below 1e-5; a missing replica or micro-batch, or a sum for a mean, does not.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -142,10 +142,10 @@ SETTINGS = {
 
 
 def assert_as_mean(model, replicas, name):
-    """fsdp and `mean` train, evaluate and predict alike with the settings of that name."""
+    """Checks that fsdp and `mean` train, evaluate and predict the same with the settings `name`."""
     settings, found = dict(SETTINGS[name]), []
     inputs, targets = clean = MODELS[model][1]
-    if name == "skip" and inputs.dtype == np.float32:  # a step that all leave out
+    if name == "skip" and inputs.dtype == np.float32:  # a step that all replicas skip
         inputs = np.concatenate([inputs[:3], np.full_like(inputs[3:4], 3e38), inputs[4:]])
     if replicas == 3:
         settings["global_batch_size"] = 18
@@ -153,7 +153,7 @@ def assert_as_mean(model, replicas, name):
     for comm in ("fsdp", "mean"):
         own = {key: value for key, value in settings.items() if comm == "fsdp" or key != "comm_options"}
         found.append(trained(comm, model, replicas, callbacks=make(), data=(inputs, targets), **own))
-    # bfloat16 keeps 8 bits: gradients differ by as much of themselves where the compiler fuses otherwise.
+    # bfloat16 keeps 8 bits: gradients differ by that relative error where the compiler fuses differently.
     close = {"rtol": 0, "atol": 2e-3} if "precision" in settings else CLOSE
     assert_same(*found, close)
     one, other = found
@@ -203,13 +203,13 @@ def step_of(
     rows=8,
     optimizer=None,
 ):
-    """The compiled step of a deep perceptron, the bytes of its parameters, and what it is called with.
+    """The compiled step of a deep perceptron, the bytes of its parameters, and its arguments.
 
-    rows: of a replica.
+    rows: per replica.
     """
     x = np.ones((rows * replicas, width), np.float32)
-    given = {"loss": MSELoss(), "options": options, "precision": precision, "rule": optimizer}
-    one = stepping(model(width, layers), ArrayDataset(x, x), replicas=replicas, comm=comm, **given)
+    arguments = {"loss": MSELoss(), "options": options, "precision": precision, "rule": optimizer}
+    one = stepping(model(width, layers), ArrayDataset(x, x), replicas=replicas, comm=comm, **arguments)
     batch = next(batches_of(ArrayDataset(x, x), one.mesh, rows))
     params, _ = jax.eval_shape(one.fns.init, jax.random.key(0), x[:1])
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

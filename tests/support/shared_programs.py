@@ -1,8 +1,8 @@
-"""Programs that trainers of equal parts share: most trainers of the tests differ in their data alone.
+"""Compiled programs that equal trainers share: most trainers in the tests differ only in their data.
 
-A trainer traces, lowers and compiles its steps anew, as a user's does in its process. Here the second with
-equal model, loss, optimizer, plan and devices takes the functions of the first. One with callbacks, with
-metrics of its own, or with parts that cannot be compared has functions of its own.
+Normally each trainer traces, lowers and compiles its own steps. Here a second trainer with equal model, loss,
+optimizer, plan and devices reuses the functions of the first. A trainer with callbacks, with its own
+metrics, or with parts that cannot be compared has its own functions.
 """
 
 from collections.abc import Hashable
@@ -26,18 +26,18 @@ _BUILT: dict[Hashable, Program] = {}
 
 
 class Known(ModelFns):
-    """Functions of a model that equals any other of the same key."""
+    """Functions of a model that is equal to any other model with the same key."""
 
     key: Hashable = None
 
 
 def share() -> None:
-    """From now on the trainers of this process share programs."""
+    """From now on, trainers of this process share programs."""
     trainers.adapt, trainers.build_program = known, build
 
 
 def known(model: Any) -> ModelFns:
-    """`adapt`, with the model as key where it can be one."""
+    """`adapt`, with the model as key if it is hashable."""
     fns = Known(*adapt(model))
     if isinstance(model, linen.Module) and model.scope is None:
         fns.key = model
@@ -54,13 +54,13 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program
     if key not in _BUILT:
         _BUILT[key] = build_program(recipe, plan, mesh, inputs=inputs)
     found = _BUILT[key]
-    if isinstance(key[0], str):  # it may hold values of its own
+    if isinstance(key[0], str):  # it may hold its own values
         return found._replace(fns=found.fns._replace(init=recipe.fns.init))
     return found
 
 
 def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hashable, ...] | None:
-    """What two calls of `build_program` are compared by; None where something cannot be."""
+    """The key by which two calls of `build_program` are compared; None if a part cannot be compared."""
     model, loss, rule, metrics = (
         getattr(recipe.fns, "key", None),
         recipe.loss,
@@ -76,10 +76,10 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
     made = getattr(rule, "made_with", None)
     optimizer = (repr(made), rule.lr) if made else (rule.init, rule.update) if rule else None
-    told = [repr(part) for part in (plan, shapes, made)]
-    key = (model, function, optimizer, metrics.ignore_index, mesh, *told)
+    texts = [repr(part) for part in (plan, shapes, made)]
+    key = (model, function, optimizer, metrics.ignore_index, mesh, *texts)
     try:
         hash(key)
     except TypeError:  # a model with a list among its fields
         return None
-    return None if any("0x" in part for part in told) else key
+    return None if any("0x" in part for part in texts) else key

@@ -1,4 +1,4 @@
-"""A strategy alone on a mesh, fed gradients by hand."""
+"""A strategy on a mesh without a model: the test supplies the gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from cyxjax.core.strategy import Stepped, Sync, norm_row
 from cyxjax.sync.registry import STRATEGIES, build_sync
 
 PyTree = Any
-# Options under which a strategy loses nothing of `whole_grads` and reduces in every step; options as used.
+# Options under which a strategy is lossless for `whole_grads` and reduces in every step; usual options.
 EXACT = {name: dict(one.lossless) for name, one in STRATEGIES.items() if one.lossless is not None}
 USUAL = {
     name: dict((one.lossless or {}) if one.usual is None else one.usual) for name, one in STRATEGIES.items()
@@ -25,7 +25,7 @@ LR = 2.0**-7  # a power of two, so that steps on whole numbers are exact
 
 
 def adaptive() -> optax.GradientTransformation:
-    """Two moments and a counter, as Adam has. (optax's Adam breaks the strict dtype rule of these tests.)"""
+    """Two moments and a counter, as in Adam. (optax's Adam breaks the strict dtype rule of these tests.)"""
     rate = optax.scale_by_schedule(lambda n: -LR / (1 + n.astype(np.float32)))
     return optax.chain(optax.scale_by_rms(), optax.trace(0.5), rate)
 
@@ -46,9 +46,9 @@ def like_params(vectors: np.ndarray) -> PyTree:
 
 
 def whole_grads(replicas: int, step: int) -> PyTree:
-    """Gradients every scheme sends without loss: whole numbers to 127, each block of 4 holding a 127.
+    """Gradients that every scheme sends without loss: whole numbers up to 127, with a 127 in each block of 4.
 
-    The others are multiples of 8, different on every replica, so their mean over up to 8 is whole too.
+    The others are multiples of 8 that differ by replica, so their mean over up to 8 replicas is whole too.
     """
     rng = np.random.default_rng(step)
     rows = 8.0 * rng.integers(-14, 15, (replicas, 29))
@@ -75,7 +75,7 @@ class Alone:
         spec = state_spec(sync)
 
         def local(params: PyTree, rows: PyTree) -> PyTree:
-            # What a model's backward pass gives: gradients of what is kept, from those of the whole leaves.
+            # As a model's backward pass: gradients of the stored parts, from those of the whole leaves.
             _, pullback = jax.vjp(lambda kept: sync.whole(kept, None), to_replica(params, spec.params))
             return from_replica(pullback(to_replica(rows, PER_REPLICA))[0], PER_REPLICA)
 
@@ -88,7 +88,7 @@ class Alone:
 
         backward = model_map(local, self.mesh, (spec.params, PER_REPLICA), PER_REPLICA)
         reduced = sync_map(update, self.mesh, (spec, PER_REPLICA), (spec, REPLICATED))
-        self.norms: list[Any] = []  # rows of the mean gradients, by step
+        self.norms: list[Any] = []  # rows with the norms of the mean gradients, by step
         self.update = jax.jit(lambda state, rows: reduced(state, backward(state.params, rows)))
         self.state = init_state(sync, self.mesh, params() if start is None else start, {}, 0)
 
@@ -100,14 +100,14 @@ class Alone:
         return self
 
     def reload(self) -> "Alone":
-        """The state through host arrays, as a checkpoint takes it."""
+        """Sends the state through host arrays, as a checkpoint does."""
         stored = to_portable(self.state, self.sync, self.mesh)
         values = lambda one: one.values() if isinstance(one, Share) else np.asarray(one)  # noqa: E731
         self.state = self.sync.stow(jax.tree.map(lambda one: placed(one, values(one), self.mesh), stored))
         return self
 
     def copies(self) -> Sequence[PyTree]:
-        """Each replica's own parameters, as its device holds them."""
+        """The parameters of each replica, as its device holds them."""
         parts = self.sync.keeps_parts
         state = build_consensus(self.sync, self.mesh)(self.state) if parts else self.state
         squeeze = 0 if self.sync.params_spec == PER_REPLICA and not parts else ()

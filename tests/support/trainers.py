@@ -23,7 +23,7 @@ QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epo
 
 
 def classes(num_samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of three Gaussians, far enough apart to be learned in a few epochs."""
+    """Samples of three Gaussians, far enough apart to be learnt in a few epochs."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, num_samples).astype(np.int32)
     inputs = rng.normal(size=(num_samples, FEATURES)).astype(np.float32)
@@ -38,7 +38,7 @@ VAL = classes(15, seed=1)
 
 @pytest.fixture(autouse=True)
 def own_group(group: None) -> None:
-    """Where a conftest imports it: each test has its own process group, and ends it."""
+    """If a conftest imports it: each test has its own process group, which ends with the test."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def mlp() -> SequentialModel:
 
 
 class Line(linen.Module):
-    """One number a sample: a regression."""
+    """One number per sample: a regression."""
 
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ def config(**values: Any) -> DistributedTrainingConfig:
 def trainer(
     model: Any = None, loss: Any = None, lr: float = 0.1, optimizer: Any = None, **options: Any
 ) -> Any:
-    """A trainer of the small classifier, by SGD where no `optimizer` is given, in the present group."""
+    """A trainer of the small classifier in the current group; `optimizer` defaults to SGD."""
     from cyxjax.train.trainer import DistributedTrainer
 
     loss = cx.CrossEntropyLoss() if loss is None else loss
@@ -96,7 +96,7 @@ def trainer(
 
 
 class At(Hook):
-    """Calls `act` once, when the numbers of a step have come. counted: which of a position's steps it is."""
+    """Calls `act` once, when the results of a step arrive. counted: the position's attribute to compare."""
 
     def __init__(self, step: int, act: Callable[[StepInfo], Any], counted: str = "step"):
         self._step, self._act, self._counted = step, act, counted
@@ -108,17 +108,17 @@ class At(Hook):
 
 
 def says(moment: str, answer: Any = True) -> cx.Callback:
-    """A callback that answers so at this moment: "on_step", say."""
+    """A callback whose method `moment` ("on_step", for example) returns `answer`."""
     return type("Says", (cx.Callback,), {moment: lambda self, info: answer})()
 
 
 def lose(info: StepInfo) -> None:
-    """What an `At` does that ends its process."""
+    """An action for `At` that fails the training."""
     raise RuntimeError("lost")
 
 
 def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), **values: Any) -> Any:
-    """A trainer of one layer after a fit of `data`: by default 3 steps of 8 samples an epoch on two devices.
+    """A trainer of one layer after a fit of `data`: by default 3 steps of 8 samples per epoch on two devices.
 
     values: of `config`; with a run_dir, a fit into a run folder.
     """
@@ -128,7 +128,7 @@ def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), **values: Any) -> Any:
 
 
 def run_experiment(folder: Any, **values: Any) -> None:
-    """Trains a small network on digits in the run folder `folder`, as the command does, in its own group."""
+    """Trains a small network on digits in the run folder `folder`, as the command does, in a new group."""
     from cyxjax.train import experiment
 
     small = {"epochs": 1, "batch_size": 256, "model": {"options": {"hidden": [8]}}}
@@ -141,7 +141,7 @@ def run_experiment(folder: Any, **values: Any) -> None:
 
 
 def command(*words: object) -> int:
-    """The exit code of `cyxjax WORDS`, whose process group ends with it."""
+    """Runs `cyxjax WORDS` and ends its process group; the exit code."""
     try:
         return main.main([str(word) for word in words])
     finally:
@@ -153,16 +153,16 @@ def same_bits(one: Any, other: Any) -> bool:
 
 
 def batches(x: Any, y: Any, size: int) -> Any:
-    """A loader of these samples in their order, which it does not number."""
+    """A loader of these samples in order; it does not number them."""
     return cx.data.Batches([(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)])
 
 
 def by_hand(
     model: Any, loss: Any, x: Any, y: Any, *, size: int = 8, epochs: int = 1, rule: Any = None
 ) -> tuple[Any, list[float]]:
-    """(parameters, mean loss of each epoch) of steps on each whole batch, as anyone would write them.
+    """(parameters, mean loss of each epoch) of a plain hand-written loop over whole batches.
 
-    loss: (output, target) -> a number. rule: of optax; None: SGD.
+    loss: (output, target) -> a number. rule: an optax rule; None: SGD.
     """
     params, losses = adapt(model).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], x))[0], []
     rule = optax.with_extra_args_support(rule or optax.sgd(0.1))
@@ -184,7 +184,7 @@ def by_hand(
 def trained(
     model: Any, loss: Any, *data: Any, replicas: int = 2, size: int = 8, metrics: Any = None, **options: Any
 ) -> Any:
-    """A trainer after an epoch over `data` in its order, `size` samples a step."""
+    """A trainer after one epoch over `data` in order, with `size` samples per step."""
     use_devices(replicas)
     one = trainer(model, loss, metrics=metrics)
     plan = {"epochs": 1, "batch_size": None, "global_batch_size": size, "shuffle": False}
@@ -193,12 +193,12 @@ def trained(
 
 
 def assert_near(found: Any, wanted: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
-    """Equal trees, but for the rounding of the same sums in another order."""
+    """Checks that trees are equal except for the rounding of sums in a different order."""
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, wanted)
 
 
 def use_devices(count: int) -> None:
-    """Makes a group of this process alone on its first `count` devices; fixture `group` ends it."""
+    """Creates a group of this process on its first `count` devices; the fixture `group` ends it."""
     process_group.finalize()
     process_group.init()
     process_group.narrow(count)

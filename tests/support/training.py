@@ -1,4 +1,4 @@
-"""Trains a small experiment in processes that end at chosen moments, and compares what is left."""
+"""Trains a small experiment in processes that end at chosen moments, and compares the results."""
 
 import hashlib
 import os
@@ -20,21 +20,21 @@ from tests.support.programs import free_port
 from tests.support.training_job import run_rank
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-LIMIT_S = 90  # for a run whose bound is seconds: the machine may be shared
-SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples a step: the last of an epoch has 10
-LAST = EPOCHS * STEPS_PER_EPOCH  # step
+LIMIT_S = 90  # for a run that takes seconds: the machine may be shared
+SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples per step: the last one of an epoch has 10
+LAST = EPOCHS * STEPS_PER_EPOCH  # the last step
 
 
 @dataclass
 class Ended:
-    """What the ranks of one run ended with. `text` is all they wrote."""
+    """The exit codes of the ranks of one run. `text` is their output."""
 
     codes: list[int]
     text: str
 
 
 class Jobs:
-    """Starts runs in forked processes, which have loaded everything they need."""
+    """Starts runs in forked processes, which have everything they need loaded."""
 
     def __init__(self) -> None:
         self._forks, self._ranks, self._started = forked.server(), list[Any](), list[Any]()
@@ -42,14 +42,14 @@ class Jobs:
     def run(
         self, config: Path, *argv: object, world: int = 1, fault: str = "", code: int | None = EXIT_OK
     ) -> Ended:
-        """Trains as `config` says, in `world` processes. code: what each must end with; None: anything."""
+        """Trains `config` in `world` processes. code: the expected exit code of each; None: any."""
         self.start(config, *argv, world=world, fault=fault)
         ended = self.wait(config, world)
         assert code is None or set(ended.codes) == {code}, f"{ended.codes}: {ended.text}"
         return ended
 
     def start(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> list[int]:
-        """The pids of a run that was started."""
+        """Starts a run; its pids."""
         dirty = ("NPROC", *PLACE)
         env = {k: v for k, v in os.environ.items() if k not in dirty} | {"JAX_PLATFORMS": "cpu"}
         port, words = free_port(), ["--config", str(config), *map(str, argv)]
@@ -65,7 +65,7 @@ class Jobs:
         return [rank.pid for rank in self._ranks]
 
     def wait(self, config: Path, world: int) -> Ended:
-        """The end of all ranks of the run that was started last."""
+        """Waits until all ranks of the last started run have ended."""
         end = time.monotonic() + LIMIT_S
         for rank in self._ranks:
             rank.join(end - time.monotonic())
@@ -76,7 +76,7 @@ class Jobs:
         return Ended([rank.exitcode for rank in self._ranks], text)
 
     def close(self) -> None:
-        """Kills what still runs of all that was started."""
+        """Kills all started processes that still run."""
         _kill(self._started)
 
 
@@ -140,7 +140,7 @@ def sha256_of(arrays: dict[str, np.ndarray]) -> str:
 
 
 def assert_same_run(config: Path, other: Path) -> None:
-    """Both ended after one step with the same bits and curves, and `config` consumed what it should."""
+    """Checks that both runs have equal last steps, bits and curves, and that the audit of `config` passes."""
     assert audit.main([str(config.parent / "run")]) == 0
     assert newest_step(config) == newest_step(other)
     assert curves(config) == curves(other)
@@ -148,6 +148,6 @@ def assert_same_run(config: Path, other: Path) -> None:
 
 
 def curves(config: Path) -> dict[str, Any]:
-    """What the newest checkpoint's history says of losses and accuracies: no times."""
+    """The losses and accuracies in the newest checkpoint's history, without times."""
     history = read_manifest(step_folder(checkpoints(config), newest_step(config))).meta["history"]
     return {name: values for name, values in history.items() if isinstance(values, list)}

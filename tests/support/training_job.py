@@ -1,14 +1,14 @@
-"""One rank of a training that meets a fault, in a forked process, for training.py.
+"""One rank of a training with an injected fault, in a forked process, for training.py.
 
 A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
-"TERM", "INT") is sent to itself, "times" times (default 1). The moment is what the rank tells the supervisor
-(`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after it began;
-where ranks write together, "share" and "shared": before and after that rank's own file, and "publish": when
-all files are there, before the manifest.
+"TERM", "INT") is sent to itself, "times" times (default 1). The phase is the one that the rank reports to the
+supervisor (`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after
+it began; where ranks write together, "share" and "shared": before and after that rank's own file, and
+"publish": when all files are written, before the manifest.
 "FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
-disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" holds the rank up for so long, and
-"SINK:rank:PATH:0" makes a metrics tracker's first write take until there is that file.
-"PATIENCE:rank:mirror:seconds" is how long a run that ends waits for a store that takes nothing.
+disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" delays the rank by that time, and
+"SINK:rank:PATH:0" makes the first write of a metrics tracker wait until that file exists.
+"PATIENCE:rank:mirror:seconds" is how long a run that ends waits for a store that accepts nothing.
 """
 
 import os
@@ -52,7 +52,7 @@ def plan_fault(text: str, rank: int) -> None:
 def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> None:
     def strike() -> None:
         for i in range(times):
-            time.sleep(1.1 * ONE_REQUEST_S * (i > 0))  # sooner it would be the same request
+            time.sleep(1.1 * ONE_REQUEST_S * (i > 0))  # sooner it would count as the same request
             os.kill(os.getpid(), number)
 
     if phase == "write":
@@ -64,7 +64,7 @@ def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> N
 
 
 def soon(strike: Any) -> None:
-    """Calls `strike` at a random moment of the save that now begins, which takes some 30 ms."""
+    """Calls `strike` at a random moment of the save that begins now, which takes about 30 ms."""
     delay_s = int.from_bytes(os.urandom(1), "big") / 255 * 0.03
     threading.Thread(target=lambda: (time.sleep(delay_s), strike()), daemon=True).start()
 
@@ -74,16 +74,16 @@ def strike_at_a_beat(phase: str, step: int, strike: Any) -> None:
 
     real, left = loop.report_progress, [strike]
 
-    def telling(now: int, where: str) -> None:
+    def report_and_strike(now: int, where: str) -> None:
         real(now, where)
         if now >= step and where == phase and left:
             left.pop()()
 
-    loop.report_progress = telling
+    loop.report_progress = report_and_strike
 
 
 def flip_a_bit(step: int) -> None:
-    """One mantissa bit of the first parameter, in this process's copy alone, when the state is next shown."""
+    """Flips a mantissa bit of the first parameter, only in this process, when hooks next see the state."""
     from cyxjax.train import loop
 
     real, left = loop._show_state, [step]
@@ -114,7 +114,7 @@ def fill(folder: Path) -> None:
 
 
 def slow_tracker(path: Path) -> None:
-    """Puts one in the place of Weights & Biases'; each write waits for `path`, and is a line on stdout."""
+    """Replaces the sink of Weights & Biases: each write waits for `path` and prints a line."""
     from cyxjax.observe import tracker_sinks
     from cyxjax.observe.sinks import NullSink
 
@@ -137,7 +137,7 @@ SHARING = {
 
 
 def strike_around(name: str, after: bool, step: int, strike: Any) -> None:
-    """Before or after a function of the saves by all ranks, which takes the step's folder first."""
+    """Calls `strike` before or after a function of collective saves, which takes the step's folder first."""
     from cyxjax.checkpoint import writers
 
     real, left = getattr(writers, name), [strike]
@@ -168,14 +168,14 @@ def strike_in_a_write(step: int, strike: Any) -> None:
 
 
 def run_rank(argv: list[str], env: dict[str, str], log: Path, fault: str, rank: int) -> None:
-    """`cyxjax train ARGV` as `rank` in the environment `env`; ends the process, all it wrote is in `log`."""
+    """Runs `cyxjax train ARGV` as `rank` in the environment `env`, output to `log`; ends the process."""
     forked.enter(env)
     warnings.simplefilter("ignore")
     for stream in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     if fault:
         plan_fault(fault, rank)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's `&` has us ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell's `&` ignores it for us
     code = 99
     try:
         code = cli.main(["train", *argv])

@@ -1,4 +1,4 @@
-"""Waiting for what must become true, and for nothing else."""
+"""Waiting for a condition."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""scripts/bench: what its programs make of their runs; simulated hosts under the launcher's own policy."""
+"""scripts/bench: how its programs evaluate their runs; simulated hosts with the launcher's policy."""
 
 import argparse
 import importlib
@@ -27,7 +27,7 @@ def test_the_table_says_how_far_off_a_plan_is(bench, monkeypatch):
         plan.table([("mlp", "mean", 2, 0.0015, 0.001)]).splitlines()[2]
         == "| mlp | mean | 2 | 1.50 ms | 1.00 ms | +50% |"
     )
-    # processes beyond the cores compute longer
+    # with more processes than cores, each is slower
     monkeypatch.setattr(plan.os, "cpu_count", lambda: 2)
     waits = [plan.waiting_for_cores({"compute_s": 3.0}, processes) for processes in plan.PROCESSES]
     assert waits == [0.0, 0.0, 3.0]
@@ -91,7 +91,7 @@ def test_the_goodput_of_a_job_with_spares_is_that_of_the_formula(simulate):
 
 
 def test_leading_more_hosts_takes_so_many_more_messages_and_no_more(simulate):
-    """A start is a call, an order to end and an end for each host: what grew faster would show here."""
+    """A start costs a call, an order to end and an end per host: a faster growth would be noticed here."""
     cluster = simulate.Cluster(50, 10, 1e5, 600.0, low=50)
     small, large = (simulate.simulate(replace(cluster, hosts=n, spares=10, low=n), 40) for n in (50, 400))
     assert small.messages == pytest.approx(3 * 50, rel=0.35)

@@ -1,4 +1,4 @@
-"""The table of errors of other libraries and of the system: what each becomes, and what is left alone."""
+"""The table of errors of other libraries and of the system: their translation, and errors left unchanged."""
 
 import errno
 import os

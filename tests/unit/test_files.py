@@ -48,7 +48,7 @@ def test_what_is_no_plain_file_is_neither_read_nor_replaced(tmp_path, kind):
     elif kind == "folder":
         path.mkdir()
     else:
-        path.symlink_to("/dev/zero")  # replacing the link would be as bad as reading without end
+        path.symlink_to("/dev/zero")  # replacing the link would be as bad as reading endlessly
     for use in (read_plain, refuse_special, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
         with pytest.raises(OSError, match="special'"):
             use(path)
@@ -176,7 +176,7 @@ LONG = ["a-", "key", "://a:", "-----BEGIN PRIVATE KEY-----", "A" * 64 + "\n", "e
 
 
 @pytest.mark.parametrize("piece", LONG)
-@pytest.mark.timeout(120)  # quadratic time would be an hour
+@pytest.mark.timeout(120)  # quadratic time would take an hour
 def test_no_text_makes_redaction_slow(piece):
     text = piece * (200_000 // len(piece))
     assert redact(text).startswith(piece[:1]) or "[redacted]" in redact(text)

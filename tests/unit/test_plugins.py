@@ -1,4 +1,4 @@
-"""A thing by its name: what installed packages offer."""
+"""Entry points of installed packages, found by name."""
 
 import pytest
 

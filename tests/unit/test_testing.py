@@ -1,4 +1,4 @@
-"""`cx.testing`: what it calls equal is, what differs is named, and ranks give back what they returned."""
+"""`cx.testing`: equal runs pass, differences are named, and the results of ranks are returned."""
 
 import signal
 
@@ -55,7 +55,7 @@ def test_a_block_has_its_devices_and_ends(group):
 
 
 class Shared:
-    """A loader; each rank's own rows, or the same."""
+    """A loader with different rows on each rank, or the same rows."""
 
     def __init__(self, own):
         rank = cx.distributed.get_rank() if own else 0

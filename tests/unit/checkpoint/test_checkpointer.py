@@ -1,4 +1,4 @@
-"""Save and restore on a healthy disk: the same bits, the same meta, the right steps kept; stored formats."""
+"""Save and restore on a healthy disk: the same bits and meta, the right steps kept; stored formats."""
 
 import json
 import os
@@ -28,12 +28,12 @@ STORED = Path(__file__).parents[2] / "data" / "checkpoint_v2"
 
 
 def make_state():
-    """Every kind of leaf: of optax, bf16, integers, scalar, empty, NaN and -0.0; cut over devices, on all."""
+    """Every kind of leaf: optax, bf16, integers, scalar, empty, NaN and -0.0; sharded and replicated."""
     params = {"Dense_0": {"kernel": jnp.arange(12.0).reshape(3, 4), "bias": jnp.ones(4, jnp.bfloat16)}}
-    odd = {"empty": jnp.zeros((0, 3)), "nan": jnp.array([np.nan, -0.0]), "flag": jnp.array([True, False])}
+    special = {"empty": jnp.zeros((0, 3)), "nan": jnp.array([np.nan, -0.0]), "flag": jnp.array([True, False])}
     mesh, rows = Mesh(np.array(jax.devices()[:4]), ("data",)), jnp.arange(8, dtype=jnp.uint32)
     spread = [jax.device_put(rows, NamedSharding(mesh, PartitionSpec(axis))) for axis in ("data", None)]
-    return (jnp.int32(7), params, odd, optax.adam(1e-3).init(params), spread)
+    return (jnp.int32(7), params, special, optax.adam(1e-3).init(params), spread)
 
 
 def assert_same_bits(left, right):
@@ -49,7 +49,7 @@ def test_a_step_comes_back_in_its_bits_tree_and_meta_and_is_private(tmp_path):
     state = make_state()
     meta = {"epoch": 3, "losses": [0.1, float("inf")], "data": {"consumed": 10**12}}
     with Checkpointer(tmp_path / "c") as checkpointer:
-        checkpointer.save(7, {"a": jnp.ones(2)})  # which the next of this number replaces
+        checkpointer.save(7, {"a": jnp.ones(2)})  # replaced by the next save of this step
         checkpointer.save(7, state, meta, metric=0.25)
     moved = (tmp_path / "c").rename(tmp_path / "moved")
     restored = Checkpointer(moved).restore(jax.eval_shape(lambda: state))
@@ -77,11 +77,11 @@ def test_saved_values_are_those_of_the_call(tmp_path):
 @pytest.mark.parametrize(
     ("metrics", "keep", "kept"),
     [
-        # best: step 1 (1.0) and 3 (2.0); newest: 5 and 6. A NaN is never best, whatever it compares like.
+        # best: step 1 (1.0) and 3 (2.0); newest: 5 and 6. NaN is never best, however it compares.
         ([5.0, 1.0, float("nan"), 2.0, 3.0, None, 4.0], {"keep_last": 2, "keep_best": 2}, [1, 3, 5, 6]),
-        ([2.0, 1.0, 1.0, float("-inf")], {"keep_last": 1, "keep_best": 1}, [2, 3]),  # the newer of equals
+        ([2.0, 1.0, 1.0, float("-inf")], {"keep_last": 1, "keep_best": 1}, [2, 3]),  # equal: the newer one
         ([0.1, 0.9, 0.5], {"keep_last": 1, "best": "max"}, [1, 2]),
-        # not the loss of 2.1, which as an accuracy would be the best
+        # not the one with loss 2.1, the best if it were an accuracy
         ([("val_loss", 2.1), 0.9, 0.8, 0.7], {"keep_last": 1, "best": "max"}, [1, 3]),
     ],
     ids=["best", "equal", "highest", "another"],
@@ -117,7 +117,7 @@ def test_another_state_is_refused_by_leaf_name(tmp_path, target, named):
         checkpointer.save(1, {"w": jnp.ones(2), "b": jnp.ones(2)})
     with pytest.raises(CheckpointError, match=named):
         checkpointer.restore(target)
-    # Another model is not a damaged file: nothing is set aside.
+    # A different model is not a damaged file: nothing is set aside.
     assert os.listdir(tmp_path) == ["step_00000001"]
 
 
@@ -143,7 +143,7 @@ def test_differences_are_allowed_when_asked(tmp_path):
         (jax.random.key(0), r"key<fry>.*jax\.random\.key_data"),
         (np.array(["x"]), "dtype <U1"),
         (np.array([object()]), "object"),
-        (np.array([1.0], ">f4"), "dtype >f4"),  # would be read back with its bytes the wrong way round
+        (np.array([1.0], ">f4"), "dtype >f4"),  # would be read back with swapped bytes
     ],
 )
 def test_what_is_no_array_of_numbers_is_refused_in_the_callers_line(tmp_path, leaf, named):
@@ -216,7 +216,7 @@ def test_a_step_of_0_2_0_and_one_of_a_later_minor_version_load(tmp_path):
 
     for found in (restored(), restored(format_version=[2, 7], something_new={"a": 1})):
         assert found.step == 12
-        # As text, for NaN is not equal to itself.
+        # As text, since NaN is not equal to itself.
         assert json.dumps(found.meta, sort_keys=True) == json.dumps(META, sort_keys=True)
         assert_same_bits(found.state, wanted)
     for major in (1, 4):

@@ -1,4 +1,4 @@
-"""A copy of a run folder in an object store: what is up there is whole, and what comes down is good."""
+"""A copy of a run folder in an object store: uploads are complete, and downloads are verified."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ class Place:
     """A run folder and its copy in memory."""
 
     def __init__(self, root, url):
-        self.folder, self.url, self.said = RunFolder(root), url, []
+        self.folder, self.url, self.warnings = RunFolder(root), url, []
 
     def save(self, *steps, value=None, keep=3):
         self.folder.root.mkdir(exist_ok=True)
@@ -36,11 +36,11 @@ class Place:
         self.folder.metrics.write_text(json.dumps({"step": steps[-1], "value": value}) + "\n")
 
     def mirror(self):
-        return Mirror(self.url, self.folder, self.said.append)
+        return Mirror(self.url, self.folder, self.warnings.append)
 
     @contextmanager
     def copied(self):
-        """While a run goes on; at its end all of it is up there."""
+        """Mirrors during a run; at its end everything is uploaded."""
         mirror = self.mirror()
         mirror.start()
         try:
@@ -63,57 +63,57 @@ class Place:
 
 @pytest.fixture
 def here(tmp_path):
-    """A run folder and its copy, which is empty."""
+    """A run folder and its empty copy."""
     url = f"memory://{uuid.uuid4().hex}/run"
     yield Place(tmp_path / "a", url)
     STORE.rm(url.partition("//")[2].partition("/")[0], recursive=True) if STORE.exists(url) else None
 
 
 @pytest.fixture
-def there(here, tmp_path):
-    """A folder on another machine, which is empty, with that copy."""
+def other(here, tmp_path):
+    """An empty folder on another machine, with the same copy."""
     return Place(tmp_path / "b", here.url)
 
 
-def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(here, there, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "time", Mock(time=Mock(side_effect=[4e9, 4e9, 1.0])))  # there it is behind
+def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(here, other, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "time", Mock(time=Mock(side_effect=[4e9, 4e9, 1.0])))  # its clock is behind
     here.save(4, 8)
     here.copy()
     assert here.stored() == [4, 8]
-    assert there.mirror().fetch() == 8
-    assert list_steps(there.folder.checkpoints) == [8]
-    assert there.value() == 8
-    assert there.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
-    assert not (there.folder.checkpoints / ".mirror").exists()
-    assert there.mirror().fetch() is None  # nothing newer
-    there.save(12)
-    there.copy()
+    assert other.mirror().fetch() == 8
+    assert list_steps(other.folder.checkpoints) == [8]
+    assert other.value() == 8
+    assert other.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
+    assert not (other.folder.checkpoints / ".mirror").exists()
+    assert other.mirror().fetch() is None  # nothing newer
+    other.save(12)
+    other.copy()
     assert Place(tmp_path / "c", here.url).mirror().fetch() == 12
 
 
-def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_over(here, there, tmp_path):
+def test_a_step_without_its_manifest_is_none_and_one_that_was_altered_is_passed_over(here, other, tmp_path):
     here.save(4, 8, 12)
     here.copy()
     STORE.rm_file(f"{here.url}/checkpoints/step_00000012/MANIFEST.json")
     altered = STORE.find(f"{here.url}/checkpoints/step_00000008/arrays")[0]
     STORE.pipe_file(altered, STORE.cat_file(altered)[:-1] + b"\x7f")
-    assert there.mirror().fetch() == 4
-    assert there.value() == 4
+    assert other.mirror().fetch() == 4
+    assert other.value() == 4
     STORE.rm(f"{here.url}/checkpoints/step_00000004", recursive=True)
     with pytest.raises(CheckpointError, match=here.url):
         Place(tmp_path / "c", here.url).mirror().fetch()
 
 
-def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(here, there):
+def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(here, other):
     here.save(4)
     with here.copied():
         here.save(8, 12, 16, keep=2)
         assert until(lambda: 16 in here.stored(), 30)
-        here.save(16, value=2.0, keep=2)  # again, as after a rollback
+        here.save(16, value=2.0, keep=2)  # saved again, as after a rollback
     assert here.stored() == [12, 16]
-    assert there.mirror().fetch() == 16
-    assert there.value() == 2.0
-    assert here.said == []
+    assert other.mirror().fetch() == 16
+    assert other.value() == 2.0
+    assert here.warnings == []
 
 
 def test_a_folder_that_is_lost_here_stays_there(here):
@@ -134,29 +134,29 @@ def test_a_good_copy_is_taken_where_the_step_here_is_damaged(here):
     assert here.value() == 8
 
 
-def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(here, there, monkeypatch):
+def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(here, other, monkeypatch):
     real = STORE.cat_file
     here.save(4)
     here.copy()
 
-    def cut_off(path, *given, **options):
+    def cut_off(path, *args, **options):
         if path.endswith(here.folder.metrics.name):
             raise ConnectionError
-        return real(path, *given, **options)
+        return real(path, *args, **options)
 
     monkeypatch.setattr(STORE, "cat_file", cut_off)
     with pytest.raises(CheckpointError, match="ConnectionError"):
-        there.mirror().fetch()
+        other.mirror().fetch()
     monkeypatch.setattr(STORE, "cat_file", real)
-    assert there.mirror().fetch() == 4
-    assert there.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
+    assert other.mirror().fetch() == 4
+    assert other.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
 
 
-def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(here, there):
+def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(here, other):
     here.save(4, 8)
     here.copy()
-    there.save(4, value=2.0)
-    there.copy()
+    other.save(4, value=2.0)
+    other.copy()
     assert here.mirror().fetch() == 4
     assert here.value() == 2.0
     assert len(list_aside(here.folder.checkpoints, "earlier")) == 1  # its step 8
@@ -168,8 +168,8 @@ def test_a_store_that_cannot_be_read_stops_only_a_start_that_has_nothing_here(he
         here.mirror().fetch()
     here.save(4)
     assert here.mirror().fetch() is None
-    assert len(here.said) == 1
-    assert "hunter2" not in here.said[0]
+    assert len(here.warnings) == 1
+    assert "hunter2" not in here.warnings[0]
 
 
 def test_a_place_without_its_library_names_the_key(here):

@@ -1,4 +1,4 @@
-"""Arrays in files: any span is read from the pieces that hold it, each byte is checked, and what it costs."""
+"""Arrays in files: any span is read from the pieces that have it, each byte is checked; the cost."""
 
 import os
 import zlib
@@ -29,7 +29,7 @@ def test_pieces_that_leave_a_gap_or_overlap_are_no_leaf(spans):
 
 
 def in_pieces(folder, array, cuts):
-    """The leaf `w`, written by as many processes as there are pieces."""
+    """The leaf `w`, written by one process per piece."""
     flat, pieces = array.reshape(-1), []
     for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
         crc = write_file(folder / file_of(i), {"w": Entry.of(flat[a:b])}, {})["w"]
@@ -41,7 +41,7 @@ def in_pieces(folder, array, cuts):
 def test_any_span_is_read_from_the_pieces_it_lies_in_and_only_from_good_ones(tmp_path, monkeypatch, dtype):
     import ml_dtypes
 
-    monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 48)  # many blocks a piece
+    monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 48)  # many blocks per piece
     array = np.arange(120).reshape(8, 15).astype(getattr(ml_dtypes, dtype, None) or dtype)
     leaf = in_pieces(tmp_path, array, [0, 37, 90, 120])
     stored = StoredArrays(tmp_path, [leaf])
@@ -53,7 +53,7 @@ def test_any_span_is_read_from_the_pieces_it_lies_in_and_only_from_good_ones(tmp
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")  # of element 89
     assert stored.part("w", 0, 37).tobytes() == array.reshape(-1)[:37].tobytes()
     with pytest.raises(DamagedStep, match="'w' .*crc32"):
-        stored.part("w", 37, 38)  # of which it was the piece that was altered
+        stored.part("w", 37, 38)  # in the altered piece
 
 
 def test_safetensors_reads_what_is_written_a_block_at_a_time(tmp_path):
@@ -72,7 +72,7 @@ def test_safetensors_reads_what_is_written_a_block_at_a_time(tmp_path):
 
 
 def test_a_leaf_is_read_once_however_many_blocks_it_takes(tmp_path, monkeypatch):
-    """safetensors reads the whole array for a slice of it: a gigabyte would have been read 256 times."""
+    """safetensors reads a whole array for a slice of it: a gigabyte would be read 256 times."""
     monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 4096)
     array = np.arange(250_000, dtype=np.float32)
     stored = StoredArrays(tmp_path, [in_pieces(tmp_path, array, [0, array.size])])
@@ -82,7 +82,7 @@ def test_a_leaf_is_read_once_however_many_blocks_it_takes(tmp_path, monkeypatch)
 
     before = bytes_read()
     np.testing.assert_array_equal(stored.part("w", 10, 250_000), array[10:])
-    assert bytes_read() - before < 2 * array.nbytes  # in 245 blocks it was 245 times
+    assert bytes_read() - before < 2 * array.nbytes  # was 245 times with 245 blocks
 
 
 def calls_of_save(folder, num_leaves):
@@ -93,17 +93,17 @@ def calls_of_save(folder, num_leaves):
         refuse_unsavable(leaves)
         store.write(Snapshot(step, host_copy(leaves), {}, None))
 
-    save(1)  # what is made once
+    save(1)  # warm-up
     calls = calls_of(lambda: save(2))
     assert read_manifest(step_folder(folder, 2)).versions["numpy"] == np.__version__
     return calls
 
 
 def test_a_save_and_each_of_its_leaves_cost_few_calls(tmp_path):
-    """It runs beside the steps, on the same cores."""
+    """A save runs concurrently with the steps, on the same cores."""
     few, many = calls_of_save(tmp_path / "few", 10), calls_of_save(tmp_path / "many", 110)
-    assert few < 2000  # 29,000 as long as each save read the packages' descriptions
-    # 69 when this was written; 91 while dtypes were named leaf by leaf, 316 as long as a protocol was asked.
+    assert few < 2000  # 29,000 when each save read the package metadata
+    # 69 when this was written; 91 with dtypes named for each leaf, 316 with checks of a protocol.
     assert (many - few) / 100 < 85
 
 

@@ -1,4 +1,4 @@
-"""One run folder, one job: refused by name, and free as soon as the job's process is gone."""
+"""One job per run folder: the error names the owner, and the lock is free once its process has ended."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ with locked(sys.argv[1]):
 
 
 def owner_of(folder):
-    """Who has the lock, once it is ours."""
+    """The owner of the lock, after taking it."""
     with locked(folder):
         return (folder / LOCK).read_text()
 
@@ -45,7 +45,7 @@ def test_released_on_errors_and_free_again(tmp_path):
     with suppress(ZeroDivisionError), locked(run):
         assert (run / LOCK).stat().st_mode & 0o777 == 0o600
         with pytest.raises(CheckpointError):
-            owner_of(run)  # of this process too
+            owner_of(run)  # also within this process
         raise ZeroDivisionError
     assert owner_of(run)
 

@@ -1,4 +1,4 @@
-"""Several processes, here threads, write one step: all of it or nothing, whoever fails."""
+"""Several processes (here threads) write one step: all of it or nothing, whichever process fails."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ KERNEL, BIAS = np.arange(21, dtype=np.float32).reshape(7, 3), np.arange(2, dtype
 
 
 class Part(HostShare):
-    """A share whose memory the next step has, as a device's: `values` is a copy of it."""
+    """A share whose memory the next step reuses, as on a device: `values` is a copy of it."""
 
     def values(self):
         return self.elements.copy()
 
 
 def state_of(rank, world, add=0):
-    """As fsdp cuts it: rows of ceil(size / world); the last processes may hold nothing of a small leaf."""
+    """Sharded as in fsdp: rows of ceil(size / world); the last processes may have nothing of a small leaf."""
 
     def part(array):
         flat, each = (array + array.dtype.type(add)).reshape(-1), -(-array.size // world)
@@ -43,7 +43,7 @@ def state_of(rank, world, add=0):
 
 
 def at_once(world, do):
-    """What `do(rank, writers)` gave or raised in each of `world` threads; they exchange as processes do."""
+    """The result or error of `do(rank, writers)` in each of `world` threads, which act like processes."""
     notes, barrier = [None] * world, threading.Barrier(world, timeout=20)
 
     def run(rank):
@@ -65,26 +65,26 @@ def at_once(world, do):
 
 
 def restore(folders, step=None):
-    """(what each process found or raised, what it said), each of its own folder; the first is the writer."""
-    said = [[] for _ in folders]
+    """(result or error of each process, its warnings), each with its own folder; the first one writes."""
+    warnings = [[] for _ in folders]
 
     def run(rank, writers):
-        mine = Checkpointer(folders[rank], is_writer=not rank, writers=writers, warn=said[rank].append)
+        mine = Checkpointer(folders[rank], is_writer=not rank, writers=writers, warn=warnings[rank].append)
         return mine.restore(state_of(rank, len(folders)), step)
 
-    return at_once(len(folders), run), said
+    return at_once(len(folders), run), warnings
 
 
 def save(folder, world, step=3, add=0, **options):
-    """What each of `world` processes raised or warned of, while they saved."""
+    """The error or the warnings of each of `world` processes during a save."""
 
     def run(rank, writers):
-        said = []
-        options_of = {"is_writer": rank == 0, "writers": writers, "warn": said.append} | options
+        warnings = []
+        options_of = {"is_writer": rank == 0, "writers": writers, "warn": warnings.append} | options
         with Checkpointer(folder, **options_of) as checkpointer:
             checkpointer.save(step, state_of(rank, world, add), {"add": add})
             checkpointer.finish(0.0)
-        return checkpointer.unsaved or said
+        return checkpointer.unsaved or warnings
 
     return at_once(world, run)
 
@@ -150,7 +150,7 @@ def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_p
         state = state_of(rank, 3)
         with Checkpointer(tmp_path, is_writer=rank == 0, writers=writers) as checkpointer:
             checkpointer.save(3, state)
-            state["kernel"].elements[:] = 99  # as the next step, which has the memory
+            state["kernel"].elements[:] = 99  # as the next step, which reuses the memory
             all_returned.wait()
             may_write.set()
         return checkpointer.steps()
@@ -178,7 +178,7 @@ def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch
     with pytest.raises(RuntimeError, match="connection"):
         train()
     peers_come.set()
-    with pytest.raises(GroupError):  # raised where the program waits for the save
+    with pytest.raises(GroupError):  # raised when the program waits for the save
         checkpointer.wait()
     assert os.listdir(tmp_path) == []
 
@@ -190,7 +190,7 @@ def test_all_stop_after_so_many_failures(tmp_path, monkeypatch):
 
 
 def test_a_process_that_does_not_see_the_folder_says_so(tmp_path):
-    """Hosts whose checkpoint_dir is a disk of their own."""
+    """Hosts whose checkpoint_dir is on a local disk."""
 
     def run(rank, writers):
         folder = tmp_path / f"host{rank}"
@@ -214,10 +214,10 @@ def test_each_file_is_compared_with_its_digest_by_one_process_for_all(tmp_path, 
     save(tmp_path, 4)
     read, real = [], manifests._sha256
     monkeypatch.setattr(manifests, "_sha256", lambda path, **options: read.append(path.name) or real(path))
-    found, said = restore([tmp_path] * world)
+    found, warnings = restore([tmp_path] * world)
     assert sorted(read) == [f"process_{i:05d}.safetensors" for i in range(4)]
     assert [one.step for one in found] == [3] * world
-    assert said == [[]] * world
+    assert warnings == [[]] * world
 
 
 @pytest.mark.parametrize("process", [0, 1, 2])
@@ -225,22 +225,22 @@ def test_what_one_process_finds_damaged_no_process_goes_on_from(tmp_path, proces
     save(tmp_path, 3, step=1)
     save(tmp_path, 3, step=2, add=1)
     flip(tmp_path, 2, process)
-    found, said = restore([tmp_path] * 2)  # the second compares the file of process 1 alone
+    found, warnings = restore([tmp_path] * 2)  # only the second compares the file of process 1
     assert [one.step for one in found] == [1, 1]
     finder = process % 2
-    assert all(f"damaged: process {finder}: arrays/process_{process:05d}" in lines[0] for lines in said)
+    assert all(f"damaged: process {finder}: arrays/process_{process:05d}" in lines[0] for lines in warnings)
     assert sorted(name[:18] for name in os.listdir(tmp_path)) == ["step_00000001", "step_00000002.corr"]
 
 
 def test_damage_on_the_disk_of_one_host_is_found_though_another_compared_the_digests(tmp_path):
-    """The first process compares that file, on its own disk, where it is good."""
+    """The first process compares that file on its own disk, where it is intact."""
     save(tmp_path / "a", 3, step=1)
     save(tmp_path / "a", 3, step=2)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     flip(tmp_path / "b", 2, 2)
-    found, said = restore([tmp_path / "a", tmp_path / "b"])
+    found, warnings = restore([tmp_path / "a", tmp_path / "b"])
     assert [one.step for one in found] == [1, 1]
-    assert re.search("process 1: .*crc32", said[0][0])
+    assert re.search("process 1: .*crc32", warnings[0][0])
     assert found[1].state["kernel"].tobytes() == state_of(1, 2)["kernel"].values().tobytes()
 
 
@@ -259,7 +259,7 @@ def test_processes_that_do_not_see_one_step_go_on_from_none(tmp_path):
         for error in found:
             assert isinstance(error, CheckpointError)
             assert re.search(words, str(error))
-    assert os.listdir(tmp_path / "a") == ["step_00000001"]  # nobody sets it aside
+    assert os.listdir(tmp_path / "a") == ["step_00000001"]  # no process sets it aside
 
 
 def test_where_one_process_cannot_read_the_others_hear_of_it(tmp_path):

@@ -1,4 +1,4 @@
-"""`cyxjax checkpoint`: what people see, and that nothing is changed by looking."""
+"""`cyxjax checkpoint`: its output, and that reading changes nothing."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_export_writes_the_parameters_of_the_newest_good_step(run, capsys):
 def test_export_holds_a_block_and_no_leaf(tmp_path, capsys):
     kernels = {name: np.full((1000, 2000), number, np.float32) for number, name in enumerate("abc")}
     Checkpointer(tmp_path / "checkpoints", async_save=False).save(1, {"params": kernels})
-    main(["export", str(tmp_path), str(tmp_path / "warm")])  # what is loaded once
+    main(["export", str(tmp_path), str(tmp_path / "warm")])  # warm-up
     tracemalloc.start()
     try:
         assert main(["export", str(tmp_path), str(tmp_path / "m")]) == 0
@@ -93,10 +93,10 @@ def test_export_of_chosen_parts(run):
         main(["export", str(run), str(run / "m"), "--part", "weights"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # orbax's own, while its v1 is experimental
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from orbax, while its v1 is experimental
 def test_plain_orbax_opens_what_is_exported_and_the_arrays_of_a_step_as_they_lie(run):
     assert main(["export", str(run), str(run / "tree"), "--to", "orbax"]) == 0
-    import orbax.checkpoint as ocp  # each worker imports every file of tests
+    import orbax.checkpoint as ocp  # slow: each worker imports every test file
     import orbax.checkpoint.experimental.v1 as v1
 
     tree = ocp.PyTreeCheckpointer().restore((run / "tree").absolute())
@@ -135,9 +135,9 @@ def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
     assert f"{aside[2]}: set aside because the run continued from an earlier step" in capsys.readouterr().out
     for words in ([], [], ["--keep-corrupt", "0"]):
         assert main(["prune", str(run), "--keep-last", "1", *words]) == 0
-    said = [f"deleted step 1, {aside[0]}, {aside[2]}", "nothing to delete", f"deleted {aside[1]}"]
-    assert capsys.readouterr().out.splitlines() == said
-    kept = ["step_00000002", "step_00000003", "step_00000006.corrupt-mine"]  # the last is no name of ours
+    lines = [f"deleted step 1, {aside[0]}, {aside[2]}", "nothing to delete", f"deleted {aside[1]}"]
+    assert capsys.readouterr().out.splitlines() == lines
+    kept = ["step_00000002", "step_00000003", "step_00000006.corrupt-mine"]  # the last one is not our naming
     assert sorted(os.listdir(folder)) == ["run.lock", *kept]
     assert os.listdir(run) == ["checkpoints"]
     with pytest.raises(ConfigError, match="--keep-corrupt.*-1"):

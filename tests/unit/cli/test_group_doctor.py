@@ -1,4 +1,4 @@
-"""`cyxjax doctor` in a group: one row with one remedy for each thing that is wrong, planted one at a time."""
+"""`cyxjax doctor` in a group: one row with one remedy per problem; each test creates one problem."""
 
 import socket
 
@@ -131,7 +131,7 @@ def test_files_of_two_ranks_are_seen_and_locked_and_gone_afterwards(tmp_path):
     folder = tmp_path / "runs" / "new"
     with own_file(folder, 0) as (first, a), own_file(folder, 1) as (second, b):
         assert (first, second, [*others_files(folder, [a, b], 0)]) == ([], [], [])
-        (folder / "loose").touch()  # as where locks hold nobody off
+        (folder / "loose").touch()  # as on a file system where locks have no effect
         unseen, unlocked = others_files(folder, [a, b, "loose", "elsewhere"], 0)
         assert "rank 0 does not see what rank 3" in unseen
         assert "a lock of rank 2 does not exclude rank 0" in unlocked

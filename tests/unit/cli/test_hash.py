@@ -1,4 +1,4 @@
-"""`cyxjax hash`: equal runs are called equal; of others, the first step and leaf that differ are named."""
+"""`cyxjax hash`: equal runs are reported equal; otherwise it names the first step and leaf that differ."""
 
 import json
 
@@ -28,8 +28,8 @@ def run(folder, steps, *, bias=0.0, exact=None, losses=(1.0,), norms=(), config=
 
 BIAS = "1 of 2 leaves differ, the first is params/dense/bias"
 NO_EARLIER = "no earlier step has a checkpoint in both"
-# where a run is kept makes no other numbers
-TOLD = {"optimizer": {"name": "adam", "lr": 0.1}, "reproducibility": "exact", "run_dir": "a", "seed": 1}
+# the folder of a run does not affect its numbers
+RECORDED = {"optimizer": {"name": "adam", "lr": 0.1}, "reproducibility": "exact", "run_dir": "a", "seed": 1}
 PLAIN = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "run_dir": "b"}
 
 
@@ -50,7 +50,7 @@ PLAIN = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "r
             [f"step 4: {BIAS}", "they were equal at step 2", "machine differs: 8 threads and 2 threads"],
         ),
         (
-            {"steps": [4], "config": TOLD},
+            {"steps": [4], "config": RECORDED},
             {"steps": [4], "bias": 1.0, "config": PLAIN},
             [
                 f"step 4: {BIAS}",
@@ -74,7 +74,7 @@ def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys, one, ot
 
 
 def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
-    """A run with checkpoints, and digests of the steps between; its bias is `bias` from step 2 on."""
+    """A run with checkpoints and digests of the steps between them; its bias is `bias` from step 2."""
     path = run(folder, [4], bias=float(bias)) / "bits.jsonl"
     add_line(path, {"begin": begin}, pytest.fail)
     for step in steps:
@@ -103,7 +103,7 @@ def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
 
 
 def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
-    # the run came to step 3, then went on from step 1 and came to step 2 alone; a line was torn
+    # the run reached step 3, then continued from step 1 and only reached step 2; the last line is incomplete
     again = '{"begin": 1}\n{"step": 2, "leaves": {"params/bias": "9"}}\n{"step": 3, "lea'
     found = read_digests(kept(tmp_path / "a", 1, tail=again) / "bits.jsonl")
     assert {step: leaves["params/bias"] for step, leaves in found.items()} == {1: "0", 2: "9"}
@@ -114,12 +114,12 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4])
     (damaged,) = (other / "checkpoints" / "step_00000004" / "arrays").iterdir()
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    for folders, said in (
+    for folders, message in (
         ([one, other], "/b: .*207 bytes.* 208.*_00000004"),
         ([one, run(tmp_path / "c", [3])], r"\[2, 4\] and \[3\]"),
         ([tmp_path], f"^{tmp_path} "),
     ):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             command.main([*map(str, folders)])
 
 
@@ -131,6 +131,6 @@ def test_one_run_shows_its_newest_step_or_all(tmp_path, capsys):
     assert newest["leaves"].keys() == {"params/dense/bias", "params/dense/kernel"}
     assert command.main([str(folder), "--all"]) == 0
     second, first = newest["digest"][:12], command.read_bits(folder, 2).digest[:12]
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(" (")[0] for line in said[::2]] == [f"step 2: {first}", f"step 4: {second}"]
-    assert said[1] == said[3] == "    canary: abc"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in lines[::2]] == [f"step 2: {first}", f"step 4: {second}"]
+    assert lines[1] == lines[3] == "    canary: abc"

@@ -1,4 +1,4 @@
-"""`cyxjax init`: what it writes trains at once, and its own tests pass."""
+"""`cyxjax init`: the new project trains without changes, and its own tests pass."""
 
 import sys
 
@@ -11,7 +11,7 @@ from cyxjax.distributed import process_group
 
 @pytest.fixture
 def project(tmp_path, monkeypatch, group):
-    """A new project, as the working folder; what is imported of it is forgotten."""
+    """A new project as the working folder; its imported modules are removed afterwards."""
     folder = tmp_path / "mine"
     assert main.main(["init", str(folder)]) == 0
     monkeypatch.chdir(folder)
@@ -36,7 +36,7 @@ def test_it_trains_at_once_and_its_own_tests_pass(project, capsys):
 def test_nothing_is_overwritten(project, capsys):
     (project / "my_model.py").write_text("mine")
     assert main.main(["init", str(project)]) == 2
-    said = capsys.readouterr().err
-    assert "holds my_model.py, my_data.py, config.yaml, test_training.py already" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "holds my_model.py, my_data.py, config.yaml, test_training.py already" in message
+    assert message.count("\n") == 1
     assert (project / "my_model.py").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""The `cyxjax` command: the right room, exit codes, and one line for what is wrong."""
+"""The `cyxjax` command: the right subcommand, exit codes, and one line per error."""
 
 import contextlib
 import importlib
@@ -79,10 +79,10 @@ def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(words, named, capfd):
     assert main.main(words) == 2
-    shown = capfd.readouterr()  # the launcher writes to the descriptors
-    said = shown.out + shown.err
-    assert (named in said, said.count("\n")) == (True, 1), said
-    assert "HINT: " in said
+    shown = capfd.readouterr()  # the launcher writes to the file descriptors
+    output = shown.out + shown.err
+    assert (named in output, output.count("\n")) == (True, 1), output
+    assert "HINT: " in output
 
 
 def test_env_as_json_is_what_a_bug_report_needs(capsys, monkeypatch):
@@ -90,11 +90,11 @@ def test_env_as_json_is_what_a_bug_report_needs(capsys, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x")
     assert main.main(["env", "--json"]) == 0
     text = capsys.readouterr().out
-    told = json.loads(text)
-    assert told["software"]["jax"][0].isdigit()
-    assert " x cpu" in told["devices"]
-    assert told["variables"]["XLA_FLAGS"] == "--xla_dump_to=/x"
-    assert told["code"]
+    report = json.loads(text)
+    assert report["software"]["jax"][0].isdigit()
+    assert " x cpu" in report["devices"]
+    assert report["variables"]["XLA_FLAGS"] == "--xla_dump_to=/x"
+    assert report["code"]
     assert "open-sesame" not in text
 
 
@@ -108,7 +108,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The scripts that complete our commands, by shell."""
+    """The completion scripts for our commands, by shell."""
     found = {}
     for shell in ("bash", "zsh", "fish"):
         page = io.StringIO()
@@ -151,7 +151,7 @@ def test_zsh_takes_its_script(scripts, tmp_path):
 
 @pytest.mark.parametrize("words", [["--help"], ["config"], ["launch", "--help"]], ids=" ".join)
 def test_a_reader_that_leaves_early_sees_no_traceback(words):
-    # the pipe is closed before the first word is written: what `| head -0` does at worst
+    # the pipe is closed before the first write: the worst case of `| head -0`
     child = subprocess.Popen(
         [sys.executable, "-m", "cyxjax.cli", *words],
         stdout=subprocess.PIPE,
@@ -159,9 +159,9 @@ def test_a_reader_that_leaves_early_sees_no_traceback(words):
         text=True,
     )
     child.stdout.close()
-    said = child.stderr.read()
+    output = child.stderr.read()
     child.stderr.close()
-    assert (child.wait(), said) == (0, "")
+    assert (child.wait(), output) == (0, "")
 
 
 def test_a_list_that_nobody_reads_ends_without_a_traceback(monkeypatch):
@@ -170,7 +170,7 @@ def test_a_list_that_nobody_reads_ends_without_a_traceback(monkeypatch):
     monkeypatch.setattr(main, "drop_output", lambda: dropped.append(True))
     assert (main.main(["checkpoint"]), dropped) == (1, [True])
     with pytest.raises(BrokenPipeError):
-        main.main(["train"])  # a run is not ended in silence
+        main.main(["train"])  # a run must not end silently
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's device that is always full")
@@ -206,8 +206,8 @@ def test_doctor_s_devices_check_is_honest(program, level, found):
 
 
 def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
-    with socket.create_server(("", 0)) as taken:
-        number = taken.getsockname()[1]
+    with socket.create_server(("", 0)) as listener:
+        number = listener.getsockname()[1]
         found = [machine_checks.port(number), machine_checks.disk(tmp_path, low_bytes=1 << 60)]
     found += [machine_checks.port(number), machine_checks.disk(tmp_path)]
     monkeypatch.setattr("os.access", lambda folder, how: False)
@@ -260,6 +260,6 @@ def test_an_audit_is_one_document_for_a_script(tmp_path, capsys):
     lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     (run / "ledger.jsonl").write_text("".join(lines[:4] + lines[5:]))
     assert main.main(["audit", str(run), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["good"]
-    assert told["findings"]
+    report = json.loads(capsys.readouterr().out)
+    assert not report["good"]
+    assert report["findings"]

@@ -1,4 +1,4 @@
-"""What an exact run refuses by name, before anything is compiled: each with something to do instead."""
+"""Settings that an exact run refuses by name before compilation, each with an alternative."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def exact(**options):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"global_batch_size": None}, "global_batch_size: .*batch_size"),
         ({"global_batch_size": 60}, "global_batch_size = 60"),
@@ -24,13 +24,13 @@ def exact(**options):
         ({"virtual_replicas": 0}, "virtual_replicas = 0"),
     ],
 )
-def test_what_cannot_be_exact_is_refused(options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_exact_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
         exact(**options)
 
 
 def test_threads_follow_the_virtual_replicas_unless_named():
-    # a number that does not depend on the machine or on who shares it: threads are part of the bits
+    # a number that does not depend on the machine or its load: threads determine the bits
     assert exact().pool_threads == 8
     assert exact(exact_threads=4).pool_threads == 4
     assert DistributedTrainingConfig(exact_threads=4).pool_threads is None

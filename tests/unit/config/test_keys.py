@@ -1,4 +1,4 @@
-"""What every key of the configuration has: bounds, an effect, a sentence and a form in the help, a schema."""
+"""Every configuration key has bounds, an effect, a sentence and a form in the help, and a schema."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def is_bounded(field) -> bool:
     return any(isinstance(x, Le | Lt) for x in every)
 
 
-def test_every_number_has_an_upper_bound():  # what would overflow later is refused where it is read
+def test_every_number_has_an_upper_bound():  # refuse what would overflow later
     every = [*fields(TrainConfig), *fields(GroupConfig)]
     numbers = {name: field for name, field in every if holds_number(field.annotation)}
     assert [name for name, field in numbers.items() if not is_bounded(field)] == []

@@ -1,4 +1,4 @@
-"""File plus command line to one configuration: what wins, and one clear line for whatever is wrong."""
+"""File and command line make one configuration: precedence, and one clear line per error."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.support.refusals import refused_in_a_line
 
 @pytest.fixture
 def experiment(cwd):
-    """Writes an experiment file into an empty current folder; gives its name."""
+    """Writes an experiment file into an empty current folder; its name."""
 
     def write(text, name="x.yaml"):
         (cwd / name).write_text(text)
@@ -212,7 +212,7 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("digit.yaml", None, ".*'digits.yaml'"),
         (".", None, ""),
@@ -220,11 +220,11 @@ def test_a_bad_command_line_is_one_clear_line(words, message):
         ("big.yaml", b"#" * (1 << 20) + b"\n", ".*1048576 bytes"),
     ],
 )
-def test_missing_and_unreadable_files(cwd, name, content, said):
+def test_missing_and_unreadable_files(cwd, name, content, message):
     (cwd / "digits.yaml").touch()
     if content:
         (cwd / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=f"^{re.escape(name)}: {said}"):
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)}: {message}"):
         load_config(["--config", name])
 
 
@@ -248,7 +248,7 @@ def test_fast_dev_run_is_short_and_apart(experiment):
 
 
 @pytest.mark.parametrize(
-    ("key", "said"),
+    ("key", "message"),
     [
         ("output_dir", r"fit\("),
         ("lr", "optimizer"),
@@ -257,8 +257,8 @@ def test_fast_dev_run_is_short_and_apart(experiment):
         ("betch_size", "'batch_size'"),
     ],
 )
-def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, said):
-    with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: .*'{key}'.* {said}"):
+def test_a_program_is_told_where_it_says_what_a_file_has_a_key_for(key, message):
+    with pytest.raises(ConfigError, match=rf"^DistributedTrainingConfig: .*'{key}'.* {message}"):
         DistributedTrainingConfig(**{key: 1})
 
 

@@ -1,4 +1,4 @@
-"""The configuration as a value: attribute style, bounds, and what is refused."""
+"""The configuration as an object: attributes, bounds, and refused values."""
 
 import pytest
 import yaml
@@ -16,7 +16,7 @@ def test_documented_defaults_of_the_guide():
     assert (config.log_every_n_batches, config.checkpoint_every_n_epochs) == (10, 5)
     assert (config.checkpoint_dir, config.save_on_master_only) == ("./checkpoints", True)
     assert (config.validation_split, config.drop_last) == (0.0, False)
-    # a call of fit trains anew; the same experiment started again goes on
+    # a call of fit starts over; a restarted experiment continues
     assert (config.resume, TrainConfig().resume) == ("never", "auto")
 
 
@@ -33,7 +33,7 @@ def test_attribute_style_is_checked_at_once():
 
 
 def test_lora_says_its_rank():
-    """Without one there are no adapters, and the whole model would be trained."""
+    """Without a rank there are no adapters, and the whole model would be trained."""
     assert DistributedTrainingConfig(lora={"rank": 0, "alpha": 4}).lora.rank == 0  # off, on purpose
     for section in ({"alpha": 4}, {"pattern": "*kernel"}):
         with pytest.raises(ConfigError, match="lora = .*rank: 8"):
@@ -48,7 +48,7 @@ def test_both_batch_sizes_are_never_given():
     config.batch_size = 32
     with pytest.raises(ConfigError, match="batch_size = 32 .*global_batch_size = 128"):
         config.global_batch_size = 128
-    assert config.global_batch_size is None  # a refused assignment leaves the value as it was
+    assert config.global_batch_size is None  # a refused assignment does not change the value
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_bad_values_are_named(field, value):
 
 
 @pytest.mark.parametrize(
-    ("field", "given", "value"),
+    ("field", "short", "value"),
     [
         ("precision", "bfloat16", "bfloat16"),
         ("precision", "bf16-mixed", "bfloat16"),
@@ -94,8 +94,8 @@ def test_bad_values_are_named(field, value):
         ("memory_pages", False, "off"),
     ],
 )
-def test_short_forms(field, given, value):
-    assert getattr(DistributedTrainingConfig(**{field: given}), field) == value
+def test_short_forms(field, short, value):
+    assert getattr(DistributedTrainingConfig(**{field: short}), field) == value
 
 
 @pytest.mark.parametrize(

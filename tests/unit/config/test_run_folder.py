@@ -1,4 +1,4 @@
-"""Folders that can never be made are refused in one line, before anything is loaded or written."""
+"""Folders that cannot be created are refused in one line, before anything is loaded or written."""
 
 from pathlib import Path
 
@@ -38,16 +38,16 @@ def test_a_folder_that_holds_other_things_and_no_run_is_refused(cwd, folder):
 
 
 @pytest.mark.parametrize(
-    "there",
+    "present",
     [
         [],
         [".hidden", "lost+found", "logs", "slurm-7.out"],
         ["mine", "config.yaml"],
-        ["mine", "kept/steps/"],  # a run that saved checkpoints only
+        ["mine", "kept/steps/"],  # a run with only checkpoints
     ],
 )
-def test_a_new_folder_and_that_of_a_run_are_taken(tmp_path, there):
-    for name in there:
+def test_a_new_folder_and_that_of_a_run_are_taken(tmp_path, present):
+    for name in present:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
     RunFolder(tmp_path, "kept/steps").refuse_unusable()

@@ -1,6 +1,6 @@
-"""Flax's BatchNorm in the ways its users write it, beside the module by hand on rows without padding.
+"""Flax's BatchNorm in the forms that users write, compared with the plain module on rows without padding.
 
-Norms leave padding out where the batch is the first dimension of what they take; else they give NaN.
+Norms exclude padding if the batch is the first dimension of their input; otherwise they return NaN.
 """
 
 import jax
@@ -18,9 +18,9 @@ from cyxjax.errors import ConfigError
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
 MASK = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 1, 0]], bool)[..., None]
-X[~MASK[..., 0]] = np.nan  # a value behind a mask may be anything
+X[~MASK[..., 0]] = np.nan  # a masked value may be anything
 ROWS = np.float32([1, 1, 1, 0])  # the last row is padding
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # Flax takes E[x^2] - E[x]^2, ours goes over the rows twice
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # Flax computes E[x^2] - E[x]^2, ours makes two passes
 
 
 class Halved(linen.BatchNorm):
@@ -50,7 +50,7 @@ class NnxMasked(nnx.Module):
 
 
 def by_hand(module, x):
-    """(output, running mean) of a training call in Flax alone."""
+    """(output, running mean) of a training call in plain Flax."""
     if isinstance(module, nnx.Module):
         module = nnx.clone(module)
         module.train()
@@ -69,7 +69,7 @@ MODELS = {
 
 @pytest.mark.parametrize("module", MODELS.values(), ids=MODELS)
 def test_a_mask_and_padding_count_together(module):
-    # What Flax makes of the three real rows alone; the fourth holds a value that would be seen.
+    # Flax's result for only the three real rows; the fourth has a value that would be noticed.
     fns = adapt(module)
     output, _, state = phases.forward(fns, *fns.init(KEY, X), X, jnp.asarray(ROWS), KEY)
     real, mean = by_hand(module, X[:3])
@@ -142,7 +142,7 @@ def test_an_axis_that_the_model_maps_over_is_its_own():
     np.testing.assert_allclose(output, (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5), **TOLERANCE)
 
 
-B, T, F = 3, 3, 2  # as many steps as samples: no size tells them apart
+B, T, F = 3, 3, 2  # as many steps as samples: sizes do not distinguish them
 CUBE = np.random.default_rng(0).normal(size=(B, T, F)).astype(np.float32) + np.arange(B)[:, None, None]
 PADDED = np.float32([1, 1, 0])
 
@@ -166,7 +166,7 @@ OTHER = {
     "in groups": lambda norm, x: norm(x.reshape(3, -1, T * F)).reshape(x.shape),
 }
 FORMS = BATCH_FIRST | OTHER
-# Shapes with 3 samples and 3 steps hide these in the step; `needs_full_batches` is asked before it.
+# Shapes with 3 samples and 3 steps hide these in the step; `needs_full_batches` is called before it.
 SAME_SHAPE = ("time first", "of pairs", "in groups")
 
 
@@ -200,7 +200,7 @@ def test_padding_counts_nowhere_or_gives_no_numbers(form):
     if form in OTHER:
         if form not in SAME_SHAPE:
             assert np.isnan(run(form, CUBE, jnp.asarray(PADDED))[0]).all()
-        # Without padding nothing need be known.
+        # Without padding no information is needed.
         (output, state), (expected, after) = run(form, CUBE, jnp.ones(B)), run(form, CUBE, None)
     else:
         (output, state), (expected, after) = run(form, CUBE, jnp.asarray(PADDED)), run(form, CUBE[:2], None)

@@ -1,4 +1,4 @@
-"""Which of a model's arguments are inputs, a mode, a key: as its signature says."""
+"""Which of a model's arguments are inputs, a mode or a key, according to its signature."""
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ A, B, C = 1.0, 2.0, 3.0
 GRAPH = GraphsTuple(A, B, None)
 
 
-def given(call, inputs):
-    """What each argument gets: numbers as they are, a key as "key", the mode left out."""
+def arguments(call, inputs):
+    """The value of each argument: numbers as they are, a key as "key", without the mode."""
     args, named = call_arguments(call, inputs, KEY, True)
     named = {name: "key" if isinstance(a, jax.Array) else a for name, a in named.items()}
     return args, {name: a for name, a in named.items() if name not in ("train", "deterministic")}
@@ -46,18 +46,18 @@ def given(call, inputs):
         (lambda ids, **more: 0, {"ids": A, "mask": B}, ((), {"ids": A, "mask": B})),
         (lambda graphs, deterministic: 0, GRAPH, ((GRAPH,), {})),
         (lambda a, b=None: 0, GRAPH, ((GRAPH,), {})),
-        # What does not fit: Python's own call names what is missing or unknown.
+        # A mismatch: Python's own call names the missing or unknown argument.
         (lambda a, b: 0, A, ((A,), {})),
         (lambda a, b, c: 0, (A, B), ((A, B), {})),
         (lambda image, mask=None: 0, {"image": A, "masks": B}, ((), {"image": A, "masks": B})),
     ],
 )
 def test_inputs_go_where_the_signature_says(call, inputs, expected):
-    assert given(call, inputs) == expected
+    assert arguments(call, inputs) == expected
 
 
 class Experts(linen.Module):
-    """Sows a loss a sample, a running count, and something to look at."""
+    """Sows a loss per sample, a running count, and a value to inspect."""
 
     shape: str = "rows"
 
@@ -97,8 +97,8 @@ def test_a_collection_of_losses_is_told_by_its_last_word():
     before = nnx.State({})
     for name in ("Loss", "MoELoss", "AuxLosses", "aux_loss", "LossStats", "Glossary"):
         after = nnx.State({"v": type(name, (nnx.Variable,), {})(jnp.ones(2))})
-        told = [] if name in ("LossStats", "Glossary") else [name]
-        assert [kind for kind, _ in _sown_losses(after, before)] == told
+        expected = [] if name in ("LossStats", "Glossary") else [name]
+        assert [kind for kind, _ in _sown_losses(after, before)] == expected
 
 
 class ExpertsNnx(nnx.Module):

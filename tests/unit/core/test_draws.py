@@ -1,4 +1,4 @@
-"""One rule names a sample's place and its random draws: whoever asks gets the same answer."""
+"""One rule determines a sample's position and its random draws, the same for every caller."""
 
 import jax
 import numpy as np
@@ -11,8 +11,8 @@ KEY = jax.random.key_data(jax.random.key(7))
 
 
 def test_every_place_of_a_step_belongs_to_one_row():
-    # 2 micro-batches x 3 replicas x 4 rows: 24 places. Replica 1, micro-batch 1 starts behind 12 places, at
-    # 13, and goes on in strides of 3.
+    # 2 micro-batches x 3 replicas x 4 rows: 24 positions. Replica 1, micro-batch 1 starts after 12 positions,
+    # at 13, and continues in strides of 3.
     micro, replica, row = np.ogrid[:2, :3, :4]
     places = place_in_step(row, micro, replica, rows=4, num_replicas=3)
     assert sorted(places.reshape(-1)) == list(range(24))

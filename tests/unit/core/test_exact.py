@@ -1,4 +1,4 @@
-"""How a device computes its parts, and the fixed tree that adds them up, however they are shared out."""
+"""How a device computes its parts, and the fixed tree that adds them up for any distribution of parts."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ STATE = jnp.float32(2)
 
 
 def of_numbers(numbers) -> Parts:
-    """Parts whose inputs say which they are: 10 n and 10 n + 1."""
+    """Parts whose inputs identify them: 10 n and 10 n + 1."""
     numbers = np.asarray(numbers, np.int32)
     inputs = (10 * numbers[:, None] + np.arange(2)).astype(np.float32)
     return Parts(numbers, inputs, inputs, np.ones((len(numbers), 2), np.float32))
@@ -53,8 +53,8 @@ def printed(inputs):
     [
         (squared, 8, "in a loop"),
         (convolved, 8, "in a loop"),
-        (convolved_in_groups_below, 8, "each alone"),  # 10 to 30 times as slow inside a loop
-        (printed, 8, "each alone"),  # what a call does beside is done once a call
+        (convolved_in_groups_below, 8, "each alone"),  # 10 to 30 times slower inside a loop
+        (printed, 8, "each alone"),  # side effects happen once per call
         (lambda inputs: inputs * 2, 1_000_000, "in a loop"),
         (lambda inputs: inputs * 2, 2_000_000, "each alone"),  # 8 parts of 16 MB, in and out
     ],
@@ -89,9 +89,9 @@ def test_both_ways_give_each_part_of_a_device_its_own(mine):
 
 
 def tree_text(num_parts):
-    """The additions in full, as a text: equal texts, equal sums."""
+    """All additions as text: equal texts mean equal sums."""
     level = [str(i) for i in range(num_parts)]
-    while len(level) > 1:  # neighbours first; an odd one goes up as it is
+    while len(level) > 1:  # neighbours first; an unpaired one moves up unchanged
         pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
         level = [f"({'+'.join(pair)})" if len(pair) == 2 else pair[0] for pair in pairs]
     return level[0]
@@ -103,7 +103,7 @@ def added(a, b):
 
 @pytest.mark.parametrize("num_parts", range(1, 17))
 def test_any_sharing_adds_in_the_same_order(num_parts):
-    # 6 parts by hand: neighbours, then neighbours of those; the third pair goes up as it is
+    # 6 parts by hand: neighbours, then neighbours of the results; the third pair moves up unchanged
     assert tree_text(6) == "(((0+1)+(2+3))+(4+5))"
     parts = {Node(i, 1): str(i) for i in range(num_parts)}
     for devices in range(1, num_parts + 1):
@@ -117,9 +117,9 @@ def test_any_sharing_adds_in_the_same_order(num_parts):
 
 
 def test_a_device_sends_as_few_sums_as_the_tree_allows():
-    # 8 parts: 0-3 are one subtree; 2-4 are (2+3) and 4; 3-4 have nothing in common below the root
+    # 8 parts: 0-3 are one subtree; 2-4 are (2+3) and 4; 3-4 share no node below the root
     assert cover(range(4), root(8), 8) == [Node(0, 4)]
     assert cover(range(2, 5), root(8), 8) == [Node(2, 2), Node(4, 1)]
     assert cover(range(3, 5), root(8), 8) == [Node(3, 1), Node(4, 1)]
-    # 6 parts: 4 and 5 are all there is of the node of width 4
+    # 6 parts: 4 and 5 are all parts of the last node of width 4
     assert cover(range(4, 6), root(6), 6) == [Node(4, 4)]

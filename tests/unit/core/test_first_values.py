@@ -1,4 +1,4 @@
-"""First values drawn leaf by leaf: the bits of one program for all, and few programs for many leaves."""
+"""Initial values drawn leaf by leaf: the bits of one program for all, with few programs for many leaves."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ class Cell(linen.Module):
 
 
 class Various(linen.Module):
-    """Initializers of many kinds, values made from data, from a table and from one another."""
+    """Initializers of many kinds, with values from data, from a table and from each other."""
 
     @linen.compact
     def __call__(self, x):
@@ -85,7 +85,7 @@ def test_a_second_model_with_such_leaves_makes_no_program():
     drawn = draw(again, key, x)
     assert made().misses == before
     jax.tree.map(np.testing.assert_array_equal, drawn, one_program(again)(key, x))
-    draw(drawing(linen.Dense(5)), key, x)  # of another shape
+    draw(drawing(linen.Dense(5)), key, x)  # of a different shape
     assert made().misses == before + 1
 
 
@@ -98,7 +98,7 @@ def test_a_program_that_holds_a_table_is_not_kept():
 
 
 def test_what_hangs_together_is_drawn_together():
-    def values(key):  # each leaf is made from all before it
+    def values(key):  # each leaf depends on all before it
         leaves = [jax.random.normal(key, (2,))]
         for _ in range(40):
             leaves.append(leaves[-1] * 2 + 1)

@@ -74,7 +74,7 @@ def test_a_stream_that_a_scan_does_not_split_is_not_made_up():
         (lambda x, split=True, latest=True: 0, {}),
         (lambda x, phase=False: 0, {}),
         (lambda x, test=None: 0, {}),
-        (partial(lambda x, is_test=False: 0, is_test=True), {}),  # somebody's own choice
+        (partial(lambda x, is_test=False: 0, is_test=True), {}),  # a user's own choice
     ],
 )
 def test_the_mode_goes_by_the_name_that_the_call_has_for_it(call, mode):
@@ -99,7 +99,7 @@ def test_a_switch_by_another_name_is_refused(call, named):
 
 
 class Net(linen.Module):
-    """A Dropout whose mode is what `is_off` makes of the keywords of the call."""
+    """A Dropout whose mode is `is_off` of the keywords of the call."""
 
     is_off: Callable
     norm: dict | None = None

@@ -1,4 +1,4 @@
-"""Losses by torch's names, against torch's formulas written out; what a loss cannot be given is one line."""
+"""Losses with torch's names, compared with torch's formulas; an invalid argument is a one-line error."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ WEIGHT = np.float32([1, 3, 0.5])
 
 
 def by_torch(weight, smoothing, counts):
-    """torch's documented cross entropy, reduction "mean": labels' weights divide, smoothing is by class."""
+    """torch's documented cross entropy, reduction "mean": divided by label weights, smoothing by class."""
     log_p = np.asarray(LOGITS - np.log(np.exp(LOGITS).sum(-1, keepdims=True)))
     w = weight[LABELS] * counts
     own = -np.take_along_axis(log_p, LABELS[..., None], -1)[..., 0]
@@ -54,9 +54,9 @@ def test_a_batch_in_which_nothing_counts_is_zero_and_has_no_gradient():
 TWO = np.log(np.array([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], np.float32))
 
 
-def values(given):
-    """Of a loss that weighs its samples, what they add to its sum."""
-    return given[0] * given[1] if isinstance(given, tuple) else given
+def values(value):
+    """The contribution of each sample to the sum of a loss, for (value, weight) or a value."""
+    return value[0] * value[1] if isinstance(value, tuple) else value
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_what_would_broadcast_or_lose_a_part_is_refused_with_both_shapes(loss):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [None, {"loss": 1}, (jnp.ones(2), {"aux": 1}), (jnp.ones(2),) * 3, jnp.ones(3)],
 )
-def test_a_loss_gives_a_number_or_a_row_per_sample(given):
+def test_a_loss_gives_a_number_or_a_row_per_sample(value):
     with pytest.raises(DataError, match=r"loss .*2.*\(2, \.\.\.\)"):
-        check_form(given, 2, "the loss")
+        check_form(value, 2, "the loss")
     for good in (jnp.ones(()), jnp.ones((2, 4)), (jnp.ones(2), jnp.ones(2))):
         check_form(good, 2, "the loss")
     with pytest.raises(DataError, match="loss .*complex64"):

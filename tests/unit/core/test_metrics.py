@@ -15,7 +15,7 @@ LABELS = jnp.array([0, 1, 1, 0], jnp.int32)
 
 
 def test_sums_and_counts_by_hand():
-    # Of the three samples that weigh 1 two are right; losses 1 + 2 + 4; the fourth row is padding.
+    # Two of the three samples with weight 1 are correct; losses 1 + 2 + 4; the fourth row is padding.
     weight = jnp.array([1, 1, 1, 0], jnp.float32)
     losses = jnp.array([1.0, 2.0, 4.0, 8.0], jnp.float32)
     metrics = Metrics({"first": lambda output, target: output[:, 0], "none": lambda output, target: None})
@@ -35,7 +35,7 @@ def test_what_padding_holds_is_not_measured():
 
 
 def test_labels_below_0_are_padding_and_one_output_is_no_class():
-    # Of the labels 0, 1 and 0 the first two are found; positions below 0 are padding of the user's own loss.
+    # Of the labels 0, 1 and 0 the first two are correct; labels below 0 are padding of the user's own loss.
     labels, losses, weight = jnp.array([0, 1, -1, 0]), jnp.ones(4), jnp.ones(4)
 
     def accuracy(logits, labels):
@@ -62,7 +62,7 @@ def test_metrics_that_are_no_metrics_are_refused():
 
 @flax.struct.dataclass
 class Sums:
-    """A metric class of clu or metrax: it is constructed from sums."""
+    """A metric class as in clu or metrax: constructed from sums."""
 
     total: Any
     count: Any

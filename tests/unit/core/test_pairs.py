@@ -1,4 +1,4 @@
-"""Pairs of functions are models: what each function names it is given, and nothing else."""
+"""Pairs of functions are models: each function gets only the arguments that it names."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ def product(params, x):
 
 
 def run(model, inputs=X, train=True):
-    """(output, state afterwards) of the pair's first values."""
+    """(output, new state) with the pair's initial values."""
     fns = adapt(model)
     return fns.apply(*fns.init(KEY, inputs), inputs, KEY, train)
 
@@ -82,7 +82,7 @@ def test_several_inputs_are_arguments_or_one_tree():
 
 
 class Transformed(NamedTuple):
-    """As Haiku makes them: whatever else the function takes is hidden behind *args."""
+    """As from Haiku: other arguments of the function are hidden by *args."""
 
     init: object
     apply: object
@@ -110,12 +110,12 @@ def test_transformed_functions_of_haiku():
 def test_the_methods_of_a_module_are_the_module():
     module = Net(batch_norm=True)
     params, state = adapt((module.init, module.apply)).init(KEY, X)
-    assert set(params) == {"BatchNorm_0", "Dense_0", "Dense_1"}  # as functions they trained batch_stats
+    assert set(params) == {"BatchNorm_0", "Dense_0", "Dense_1"}  # as functions they used to train batch_stats
     assert set(state) == {"batch_stats"}
 
 
 class Estimator:
-    """As a library's own."""
+    """As in another library."""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ class Estimator:
         (Estimator(), "Estimator"),
         (Estimator, "Estimator"),
         ((W, W), "tuple"),
-        ((Net, {"w": W}), "tuple"),  # the class, beside values of its objects
+        ((Net, {"w": W}), "tuple"),  # the class, with values of its objects
         (TrainState.create(apply_fn=product, params={"w": W}, tx=optax.sgd(0.1)), "TrainState"),
         (nnx.split(NnxNet(nnx.Rngs(0))), "tuple"),
     ],

@@ -1,4 +1,4 @@
-"""The phases of one replica by hand: what padding weighs, what a mean over replicas is made of, its norm."""
+"""The phases of one replica by hand: the weight of padding, the mean over replicas, its norm."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def squares(output: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def test_padding_gives_no_gradient_and_its_loss_is_told():
-    # d(0.5 * w * (y - t)^2) / dy = w * (y - t): 1, 3, and nothing of the row that fills up.
+    # d(0.5 * w * (y - t)^2) / dy = w * (y - t): 1, 3, and 0 for the padding row.
     output, target = jnp.array([1.0, 3.0, 9.0]), jnp.zeros(3)
     losses, seed = loss_and_seed(squares, output, target, WEIGHT, jnp.float32(0.5))
     assert losses.values.tolist() == [1, 9, 81]
@@ -27,7 +27,7 @@ def test_padding_gives_no_gradient_and_its_loss_is_told():
 
 
 def test_what_a_model_adds_to_its_loss_counts_as_the_loss_does():
-    # d(0.5 * w * ((y - t)^2 + own)) / d own = 0.5 for each sample, and nothing for padding.
+    # d(0.5 * w * ((y - t)^2 + own)) / d own = 0.5 for each sample, and 0 for padding.
     made = Sown(jnp.array([1.0, 3.0, 9.0]), jnp.array([10.0, 20.0, jnp.nan]))
     losses, seed = loss_and_seed(squares, made, jnp.zeros(3), WEIGHT, jnp.float32(0.5))
     assert losses.values.tolist()[:2] == [11, 29]
@@ -38,8 +38,8 @@ def test_what_a_model_adds_to_its_loss_counts_as_the_loss_does():
 
 
 def test_running_statistics_count_by_samples_and_counters_do_not():
-    # Two replicas: 2 samples with mean 1, 1 sample with mean 4: (2 * 1 + 1 * 4) / 3 = 2. One without samples
-    # holds whatever it likes.
+    # Two replicas: 2 samples with mean 1, 1 sample with mean 4: (2 * 1 + 1 * 4) / 3 = 2. A replica without
+    # samples may have any value.
     states = [{"mean": jnp.array([m]), "count": jnp.int32(7)} for m in (1.0, 4.0, jnp.nan)]
     shares = [weighted_state(s, jnp.float32(w)) for s, w in zip(states, (2, 1, 0), strict=True)]
     assert [int(share["count"]) for share in shares] == [7, 7, 7]
@@ -49,14 +49,14 @@ def test_running_statistics_count_by_samples_and_counters_do_not():
 
 
 def test_no_branch_adds_up_many_leaves_and_the_norm_keeps_its_bits():
-    # 1 + 2**-24 is 1 in float32: small leaves count only where they are added up first.
+    # 1 + 2**-24 is 1 in float32: small leaves count only if they are added up first.
     sizes = [1.0, *[2.0**-12] * 199]
     leaves = [np.full(1, size, np.float32) for size in sizes]
     row = lambda step, grads: norm_row(Stepped(None, None, grads), step)  # noqa: E731
     traced = jax.make_jaxpr(row)(np.int32(8), leaves)
-    given = [len(eqn.invars) for eqn in traced.jaxpr.eqns if eqn.primitive.name == "cond"]
-    assert len(given) == 4
-    assert max(given) <= 66  # the condition, the sum so far, 64 leaves
+    num_inputs = [len(eqn.invars) for eqn in traced.jaxpr.eqns if eqn.primitive.name == "cond"]
+    assert len(num_inputs) == 4
+    assert max(num_inputs) <= 66  # the condition, the sum so far, 64 leaves
     one_by_one = np.float32(optax.tree.norm(leaves))
     assert one_by_one == 1.0 != np.float32(np.sqrt(np.sum(np.square(sizes))))
     np.testing.assert_array_equal(jax.jit(row)(np.int32(8), leaves), [one_by_one, 1.0])
@@ -86,8 +86,8 @@ def test_parameters_wait_for_no_norm_that_nobody_takes_or_that_is_of_parts():
 def test_a_gpu_is_given_no_branch_which_its_host_would_wait_for(monkeypatch):
     leaves = [np.full(3, 2.0, np.float32)] * 3
     row = lambda step, grads: norm_row(Stepped(None, None, grads), step)  # noqa: E731
-    with monkeypatch.context() as there:
-        there.setattr(jax, "default_backend", lambda: "gpu")
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "default_backend", lambda: "gpu")
         traced = jax.make_jaxpr(row)(np.int32(8), leaves)
         found = [jax.jit(lambda n, leaves: row(n, leaves))(np.int32(n), leaves) for n in (8, 9)]
     assert "cond" not in str(traced)

@@ -1,4 +1,4 @@
-"""Metrics with a name against scikit-learn's, however the samples are dealt out."""
+"""Named metrics compared with scikit-learn's, for any distribution of the samples."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ REAL = (1e4 + rng.normal(size=(N, 2))).astype(np.float32)
 
 
 def measured(metric, output, target, cuts=(3, 20)):
-    """What comes of sums over parts of the samples, as replicas make them; two rows of padding hold NaN."""
+    """The metric from sums over parts of the samples, as on replicas; two rows of padding are NaN."""
     metrics = metric if isinstance(metric, cx.Metrics) else cx.Metrics({"it": metric})
     total, sums = np.zeros((metrics.num_rows, 2)), jax.jit(metrics.sums)
     for rows in np.split(np.arange(len(target)), [cut for cut in cuts if cut < len(target)]):
@@ -85,7 +85,7 @@ def test_a_confusion_matrix_is_counted_and_what_is_ignored_is_not():
     np.testing.assert_array_equal(
         found, sk.confusion_matrix(LABELS[kept], LOGITS.argmax(-1)[kept], labels=range(C))
     )
-    # Under a loss of one's own a label may name no class: it is in no row, and not in the last (-1) either.
+    # With a custom loss a label may not be a class: it is in no row, also not in the last one (-1).
     assert measured(cx.ConfusionMatrix(C), LOGITS, labels)["it"].sum() == kept.sum()
 
 
@@ -108,7 +108,7 @@ def test_perplexity_and_bits_are_of_the_mean_over_tokens():
     counts = TOKENS != 0
     some = measured(cx.BitsPerCharacter(4.0, ignore_index=0), TEXT, TOKENS)["it"]
     assert some == pytest.approx(nll[counts].mean() / np.log(2) / 4, rel=1e-6)
-    assert np.isnan(measured(cx.Perplexity(), TEXT, np.full_like(TOKENS, -1))["it"])  # names no class
+    assert np.isnan(measured(cx.Perplexity(), TEXT, np.full_like(TOKENS, -1))["it"])  # -1 is not a class
 
 
 def test_r2_is_scikit_learn_s_and_nan_where_float32_cannot_tell():
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_one_line():
         cx.F1(3, "binary")
     with pytest.raises(DataError, match="HINT"):
         measured(cx.F1(3), TEXT, LABELS[:9])
-    for metric in (cx.AUC(), cx.R2(), cx.Perplexity()):  # jax's own words
+    for metric in (cx.AUC(), cx.R2(), cx.Perplexity()):  # jax's own errors
         with pytest.raises((TypeError, ValueError)):
             measured(metric, TEXT, LABELS[:9])
 

@@ -1,4 +1,4 @@
-"""What tests of data share."""
+"""Fixtures for the data tests."""
 
 from tests.support.trainers import two_devices
 

@@ -75,7 +75,7 @@ def test_an_epoch_cut_anywhere_and_gone_on_with_at_any_size_has_every_sample_onc
         plan = BatchPlan(num_samples, batch_size, replicas, accumulation).rest(first)
         assert (plan.num_steps == 0) == (first == num_samples)
         for _, batch in zip(range(steps), iterate(data, order, plan, range(replicas)), strict=False):
-            assert batch.stop - batch.total == first  # exactly there, at an odd place too
+            assert batch.stop - batch.total == first  # exactly there, also at an odd position
             assert sorted(batch.inputs[batch.weight == 1]) == sorted(order[first : batch.stop])
             seen.extend(batch.inputs[batch.weight == 1])
             first = batch.stop
@@ -108,7 +108,7 @@ def test_batches_do_not_depend_on_how_many_are_made_at_once(monkeypatch, limit):
     assert len(several) == plan.num_steps - 1 == 833
     for one, other in zip(several, single, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one._asdict(), other._asdict())
-        assert one.targets is one.inputs  # read once, sent once
+        assert one.targets is one.inputs  # read once and sent once
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Data sets by name: real data, splits that never change, errors that name file and field; packed texts."""
+"""Datasets by name: real data, fixed splits, errors that name file and field; packed texts."""
 
 import gzip
 import io
@@ -35,7 +35,7 @@ def test_digits():
     assert splits.info.input_shape == (8, 8, 1)
     assert (splits.info.num_classes, splits.info.task) == (10, "classification")
     assert [len(part) for part in splits[:3]] == [1258, 180, 359]  # 1,797 in all: 70, 10 and 20 in 100
-    # every class is divided alike: 174 to 183 scans of each, so 34 to 37 in the test set
+    # every class is split equally: 174 to 183 scans of each, so 34 to 37 in the test set
     assert np.bincount(take_all(splits.test)[1]).min() >= 34
     assert splits.test.targets[:12].tolist() == FIRST_TEST_LABELS  # on every machine
     assert not np.array_equal(splits.val.targets, load_dataset("digits", split_seed=1).val.targets)
@@ -76,7 +76,7 @@ def test_text_predicts_the_next_character(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "root", "options", "said"),
+    ("name", "root", "options", "message"),
     [
         ("digit", None, {}, "'digit'.* 'digits'"),
         ("digits", None, {"val_fractoin": 0.1}, "'digits' .*'val_fractoin'.* 'val_fraction'"),
@@ -86,8 +86,8 @@ def test_text_predicts_the_next_character(tmp_path):
         ("wine", None, {"val_fraction": 0.5, "test_fraction": 0.5}, r"\(0\.0, 0\.5, 0\.5\)"),
     ],
 )
-def test_unknown_names_and_options_are_answered_with_the_nearest(name, root, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_unknown_names_and_options_are_answered_with_the_nearest(name, root, options, message):
+    with pytest.raises(ConfigError, match=message):
         load_dataset(name, root, **options)
 
 
@@ -115,7 +115,7 @@ def idx(array):
 
 
 def images_of(size):
-    """The corner pixel holds the row number, whose last digit is the label."""
+    """Images whose corner pixel is the row number; its last digit is the label."""
     images = np.random.default_rng(0).integers(0, 256, (size, 28, 28))
     images[:, 0, 0] = np.arange(size)
     return idx(images)
@@ -216,7 +216,7 @@ def test_csv(tmp_path):
 IMAGES = "train-images-idx3-ubyte"
 PRICES = b"a,b\n" + b"".join(b"%d,%d\n" % (i, 10 * i) for i in range(30))
 KINDS = b"a,b\n" + b"1,cat\n2,dog\n" * 20
-NO_DATA = [  # name, the files there, of which the first is meant; options; what is named
+NO_DATA = [  # name, existing files, of which the first is the subject; options; what the error names
     ("mnist", {IMAGES: b"\x00\x00\x08"}, {}, f"{IMAGES}: .*000008"),
     ("mnist", {IMAGES: b"PK\x03\x04" + bytes(50)}, {}, f"{IMAGES}: .*504b0304"),
     ("mnist", {IMAGES: b"\x00\x00\x07\x03" + bytes(50)}, {}, f"{IMAGES}: .*0x07"),
@@ -253,14 +253,14 @@ NO_DATA = [  # name, the files there, of which the first is meant; options; what
 ]
 
 
-@pytest.mark.parametrize(("name", "files", "options", "said"), NO_DATA, ids=range(len(NO_DATA)))
-def test_a_file_that_is_no_data_is_named(tmp_path, name, files, options, said):
+@pytest.mark.parametrize(("name", "files", "options", "message"), NO_DATA, ids=range(len(NO_DATA)))
+def test_a_file_that_is_no_data_is_named(tmp_path, name, files, options, message):
     write(tmp_path, files)
     first = next(iter(files))
     root = tmp_path / first if first.partition(".")[0] in ("t", "given") else tmp_path
-    with pytest.raises((ConfigError, DataError), match=said) as told:
+    with pytest.raises((ConfigError, DataError), match=message) as error:
         load_dataset(name, root, **options)
-    assert str(told.value).count("HINT") == 1
+    assert str(error.value).count("HINT") == 1
 
 
 def write_image(path, **new):
@@ -308,7 +308,7 @@ def test_every_class_is_divided_in_the_fractions():
     assert counts == [[49, 14, 7], [7, 2, 1], [14, 4, 2]]
     assert sorted(np.concatenate(parts)) == list(range(100))
     assert all((np.diff(rows) > 0).all() for rows in parts)
-    # As classes, each of these targets would be a class of one sample.
+    # As classes, each of these targets would be a class with one sample.
     assert list(map(len, split_rows(np.linspace(0, 1, 50), "regression"))) == [35, 5, 10]
 
 
@@ -341,7 +341,7 @@ def test_every_pair_stands_once(texts, length):
     assert (packed.tokens[~real] == 0).all()
     starts = (packed.positions == 0) & real
     same = np.diff(packed.segments, axis=1, prepend=0) == 0
-    assert (starts == (real & ~same)).all()  # places count on within a text, and begin anew with each
+    assert (starts == (real & ~same)).all()  # positions count within a text and restart with each
 
 
 @pytest.mark.parametrize("text", [[1.5, 2.0], "ab"])

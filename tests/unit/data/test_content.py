@@ -1,4 +1,4 @@
-"""What a data set holds, in a few numbers: other data are told apart, the same are not."""
+"""The fingerprint of a dataset: different data are detected, equal data are not."""
 
 import json
 import time
@@ -16,7 +16,7 @@ Y = RNG.integers(0, 10, 200).astype(np.int64)
 
 
 def difference(a, b, **how):
-    """Of two datasets, after a way through JSON, as between ranks and in a checkpoint."""
+    """The difference of two datasets after a JSON round trip, as between ranks and in a checkpoint."""
     return find_difference(*(json.loads(json.dumps(content_of(d))) for d in (a, b)), **how)
 
 
@@ -34,7 +34,7 @@ def test_equal_data_agree_and_between_hosts_also_what_another_processor_rounds_o
 @pytest.mark.parametrize("to_the_bit", [True, False])
 @pytest.mark.parametrize("length", [17, 784])
 def test_two_samples_that_are_swapped_are_seen(length, to_the_bit):
-    """Every byte counts at its place, whatever the length of a sample."""
+    """Every byte counts at its position, for any sample length."""
     x = np.random.default_rng(0).integers(0, 256, (3000, length)).astype(np.uint8)
     other = x.copy()
     other[[1234, 2345]] = x[[2345, 1234]]
@@ -79,7 +79,7 @@ def test_subsets_and_views_are_read_whole_by_the_samples_that_are_theirs():
 
 
 def test_what_a_checkpoint_of_0_2_0_holds_is_compared_by_its_samples_alone():
-    """It has sums under "whole", and no checksums of floats."""
+    """Such a checkpoint has sums under "whole", and no checksums of floats."""
     then, now = (content_of(ArrayDataset(X, Y)) for _ in range(2))
     del then["bytes"]
     then["whole"] = [["float32[200,5]", 1.0, 2.0], ["int64[200]", 12345]]
@@ -122,7 +122,7 @@ class Items:
 def test_what_is_drawn_anew_at_each_read_is_left_out_and_the_rest_compared():
     noisy = [as_dataset(Items(noise=1.0)) for _ in range(2)]
     assert difference(*noisy) is None
-    assert difference(noisy[0], as_dataset(Items())) is None  # a draw that came out twice the same
+    assert difference(noisy[0], as_dataset(Items())) is None  # a random read that gave the same twice
     assert content.drawn_anew(content_of(noisy[0]))[0] == "0"
     assert not content.drawn_anew(content_of(as_dataset(Items())))
     what, mine, its = difference(noisy[0], as_dataset(Items(noise=1.0, label=1)))
@@ -136,7 +136,7 @@ def test_few_records_are_read_and_fewer_of_slow_ones(monkeypatch):
     monkeypatch.setattr(content, "MAX_S", 0.1)
     slow = content_of(as_dataset(Items(wait_s=0.03)))
     assert 1 <= len(slow["records"]) <= 4  # two reads each
-    assert find_difference(content_of(as_dataset(quick)), slow) is None  # on what both have read
+    assert find_difference(content_of(as_dataset(quick)), slow) is None  # on the records that both have read
 
 
 @pytest.mark.parametrize("size", [0, 1, 17, 40])

@@ -1,4 +1,4 @@
-"""Formats of other libraries by name; a row runs where its library (an extra) is installed."""
+"""Formats of other libraries by name; a test runs if its library (an extra) is installed."""
 
 import sys
 from types import SimpleNamespace
@@ -117,7 +117,7 @@ def test_array_records_by_number(tmp_path):
 
 def test_a_text_by_a_tokenizer_of_its_own(tmp_path, monkeypatch):
     words = ["the", "and", "cat", "dog", "emu", "unused"]
-    made = SimpleNamespace(  # as the library's Tokenizer
+    made = SimpleNamespace(  # like the library's Tokenizer
         encode=lambda text: SimpleNamespace(ids=[words.index(word) for word in text.split()]),
         get_vocab_size=lambda: len(words),
     )

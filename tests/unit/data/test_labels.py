@@ -1,4 +1,4 @@
-"""Labels that name no class: refused by value and sample, wherever they are read from."""
+"""Labels that are not a class are refused by value and sample, on every path that reads them."""
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ def samples(y):
 
 
 GOOD = np.arange(40) % 3
-READ = {  # by whom -> (the call, what is named)
+READ = {  # reader -> (the call, the name in the error)
     "arrays": (lambda t, y: t.fit(X, y, config()), "training data: sample 17"),
     "held out": (lambda t, y: t.fit(X, y, config(validation_split=0.25)), r"data: sample \d+"),
     "items": (lambda t, y: t.fit(samples(y), samples(GOOD), config()), "training data: sample 17"),
@@ -51,8 +51,8 @@ READ = {  # by whom -> (the call, what is named)
 @pytest.mark.parametrize("wrong", [-1, 3, WRAPS])
 @pytest.mark.parametrize("read", READ)
 def test_a_fit_and_an_evaluation_refuse_it_wherever_it_is_read(read, wrong):
-    call, said = READ[read]
-    with pytest.raises(DataError, match=f"{said} .*label {wrong}.* 3 outputs"):
+    call, message = READ[read]
+    with pytest.raises(DataError, match=f"{message} .*label {wrong}.* 3 outputs"):
         call(trainer(), labels(wrong))
 
 

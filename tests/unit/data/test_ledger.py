@@ -1,6 +1,6 @@
-"""The ledger is the same at every world size; the audit names the first span that is wrong, and how.
+"""The ledger is the same at every world size; the audit names the first wrong span and its fault.
 
-A file that was torn or damaged ends at the checkpoint again, and what is written again is proved.
+An incomplete or damaged file is cut back to the checkpoint, and rewritten records are verified.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from cyxjax.data.ledger import (
 from cyxjax.data.ledger_file import cut_back, line, read_ledger
 from cyxjax.errors import DataError
 
-FACTS = StreamFacts(23, 4, drop_last=False, seed=9, shuffle=True)  # 6 steps an epoch, the last of 3 samples
+FACTS = StreamFacts(23, 4, drop_last=False, seed=9, shuffle=True)  # 6 steps per epoch, the last has 3 samples
 
 
 def held(ids):
@@ -31,7 +31,7 @@ def held(ids):
 
 
 def run(*cuts, facts=FACTS, change=lambda number, ids: ids, at=(0, 0)):
-    """Records of spans that end at `cuts`, places (epoch, stop); change(number of span, ids) -> ids."""
+    """Records of spans that end at `cuts`, pairs (epoch, stop); change(number of span, ids) -> ids."""
     records, (epoch, first) = [], at
     for cut_epoch, stop in cuts:
         while (epoch, first) < (cut_epoch, stop):
@@ -68,14 +68,14 @@ def test_ranks_shares_add_up_to_the_same_span(ranks):
 
 
 def test_padding_is_not_consumed():
-    # Two steps of four rows; the second holds one sample, and three rows that fill it up.
+    # Two steps of four rows; the second has one sample and three padding rows.
     ids = np.array([[3, 1, 2, 0], [4, 3, 1, 2]])
     real = np.array([[True] * 4, [True, False, False, False]])
     assert delivered(ids, real) == [held([3, 1, 2, 0]), held([4])]
 
 
 @pytest.mark.parametrize(
-    ("ids_of_span_4", "kind", "said"),
+    ("ids_of_span_4", "kind", "message"),
     [
         (lambda ids: ids[1:], "skipped", "7 samples"),
         (lambda ids: np.append(ids, ids[0]), "repeated", "9 samples"),
@@ -87,13 +87,13 @@ def test_padding_is_not_consumed():
         (lambda ids: [], "skipped", "0 samples"),
     ],
 )
-def test_what_was_lost_doubled_or_taken_for_another_is_named_in_its_span(ids_of_span_4, kind, said):
+def test_what_was_lost_doubled_or_taken_for_another_is_named_in_its_span(ids_of_span_4, kind, message):
     records = run(
         *CUTS, change=lambda number, ids: np.asarray(ids_of_span_4(ids), int) if number == 4 else ids
     )
     (finding,) = audit(records)
     assert (finding.step, finding.kind) == (8, kind)
-    assert said in str(finding)
+    assert message in str(finding)
     assert len(audit(records * 9, max_findings=7)) == 7
 
 
@@ -123,23 +123,23 @@ def test_a_run_resumed_at_another_size_at_any_sample_is_whole(changes, cut):
 
 
 @pytest.mark.parametrize(
-    ("at", "kind", "said"),
+    ("at", "kind", "message"),
     [
         (
             (1, 2),
             "repeated",
             "place 2 of epoch 2 to before place 4 of epoch 2",
-        ),  # batches taken for smaller ones
-        ((1, 8), "skipped", "place 4 of epoch 2 to before place 8 of epoch 2"),  # ... for larger ones
+        ),  # batches assumed smaller
+        ((1, 8), "skipped", "place 4 of epoch 2 to before place 8 of epoch 2"),  # ... larger
         ((2, 0), "skipped", "place 4 of epoch 2 to before place 0 of epoch 3"),  # the epoch counted as over
         ((1, 0), "repeated", "place 0 of epoch 2 to before place 4 of epoch 2"),
         ((0, 8), "repeated", "place 8 of epoch 1 to before place 4 of epoch 2"),
         ((3, 0), "skipped", "place 4 of epoch 2 to before place 0 of epoch 4"),
     ],
 )
-def test_a_resume_at_another_size_from_the_wrong_sample_is_found(at, kind, said):
+def test_a_resume_at_another_size_from_the_wrong_sample_is_found(at, kind, message):
     found = audit(run((1, 4)) + run((4, 8), facts=FACTS._replace(global_batch_size=5), at=at))
-    assert any((f.step, f.kind) == (8, kind) and said in f.text for f in found), found
+    assert any((f.step, f.kind) == (8, kind) and message in f.text for f in found), found
 
 
 def test_an_order_changed_within_an_epoch_is_found():
@@ -216,12 +216,12 @@ def test_a_file_that_is_damaged_in_the_middle_is_mended(path, damage):
 
 
 def test_what_cannot_be_proved_is_not_written(path):
-    # What was really delivered is not what the order promises: the record of it is kept as far as it goes.
-    odd = run(*CUTS, change=lambda number, ids: ids[1:] if number == 5 else ids)
-    write(path, odd[:4])
-    cut = cut_back(path, tallies(odd)[-1], PLACES[-1], FACTS)
+    # The delivered samples differ from the order: their records are kept as far as they go.
+    shorter = run(*CUTS, change=lambda number, ids: ids[1:] if number == 5 else ids)
+    write(path, shorter[:4])
+    cut = cut_back(path, tallies(shorter)[-1], PLACES[-1], FACTS)
     assert cut.missing == ENDS[-1].steps - ENDS[3].steps
-    assert [one.span for one in read_ledger(path).records] == [one.span for one in odd[:4]]
+    assert [one.span for one in read_ledger(path).records] == [one.span for one in shorter[:4]]
 
 
 def test_the_ledger_of_another_run_is_kept_aside(path):
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_0_2_0_knows_no_sum_and_takes_it_from_the_file(path):
     assert cut_back(path, old, PLACES[4], FACTS).total == ENDS[4].total
     assert whole.startswith(path.read_bytes())
     write(path, MADE[:2])
-    cut = cut_back(path, old, PLACES[4], FACTS)  # nothing to prove it by
+    cut = cut_back(path, old, PLACES[4], FACTS)  # nothing to verify it with
     assert (cut.made_again, cut.missing) == (0, ENDS[4].steps - ENDS[1].steps)
 
 

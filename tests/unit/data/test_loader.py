@@ -1,4 +1,4 @@
-"""Loaders: torch's habits, this process's share, threads that end."""
+"""Loaders: torch's conventions, the share of this process, threads that end."""
 
 import numpy as np
 import pytest

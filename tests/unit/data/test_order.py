@@ -60,7 +60,7 @@ def test_each_place_gets_each_sample_equally_often(num_samples):
 
 
 def chi_square_z(values, num_bins):
-    """Chi-square of equal frequencies, in standard deviations above its mean."""
+    """The chi-square statistic for equal frequencies, in standard deviations above its mean."""
     counts = np.bincount(values, minlength=num_bins)
     expected = len(values) / num_bins
     chi_square = ((counts - expected) ** 2 / expected).sum()

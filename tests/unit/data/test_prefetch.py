@@ -35,7 +35,7 @@ def test_it_reads_ahead_up_to_depth_and_no_further():
     read = []
     with closing(prefetch((read.append(i) or i for i in range(100)), 3)) as items:
         assert next(items) == 0
-        # three wait in the queue and a fourth is in the thread's hand
+        # three wait in the queue, and the thread has a fourth
         assert until(lambda: len(read) == 5, 20)
         time.sleep(0.05)
         assert len(read) == 5
@@ -76,7 +76,7 @@ def test_ending_early_ends_the_thread_and_the_source(depth, how):
     assert len(reading_threads()) == (depth > 0)
     if how == "closed":
         items.close()
-        items.close()  # twice is allowed
+        items.close()  # a second close is allowed
     del items
     gc.collect()
     assert ended == [True]

@@ -1,4 +1,4 @@
-"""Sources: whatever people keep samples in, read by index; errors that name the sample."""
+"""Sources: samples in all supported containers, read by index; errors that name the sample."""
 
 import gzip
 import io
@@ -23,7 +23,7 @@ ARRAY = np.random.default_rng(0).normal(size=(40, 6, 5))
 
 
 class Items:
-    """As a torch Dataset: one (x, y) at a time."""
+    """Like a torch Dataset: one (x, y) at a time."""
 
     def __init__(self, size=6):
         self.size, self.threads = size, set()
@@ -39,7 +39,7 @@ class Items:
 
 
 class Together(Items):
-    """As a torch Dataset that fetches the items of a batch in one call."""
+    """Like a torch Dataset that fetches the items of a batch in one call."""
 
     def __getitems__(self, indices):
         assert indices == [4, 0, 4]
@@ -47,7 +47,7 @@ class Together(Items):
 
 
 class Tensor:
-    """What we use of a torch tensor: `detach` and `cpu`, and then the numpy protocol."""
+    """The part of a torch tensor that we use: `detach` and `cpu`, and then the numpy protocol."""
 
     shape, dtype, __array__ = (6, 2), "torch.float32", None
 
@@ -59,13 +59,13 @@ class Tensor:
 
 
 class Tensors(Items):
-    """As torch's TensorDataset: read in one call, not item by item."""
+    """Like torch's TensorDataset: read in one call, not item by item."""
 
     tensors = Tensor(X), Tensor(Y)
 
 
 class Table:
-    """What we use of a Hugging Face dataset; its take(n) is another function than ours."""
+    """The part of a Hugging Face dataset that we use; its take(n) differs from ours."""
 
     column_names, take = ("image", "label"), None
 
@@ -84,7 +84,7 @@ class Table:
 
 
 class Stream(Table):
-    """What a streamed Hugging Face dataset lacks."""
+    """A streamed Hugging Face dataset, which lacks some methods."""
 
     __len__ = None
 
@@ -152,7 +152,7 @@ def test_an_error_names_the_item(num_workers):
     assert all(name.startswith("cyxjax-data") for name in items.threads) == (num_workers > 0)
     dataset.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("cyxjax-data")]
-    assert dataset.take(np.array([1]))[1].tolist() == [1]  # closed: it reads on, in this thread
+    assert dataset.take(np.array([1]))[1].tolist() == [1]  # closed: it still reads, in this thread
 
 
 def test_items_that_do_not_stack_are_refused():
@@ -198,8 +198,8 @@ def test_batches_of_a_loader_become_numpy():
         assert np.array_equal(targets, Y)
     ((inputs, targets),) = as_batches([X])
     assert targets is inputs
-    for odd, said in ((None, "None"), ((X[:0], Y[:0]), "0 samples")):
-        with pytest.raises(DataError, match=f"batch 3 .*{said}"):
+    for odd, message in ((None, "None"), ((X[:0], Y[:0]), "0 samples")):
+        with pytest.raises(DataError, match=f"batch 3 .*{message}"):
             list(as_batches([*loader, odd]))
 
 
@@ -266,7 +266,7 @@ def test_a_mixture_holds_its_shares_everywhere():
     small = targets >= 1000
     assert small.mean() == pytest.approx(0.25, abs=0.001)
     assert small[500:600].sum() == pytest.approx(25, abs=3)
-    assert np.bincount(targets[small] - 1000).tolist() == pytest.approx([100] * 10, abs=1)  # each in its turn
+    assert np.bincount(targets[small] - 1000).tolist() == pytest.approx([100] * 10, abs=1)  # in turns
     assert np.bincount(targets[~small]).tolist() == pytest.approx([3] * 1000, abs=1)
     order = np.array([7, 3999, 7, 0])
     np.testing.assert_array_equal(mixed.take(order)[1], targets[order])
@@ -305,7 +305,7 @@ def test_shards_are_one_data_set(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "member", "said"),
+    ("name", "member", "message"),
     [
         ("none-*.tar", "npy", r"none-\*\.tar"),
         ("odd.tar", "jpg", r"odd\.tar: .*'1'.*'jpg'"),
@@ -313,10 +313,10 @@ def test_shards_are_one_data_set(tmp_path):
         ("zipped.tar", "npy", r"zipped\.tar: .*unpack \.tar\.gz"),
     ],
 )
-def test_what_is_no_shard_or_no_sample_of_it_is_named(tmp_path, name, member, said):
-    odd = shard(tmp_path / "odd.tar", {"1.npy": b"junk", "1.cls": b"x"})
-    (tmp_path / "zipped.tar").write_bytes(gzip.compress(odd.read_bytes()))
-    with pytest.raises(DataError, match=said):
+def test_what_is_no_shard_or_no_sample_of_it_is_named(tmp_path, name, member, message):
+    bad = shard(tmp_path / "odd.tar", {"1.npy": b"junk", "1.cls": b"x"})
+    (tmp_path / "zipped.tar").write_bytes(gzip.compress(bad.read_bytes()))
+    with pytest.raises(DataError, match=message):
         TarShards(tmp_path / name, member)[0]
 
 

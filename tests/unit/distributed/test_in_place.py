@@ -1,4 +1,4 @@
-"""Collectives written as torch has them: a numpy array is filled; a value that would be lost is one line."""
+"""Collectives in torch's form: a numpy array is filled; a value that would be lost is a one-line error."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ def of_one(group):
 
 
 def test_a_statement_fills_and_a_used_value_leaves_the_array():
-    # In a group of one the mean of whole numbers is a float: it shows whether something was written.
+    # In a group of one the mean of integers is a float, which shows whether something was written.
     t = np.array([1.0, 2.0], np.float32)
     dist.all_reduce(t)
     dist.broadcast(t, 0)
@@ -55,7 +55,7 @@ def test_lists_are_filled_as_torch_fills_them():
     with pytest.raises(DataError, match=r"x = scatter\(list, src\)"):
         dist.scatter(jnp.zeros(2), [t], 0)
     assert dist.scatter([t]).tolist() == dist.scatter([t], 0).tolist() == [5, 6]
-    for other in ([], [t, t]):  # one item a rank
+    for other in ([], [t, t]):  # one item per rank
         with pytest.raises(ValueError, match="."):
             dist.scatter(other)
 

@@ -1,4 +1,4 @@
-"""The model that was wrapped and its wrapper: values and mode are those that were set last."""
+"""A model and its wrapper share values and mode: the last assignment counts."""
 
 import copy
 
@@ -16,7 +16,7 @@ Y = np.zeros((2, 2), np.float32)
 
 
 class Flax(nnx.Module):
-    """A layer, a norm's statistics, a switch: all that a wrapper shares."""
+    """A layer, the statistics of a norm, a mode: everything that a wrapper shares."""
 
     def __init__(self, width=2):
         self.dense = nnx.Linear(2, width, rngs=nnx.Rngs(0))
@@ -63,7 +63,7 @@ def test_a_sequential_model_saves_and_copies_what_was_trained(tmp_path):
     twin, after_one = copy.deepcopy(model), np.array(ddp(X))
     step(ddp, optimizer)
     np.testing.assert_array_equal(cx.SequentialModel.load(tmp_path / "model").eval()(X), after_one)
-    np.testing.assert_array_equal(twin(X), after_one)  # a copy is not trained further
+    np.testing.assert_array_equal(twin(X), after_one)  # training does not change a copy
     np.testing.assert_array_equal(model(X), ddp(X))
 
 
@@ -161,7 +161,7 @@ def test_a_sequential_model_within_an_nnx_module_trains():
     ddp, optimizer = wrap(model), cx.SGDOptimizer(0.5)
     before = model.inner.parameters()["0_linear"]["kernel"]
     many = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
-    assert not np.array_equal(ddp(many), ddp(many))  # each pass draws its own mask
+    assert not np.array_equal(ddp(many), ddp(many))  # each pass draws a new mask
     ddp.loss(cx.MSELoss(), ddp(many), np.zeros_like(many)).backward()
     ddp.update_parameters(optimizer)
     ddp.eval()

@@ -1,4 +1,4 @@
-"""The distributed sampler: torch's deal, our order, and a state that survives another world size."""
+"""The distributed sampler: torch's partition, our order, and a state that allows a different world size."""
 
 import numpy as np
 import pytest
@@ -11,12 +11,12 @@ from cyxjax.errors import ConfigError, DataError
 
 @given(size=st.integers(1, 200), world=st.integers(1, 12), drop_last=st.booleans())
 def test_unshuffled_indices_follow_torchs_rule(size, world, drop_last):
-    # torch's own construction, with lists.
+    # torch's construction, with lists.
     per_rank = size // world if drop_last else -(-size // world)
-    dealt = (list(range(size)) * (per_rank * world // size + 1))[: per_rank * world]
+    expected = (list(range(size)) * (per_rank * world // size + 1))[: per_rank * world]
     for rank in range(world):
         sampler = DistributedSampler(size, world, rank, shuffle=False, drop_last=drop_last)
-        assert sampler.get_indices().tolist() == dealt[rank::world]
+        assert sampler.get_indices().tolist() == expected[rank::world]
 
 
 @given(size=st.integers(1, 400), world=st.integers(1, 9), epoch=st.integers(0, 5))
@@ -80,7 +80,7 @@ def test_state_goes_on_at_another_world_size():
     for rank in ranks:
         rank.load_state_dict(sampler.state_dict())
     together = np.stack([rank.get_indices() for rank in ranks], axis=1).reshape(-1)
-    assert np.array_equal(together[0::2], sampler.get_indices())  # the order is the same; the deal is not
+    assert np.array_equal(together[0::2], sampler.get_indices())  # the same order, a different partition
     with pytest.raises(DataError, match="100 samples .*99"):
         DistributedSampler(99, 2, 0).load_state_dict(sampler.state_dict())
 

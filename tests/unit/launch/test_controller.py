@@ -1,4 +1,4 @@
-"""The policy of a job as a state machine, and launchers as the first host sees them over real sockets."""
+"""The policy of a job as a state machine, and launchers that connect to the first host over real sockets."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ from tests.support.programs import free_port
 
 
 class Job:
-    """A controller with the messages it has sent, by host; `now` is set by hand."""
+    """A controller with the messages that it has sent, by host; the test sets `now`."""
 
     def __init__(self, size, *hosts, restarts=0):
         self.messages, self.starts, self.num_closed, self.now = [], [], 0, 0.0
@@ -41,7 +41,7 @@ class Job:
         self.messages.append((host, message))
 
     def log(self, line):
-        """Nobody watches."""
+        """Ignores the log."""
 
     def open_start(self, number, world_size):
         self.starts.append((number, world_size))
@@ -79,7 +79,7 @@ def boom(rank=1, **changes):
 
 
 def pair(restarts=0):
-    """A fixed job of 3 ranks on two hosts, under way."""
+    """A running fixed job of 3 ranks on two hosts."""
     a, b = Member("a", 0, 2), Member("b", 2)
     return Job(Size(world_size=3), b, a, restarts=restarts), a, b
 
@@ -96,7 +96,7 @@ def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own():
 
 
 @pytest.mark.parametrize(
-    ("size", "hosts", "said"),
+    ("size", "hosts", "expected"),
     [
         (Size(world_size=3), [Member("a", 0, 2), Member("b", 1, 2)], "do not overlap missing"),
         (Size(world_size=2), [Member("a", 0)], "rank 1 missing"),
@@ -104,13 +104,13 @@ def test_a_fixed_job_starts_when_all_its_ranks_are_here_each_host_at_its_own():
         (Size(4000, 5000), [Member("a", 0), *(Member(f"node-{n:09}") for n in range(3998))], "at least 4000"),
     ],
 )
-def test_missing_hosts_are_waited_for_as_long_as_the_timeout_says(size, hosts, said):
+def test_missing_hosts_are_waited_for_as_long_as_the_timeout_says(size, hosts, expected):
     job = Job(size, *hosts)
     job.pass_time(29.0)
     assert (job.starts, job.code) == ([], None)
     job.pass_time(1.0)
     assert job.code == EXIT_INFRASTRUCTURE
-    assert said in job.sent(hosts[0], "why")[0]
+    assert expected in job.sent(hosts[0], "why")[0]
     assert max(len(encode(message)) for _, message in job.messages) < MAX_LINE
 
 
@@ -131,7 +131,7 @@ def test_a_fixed_job_pays_for_a_lost_host_with_a_restart(restarts, code):
 def test_an_error_anywhere_decides_for_all_hosts_at_once():
     job, a, b = pair()
     job.end(b, 0, "failed", 5, boom(2))
-    assert job.sent(a, "end") == []  # its ranks notice by themselves
+    assert job.sent(a, "end") == []  # its ranks notice without it
     job.pass_time(3.0)
     assert job.sent(a, "end") == [0]  # unless they do not
     job.end(a, 0, "failed", 5, FOLLOWS)
@@ -206,7 +206,7 @@ def test_hosts_that_wait_for_the_ranks_of_one_that_is_asked_to_stop_are_ended(si
     job.end(a, 0, "preempted", -1)
     job.pass_time(60.0)
     assert job.code == code
-    assert len(job.starts) == 1 + (code is None)  # an elastic job goes on with the host that is left
+    assert len(job.starts) == 1 + (code is None)  # an elastic job continues with the remaining host
 
 
 def test_a_host_that_is_asked_to_stop_when_its_ranks_have_done_all_changes_nothing():
@@ -250,7 +250,7 @@ def test_an_error_while_an_elastic_job_changes_its_size_is_an_error(restarts, co
     if change == "another host joins":
         job.join(Member("c"))
     job.end(second, 0, "preempted" if change == "another host joins" else "left")
-    job.end(first, 0, "failed", 3, boom(0))  # a save that failed, say
+    job.end(first, 0, "failed", 3, boom(0))  # a failed save, for example
     assert "rank 0 failed on host b" in job.sent(first, "decided")[0]
     assert job.code == code
 
@@ -316,7 +316,7 @@ def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch)
     current = GroupStart(3, dict.fromkeys([cause, follower]))
 
     def reports(host, rank, clock_s, age_s, time_of_day_s):
-        """A host whose monotonic clock stands at `clock_s` reports an error `age_s` old."""
+        """A host whose monotonic clock shows `clock_s` reports an error that is `age_s` old."""
         record = ErrorRecord(rank, "ValueError", "", at_s=time_of_day_s, at_monotonic_s=clock_s - age_s)
         now[0] = clock_s
         current.note_end(host, json.loads(json.dumps(end_message(3, "failed", 7 - rank, record))), 100.0)
@@ -330,7 +330,7 @@ def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch)
 
 @pytest.fixture
 def first():
-    """The first host of a fixed job of two hosts with a rank each."""
+    """The first host of a fixed job of two hosts with one rank each."""
     with closing(Meeting(2, Size(world_size=2))) as meeting:
         yield meeting
 
@@ -352,7 +352,7 @@ def test_a_host_that_sends_nonsense_is_left_out_and_the_job_ends_for_all(first, 
     assert channel.next() is None
     assert first.own.next() == call | {"base_rank": 0}
     assert first.own.next() == {"end": 0, "polite": False}
-    assert "host h is gone" in first.said
+    assert "host h is gone" in first.log
     assert first.server.thread.is_alive()
 
 
@@ -383,7 +383,7 @@ def test_a_second_launcher_of_the_same_ranks_waits_for_the_first_to_go(first):
 
 
 def launcher(hosts, node_rank, port, *flags):
-    """Of one of so many hosts, whose first one meets the others at `port`."""
+    """The launcher of one of `hosts` hosts, whose first one listens at `port`."""
     words = ["--nnodes", hosts, "--node-rank", node_rank, "--master-addr", "127.0.0.1", "--master-port", port]
     words += ["--run-id", "job", *flags, "--no-python", "true"]
     return Supervisor(parse([str(word) for word in words], {"CYXJAX_TOKEN": TOKEN}), {})

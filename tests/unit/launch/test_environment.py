@@ -1,4 +1,4 @@
-"""What is settled before jax starts: platform, devices, threads, flags; what the user has set stays."""
+"""Settings before jax starts: platform, devices, threads, flags; the user's own settings are kept."""
 
 import os
 
@@ -26,7 +26,7 @@ from cyxjax.launch.topology import TPU_SLICE, Topology
 from tests.support import forked
 
 ALONE, TWO = Topology(), Topology(rank=1, world_size=2, local_world_size=2)
-# What Google's documentation and jax's cluster detection name, for a v5litepod-16 of four hosts.
+# Variables in Google's documentation and jax's cluster detection, for a v5litepod-16 of four hosts.
 TPU_VM = {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
 SLICE = TPU_VM | {"TPU_WORKER_ID": "2", "TPU_WORKER_HOSTNAMES": "t-0,t-1,t-2,t-3"}
 SLICES = SLICE | {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1"}
@@ -39,7 +39,7 @@ def prepared(topology=TWO, threads=None, **env):
 
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
-    """Device files of three GPUs. These tests' own jax was told to use the CPU, which does not count."""
+    """Device files of three GPUs, without the variable that sets jax in these tests to the CPU."""
     monkeypatch.setattr(environment, "_told_to_jax", lambda: "")
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "kfd"):
         (tmp_path / name).touch()
@@ -64,7 +64,7 @@ def test_visible_gpus_follow_cuda(devices, env, gpus):
 
 
 @pytest.mark.parametrize(
-    ("wish", "env", "got"),
+    ("backend", "env", "got"),
     [
         ("auto", {}, "nccl"),
         ("auto", {"JAX_PLATFORMS": "cuda"}, "nccl"),
@@ -77,8 +77,8 @@ def test_visible_gpus_follow_cuda(devices, env, gpus):
         ("auto", NO_GPU | {"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS"),
     ],
 )
-def test_an_nvidia_gpu_comes_first_and_elsewhere_the_platform_is_left_to_jax(devices, wish, env, got):
-    topology = Topology(1, 2, backend=wish)
+def test_an_nvidia_gpu_comes_first_and_elsewhere_the_platform_is_left_to_jax(devices, backend, env, got):
+    topology = Topology(1, 2, backend=backend)
     if got in ("nccl", "gloo"):
         assert settle(topology, env, devices) == got
     else:
@@ -110,7 +110,7 @@ MANY = Topology(world_size=8192, local_world_size=4096)
 
 
 @pytest.mark.parametrize(
-    ("given", "lines"),
+    ("layout", "lines"),
     [
         (("gloo", "darwin", TWO), 1),
         (("gloo", "linux", MANY), 1),
@@ -118,17 +118,17 @@ MANY = Topology(world_size=8192, local_world_size=4096)
         (("gloo", "darwin", ALONE), 0),
     ],
 )
-def test_more_processes_than_cores_are_said(given, lines):
-    assert len(advice(*given)) == lines
+def test_more_processes_than_cores_are_said(layout, lines):
+    assert len(advice(*layout)) == lines
 
 
 @pytest.mark.parametrize(
     ("gpus", "local_rank", "here", "got"),
     [
-        (["3"], 5, 8, None),  # one visible: it is ours, whatever LOCAL_RANK says
+        (["3"], 5, 8, None),  # one visible: it is ours for any LOCAL_RANK
         (["0", "1", "2", "3"], 0, 1, None),  # one process per host keeps all
         (["0", "1", "2", "3"], 1, 2, [2, 3]),
-        (["0", "1"], 1, 0, [1]),  # nobody said how many are here: one each
+        (["0", "1"], 1, 0, [1]),  # unknown number of ranks here: one each
         ([], 0, 2, None),
     ],
 )
@@ -144,18 +144,18 @@ def test_more_processes_than_gpus():
         local_devices(["0"], 0, 2, limited=False)
 
 
-@pytest.mark.parametrize(("asked", "platforms"), [("cpu", "cpu"), ("auto", "None")])
-def test_a_jax_loaded_before_the_group_takes_the_cpu_only_where_it_was_asked_for(asked, platforms):
-    """It read JAX_PLATFORMS when it was imported: it would start on a GPU, or not on a TPU."""
+@pytest.mark.parametrize(("backend", "platforms"), [("cpu", "cpu"), ("auto", "None")])
+def test_a_jax_loaded_before_the_group_takes_the_cpu_only_where_it_was_asked_for(backend, platforms):
+    """jax reads JAX_PLATFORMS at import: it would start on a GPU, or not on a TPU."""
     code = "import jax, cyxjax as cx; cx.distributed.init(); print(jax.config.jax_platforms)"
     env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    done = forked.run(["-c", code], env | {"DISTRIBUTED_BACKEND": asked}, 120)  # with jax loaded
+    done = forked.run(["-c", code], env | {"DISTRIBUTED_BACKEND": backend}, 120)  # with jax loaded
     assert done.stdout.split()[-1:] == [platforms], done.stderr
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [("auto", None), ("gloo", "cpu"), ("cpu", "cpu")])
-def test_the_platform_is_set_only_where_the_cpu_was_asked_for(asked, wanted):
-    assert prepared(Topology(backend=asked)).get("JAX_PLATFORMS") == wanted
+@pytest.mark.parametrize(("backend", "wanted"), [("auto", None), ("gloo", "cpu"), ("cpu", "cpu")])
+def test_the_platform_is_set_only_where_the_cpu_was_asked_for(backend, wanted):
+    assert prepared(Topology(backend=backend)).get("JAX_PLATFORMS") == wanted
 
 
 def test_what_is_missing_is_written_and_what_the_user_set_stays():
@@ -199,7 +199,7 @@ def test_an_exact_run_has_its_own_number_of_threads_in_every_process(monkeypatch
     place = Topology(0, local_world_size, local_world_size=local_world_size, backend="nccl")
     with pytest.raises(ConfigError, match="NPROC=3 .* 8 CPU threads.*exact_threads"):
         prepared(place, threads=8, NPROC="3")
-    assert prepared(place, threads=3, NPROC="3")["NPROC"] == "3"  # the same number is no quarrel
+    assert prepared(place, threads=3, NPROC="3")["NPROC"] == "3"  # the same number is no conflict
     jax.devices()
     with pytest.raises(GroupError, match=r"threads=8.*init\(\)"):
         prepared(place, threads=8)
@@ -223,14 +223,14 @@ def test_an_exact_run_has_its_own_number_of_threads_in_every_process(monkeypatch
 def test_a_slice_has_a_process_a_host(env, place):
     found = discover(env)
     assert (found.rank, found.world_size) == place
-    # Who names the place by hand gets our own group, which jax's detection has no part in.
+    # With an explicit rank our own group is used, without jax's cluster detection.
     assert (found.source == TPU_SLICE) == (place[1] > 1 and "RANK" not in env)
 
 
 def test_on_a_slice_jax_forms_the_group_by_itself(monkeypatch):
     called = []
     monkeypatch.setattr("jax.distributed.initialize", lambda *args, **options: called.append((args, options)))
-    monkeypatch.setattr(jax_private, "refuse_started_backend", lambda asked: None)
+    monkeypatch.setattr(jax_private, "refuse_started_backend", lambda backend: None)
     monkeypatch.setattr(connecting.exits, "install", lambda rank, start, env: called.append(rank))
     monkeypatch.setattr(connecting.client, "join", lambda *args: pytest.fail("no server of ours is there"))
     connecting.connect(discover(SLICE), env={})

@@ -1,4 +1,4 @@
-"""Error records: what is kept, what is hidden, which error comes first, and how a rank ends."""
+"""Error records: what they contain and hide, which error is the first, and how a rank ends."""
 
 import os
 from types import SimpleNamespace
@@ -36,9 +36,9 @@ def test_a_record_holds_what_a_person_asks_for(tmp_path):
     ("error", "code"),
     [
         (ConfigError("bad"), EXIT_CONFIG),
-        (ConnectionResetError("Connection reset by peer"), EXIT_USER_ERROR),  # a database's, say
+        (ConnectionResetError("Connection reset by peer"), EXIT_USER_ERROR),  # of a database, for example
         (ValueError("Gloo is a word"), EXIT_USER_ERROR),
-        # what a healthy rank gets from a failing one
+        # in a healthy rank because of a failing one
         (
             ValueError(
                 "UNKNOWN: Gloo all-reduce failed: [x/pair.cc:538] Read error: Connection reset by peer"
@@ -81,7 +81,7 @@ def test_in_a_folder_that_hosts_share_a_consequence_takes_no_cause_s_place(tmp_p
     ("codes", "before", "early"),
     [
         ([None, 0], None, [1]),
-        ([75, 0], ErrorRecord(0, "PeerLost", "", secondary=True), [1]),  # of its end, which is noticed later
+        ([75, 0], ErrorRecord(0, "PeerLost", "", secondary=True), [1]),  # it ended, which is noticed later
         ([0, 0], None, []),  # the last one
         ([1, 0, None], ErrorRecord(0, "KeyError", ""), []),
     ],
@@ -119,7 +119,7 @@ def end(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "told", "shown"),
+    ("body", "code", "printed", "shown"),
     [
         (
             "raise ValueError('boom')",
@@ -133,7 +133,7 @@ def end(body):
             "told: ZeroDivisionError: division by zero (<string>:6 <lambda>)\n",
             "ZeroDivisionError: division by zero\n",
         ),
-        # a consequence is not told on
+        # a consequence is not passed on
         (
             "raise RuntimeError('UNAVAILABLE: Socket closed')",
             EXIT_SECONDARY,
@@ -142,13 +142,13 @@ def end(body):
         ),
         # does not wait for peers
         (f"{AT_EXIT}; sys.exit(5)", 5, "told: sys.exit(5)\n", ""),
-        # one that was caught is forgotten by a later one
+        # a later error replaces one that was caught
         (f"{AT_EXIT}\ntry: sys.exit(5)\nexcept SystemExit: pass\nsys.exit(0)", 0, "", ""),
     ],
 )
-def test_a_rank_ends_at_once_and_tells_the_peers_why(body, code, told, shown):
+def test_a_rank_ends_at_once_and_tells_the_peers_why(body, code, printed, shown):
     done = end(body)
-    assert (done.returncode, done.stdout) == (code, told)
+    assert (done.returncode, done.stdout) == (code, printed)
     assert done.stderr.endswith(shown)
 
 

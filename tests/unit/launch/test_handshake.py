@@ -1,4 +1,4 @@
-"""What unauthenticated bytes can do at a server: nothing beyond the connection they came on."""
+"""Unauthenticated bytes affect only their own connection to the server."""
 
 import contextlib
 import errno
@@ -53,7 +53,7 @@ def live(request):
 
 
 def serves(live) -> bool:
-    """Whether it still forms a group, or admits a host."""
+    """Whether the server still forms a group, or admits a host."""
     if live.server.hosts is not None:
         call = live.introduce().next()
         return (call["base_rank"], call["world_size"]) == (1, 2)
@@ -61,7 +61,7 @@ def serves(live) -> bool:
 
 
 def mutated(rng: random.Random) -> bytes:
-    """A seed with some of its bytes changed, doubled or cut out; now and then two joined."""
+    """A seed with some bytes changed, doubled or removed; sometimes two seeds joined."""
     data = bytearray(rng.choice(SEEDS) + (rng.choice(SEEDS) if rng.random() < 0.1 else b""))
     for _ in range(rng.randrange(4)):
         at = rng.randrange(len(data) + 1)
@@ -75,13 +75,13 @@ def test_after_thousands_of_broken_connections_the_server_works(live, number):
     rng = random.Random(number)
     for i, data in enumerate([*SEEDS, *(mutated(rng) for _ in range(number))]):
         with live.knock() as hostile:
-            with contextlib.suppress(OSError):  # it may be turned away already
+            with contextlib.suppress(OSError):  # it may already be refused
                 hostile.sendall(data)
             if i % 3 == 0:  # a reset instead of an end
                 hostile.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert serves(live)
-    assert len(live.said) < 12
-    assert not any("internal error" in line for line in live.said)
+    assert len(live.log) < 12
+    assert not any("internal error" in line for line in live.log)
 
 
 def anything(depth: int = 4) -> st.SearchStrategy:
@@ -122,7 +122,7 @@ def test_an_error_of_ours_ends_one_connection_and_is_told_once(live, monkeypatch
                 hostile.sendall(b"{}\n")
                 while hostile.recv(4096):
                     pass
-    assert sum("internal error" in line and "ZeroDivisionError" in line for line in live.said) == 1
+    assert sum("internal error" in line and "ZeroDivisionError" in line for line in live.log) == 1
     assert serves(live)
 
 
@@ -137,7 +137,7 @@ def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
             except OSError as error:
                 return not isinstance(error, BlockingIOError)
 
-        assert until(is_dropped, 10)  # each drip used to begin a new deadline
+        assert until(is_dropped, 10)  # each byte used to reset the deadline
 
 
 def test_a_thousand_wrong_tokens_are_two_lines(live):
@@ -146,26 +146,26 @@ def test_a_thousand_wrong_tokens_are_two_lines(live):
             hostile.sendall(b'{"nonce":"n","proof":"guess"}\n' * 20)
             while hostile.recv(4096):
                 pass
-    [refused] = [line for line in live.said if "wrong or missing job token" in line]
+    [refused] = [line for line in live.log if "wrong or missing job token" in line]
     assert refused.startswith("refused a connection from 127.0.0.1: ")
     assert TOKEN not in refused
-    # a peer of the job that is refused is still told of
+    # a refused peer of the job is still logged
     assert "belongs to job 'job'" in live.introduce(run_id="x").next()["refused"]
-    assert "belongs to job 'job'" in live.said[-1]
-    assert len(live.said) == 2
+    assert "belongs to job 'job'" in live.log[-1]
+    assert len(live.log) == 2
 
 
 def test_the_name_of_a_host_cannot_steer_a_terminal(capfd):
     with contextlib.closing(Meeting()) as live:
         answer = live.introduce(host="\x1b]0;owned\x07\r\nnode\u202e1", rank=5).next()
     assert "outside WORLD_SIZE=2" in answer["refused"]
-    for line in live.said:
+    for line in live.log:
         output.log(line)
         output.say(line)
     output.flush()
-    said = capfd.readouterr().err
-    assert "".join(said.splitlines()).isprintable()
-    assert said.count(r"\x1b]0;owned\x07\r\nnode\u202e1") == 2
+    printed = capfd.readouterr().err
+    assert "".join(printed.splitlines()).isprintable()
+    assert printed.count(r"\x1b]0;owned\x07\r\nnode\u202e1") == 2
 
 
 GREETING = protocol.encode({"cyxjax": protocol.PROTOCOL, "nonce": "5" * 32})
@@ -217,7 +217,7 @@ def test_lines_that_are_not_the_next_of_the_other_end_are_not_read(forge):
 
 
 class Slow(protocol.Channel):
-    """A client that takes its time for each line."""
+    """A client that sends each line slowly."""
 
     def send(self, message):
         time.sleep(0.7)
@@ -226,7 +226,7 @@ class Slow(protocol.Channel):
 
 @pytest.mark.parametrize(("places", "address"), [(512, "127.0.0.1"), (128, "127.0.0.2")])
 def test_300_clients_that_come_back_do_not_keep_a_slow_host_out(monkeypatch, places, address):
-    """From the flood's own address as long as there are places; from another one always."""
+    """From the address of the flood while there are free places; from another address always."""
     monkeypatch.setattr(server, "MAX_PENDING", min(places, server.MAX_PENDING))
     with contextlib.closing(Meeting()) as live, flood(live.port, 300, "127.0.0.1"):
         live.introduce(live.knock(address), Slow)

@@ -1,4 +1,4 @@
-"""Beats, and who is to blame from them alone: the stuck are named, the honest are left alone."""
+"""Heartbeats, and the blame that follows from them: only ranks that are stuck are named."""
 
 import time
 from contextlib import suppress
@@ -62,9 +62,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("pulses", "given", "rank"), CASES.values(), ids=CASES)
-def test_the_rank_that_holds_up_the_others_is_blamed(pulses, given, rank):
-    assert blamed(pulses, **given) == rank
+@pytest.mark.parametrize(("pulses", "options", "rank"), CASES.values(), ids=CASES)
+def test_the_rank_that_holds_up_the_others_is_blamed(pulses, options, rank):
+    assert blamed(pulses, **options) == rank
 
 
 def test_a_rank_that_ended_early():
@@ -104,11 +104,11 @@ def test_a_straggler_is_named_not_killed():
 def test_a_supervisor_that_was_suspended_excuses_everybody():
     pauses, late = Pauses(), Progress(30, "step", 100.0)
     pauses.see(100.0, ranks_stopped=False)
-    pauses.see(145.0, ranks_stopped=False)  # it looks four times a second
+    pauses.see(145.0, ranks_stopped=False)  # it checks four times per second
     assert pauses.excuse(late).at_s == 145.0
     assert pauses.excuse(Progress(30, "step", 120.0)).at_s == 145.0
     assert pauses.excuse(Progress(31, "step", 146.0)).at_s == 146.0
-    assert pauses.excuse(Progress()) == Progress()  # has not begun to beat
+    assert pauses.excuse(Progress()) == Progress()  # has not begun to report
     assert pauses.touches(late)  # its next beat counts 45 s of work in one step
     assert not pauses.touches(Progress(31, "step", 145.1))
 
@@ -160,13 +160,13 @@ def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
 def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
     off = heartbeat.Reporter()
     monkeypatch.setattr(heartbeat, "_reporter", off)
-    with heartbeat.together():  # before the first step of all: a start has a limit of its own
+    with heartbeat.together():  # before the first step: a start has its own limit
         assert off.last.phase == ""
     off.report(3, "eval")
     with suppress(ValueError), heartbeat.together():
         assert (off.last.step, off.last.phase) == (3, "collective")
         raise ValueError
     assert (off.last.step, off.last.phase) == (3, "eval")
-    with heartbeat.together(4):  # of a program that counts its steps by these calls alone
+    with heartbeat.together(4):  # in a program that only counts steps with these calls
         assert off.last.step == 4
     assert (off.last.step, off.last.phase) == (4, "eval")

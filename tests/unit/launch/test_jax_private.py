@@ -1,4 +1,4 @@
-"""The contract with jax names that are not public: what a new jax would change without an error."""
+"""The contract with private names of jax: changes that a new jax could make without an error."""
 
 import inspect
 import socket
@@ -71,7 +71,7 @@ def test_jax_asks_the_store_and_hands_it_what_it_compiled(monkeypatch):
     jaxs_own, box = inspect.unwrap(compiler._cache_write), Box()
     forms = (jax_private._WRITE, jax_private._WRITE[:-1])  # jax 0.10 and 0.11
     assert tuple(inspect.signature(jaxs_own).parameters) in forms
-    monkeypatch.setattr(compilation_cache, "_cache", None)  # the tests' own; back at the end
+    monkeypatch.setattr(compilation_cache, "_cache", None)  # the cache of the tests; restored at the end
     monkeypatch.setattr(compilation_cache, "_cache_initialized", False)
     monkeypatch.setattr(compiler, "_cache_write", jaxs_own)
     monkeypatch.setattr(distributed.global_state, "process_id", 1)  # jax itself writes on rank 0 alone

@@ -1,4 +1,4 @@
-"""Job files: what they hold, what is refused, and that the shipped examples are what the generator writes."""
+"""Job files: content, refusals, and that the shipped examples match the output of the generator."""
 
 import json
 import shlex
@@ -67,9 +67,9 @@ def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, c
 )
 def test_a_bad_command_line_is_one_line(argv, capsys):
     assert job_files.main(argv) == EXIT_CONFIG
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "HINT: " in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "HINT: " in output
 
 
 def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(cwd, monkeypatch, capsys):
@@ -81,8 +81,8 @@ def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(cwd, mo
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
     assert job_files.main(["slurm", "--name", "mine", "--submit", *PROGRAM]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["wrote mine.sbatch", "sbatch --test-only mine.sbatch", "sbatch mine.sbatch"]
+    output = capsys.readouterr().out.splitlines()
+    assert output == ["wrote mine.sbatch", "sbatch --test-only mine.sbatch", "sbatch mine.sbatch"]
     (cwd / "refuse").touch()
     assert job_files.main(["slurm", "--check", "--output", "x.sbatch", *PROGRAM]) == EXIT_INFRASTRUCTURE
     assert "sbatch refused x.sbatch: no such partition. HINT" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Convolutions, in loops too, and gradients of kernels and of max pooling: quick on CPUs, jax's numbers."""
+"""Fast CPU convolutions, also in loops, and gradients of kernels and max pooling, with jax's numbers."""
 
 import re
 from functools import partial
@@ -92,13 +92,13 @@ def test_gradients_are_jaxs_own_in_a_loop_and_outside(as_jax_does, kind):
     as_jax_does()
     again, _ = gradients_of(kind)
     ours = [jax.jit(again)(*args)]
-    if kind != "groups":  # in a loop XLA computes them in another way, as ever
+    if kind != "groups":  # in a loop XLA still computes them differently
         ours.append(looped(again)(1, *args))
     for images, kernel in ours:
         if kind != "complex":  # whose parts are convolutions of their own, the gradient of the images too
             np.testing.assert_array_equal(images, theirs[0])
         np.testing.assert_array_equal(kernel, ours[0][1])
-        # The same products in another order of additions: up to 256 of them, of about 1.
+        # The same products added in a different order: up to 256 of them, of about 1.
         np.testing.assert_allclose(kernel, theirs[1], rtol=1e-4, atol=1e-4)
 
 
@@ -110,7 +110,7 @@ def test_the_gradient_of_a_kernel_is_products_where_they_are_quick(as_jax_does, 
     assert program.count("stablehlo.convolution") == count
 
 
-# XLA has no quick one for the others, outside of loops either.
+# XLA has no fast kernel for the others, also outside loops.
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"groups", "complex", "transposed"}))
 def test_in_a_loop_all_of_them_have_the_layout_of_the_quick_one(as_jax_does, kind):
     function, args = gradients_of(kind)
@@ -139,17 +139,17 @@ def test_dimensions_that_are_sharded_by_type_stay_where_they_are(as_jax_does):
 
 
 def layouts(program, args) -> set[str]:
-    """Those of the convolutions of the optimized program."""
+    """The layouts of the convolutions in the optimized program."""
     return set(re.findall(r"dim_labels=([\w>-]+)", program.lower(1, *args).compile().as_text()))
 
 
-# Few, so that most windows hold ties.
+# Few values, so that most windows have ties.
 VALUES = [-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, 3.0, np.nan]
 
 
 @st.composite
 def poolings(draw):
-    """(images, sizes of the windows, strides, padding): most tile the images, the others are XLA's own."""
+    """(images, window sizes, strides, padding): most tile the images; the others use XLA's own code."""
     dims = draw(st.integers(1, 3))
     sizes = st.tuples(*[st.integers(1, 3)] * dims)
     window = draw(sizes)
@@ -184,7 +184,7 @@ def test_gradients_of_max_pooling_have_the_bits_of_jaxs_own(as_jax_does, example
 
 
 def gradient_of_pool(images, window, strides, padding):
-    """That of a sum of the windows' largest numbers with random weights."""
+    """The gradient of a randomly weighted sum of the window maxima."""
 
     def total(images):
         largest = nn.max_pool(images, window, strides, padding)
@@ -200,7 +200,7 @@ def gradient_of_pool(images, window, strides, padding):
     ("window", "strides", "padding", "is_quick"),
     [
         ((2, 2), (2, 2), "VALID", True),
-        ((3, 2), (3, 2), "VALID", True),  # with rows and columns that no window has
+        ((3, 2), (3, 2), "VALID", True),  # with rows and columns outside all windows
         ((3, 3), (2, 2), "VALID", False),
         ((3, 3), (3, 3), "SAME", False),
         ((9, 9), (9, 9), "VALID", False),  # 81 places

@@ -83,7 +83,7 @@ def test_where_the_output_goes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("--nproc-per-node zero", "--nproc-per-node.*'zero'"),
         ("--nproc-per-node 0", "--nproc-per-node.*'0'"),
@@ -102,8 +102,8 @@ def test_where_the_output_goes(tmp_path):
         ("--nproc-per-node 2 --script none.py", r"'none\.py'"),
     ],
 )
-def test_refusals_name_the_flag_and_hint(text, said):
-    with pytest.raises(ConfigError, match=rf"^(?=.*HINT: ).*{said}"):
+def test_refusals_name_the_flag_and_hint(text, message):
+    with pytest.raises(ConfigError, match=rf"^(?=.*HINT: ).*{message}"):
         parse([*text.split(), HERE, "--epochs", "3"], {"CUDA_VISIBLE_DEVICES": ""})
 
 

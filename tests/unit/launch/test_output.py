@@ -1,4 +1,4 @@
-"""Our own streams: whoever reads them may be slow, stand still or go, and nobody is held up for long."""
+"""Our output streams: a reader that is slow, stops or leaves does not delay the program for long."""
 
 import os
 import socket
@@ -35,8 +35,8 @@ def test_a_reader_that_stands_still_holds_up_once_and_is_told_what_it_missed(pip
     began = time.monotonic()
     for _ in range(number):
         screen.put(LINE, patience_s=0.3)
-    assert time.monotonic() - began < 60  # not 0.3 s for each of the lines left out
-    screen.flush(0.1)  # comes back although nothing moves
+    assert time.monotonic() - began < 60  # not 0.3 s for each dropped line
+    screen.flush(0.1)  # returns although nothing is read
     shown = read_until(reader, b"keeps every line)\n")
     missed = int(shown.rpartition(b"cyxjax.launch: ")[2].split()[0])
     assert 0 < missed == number - shown.count(LINE)
@@ -63,7 +63,7 @@ def test_a_reader_that_has_gone_holds_up_nobody():
     for _ in range(2 * WAITING_BYTES // len(LINE)):
         screen.put(LINE, patience_s=60)
     screen.flush(60)
-    assert time.monotonic() - began < 60  # nobody has waited as long as it would have had patience
+    assert time.monotonic() - began < 60  # no writer used its whole patience
     os.close(writer)
 
 

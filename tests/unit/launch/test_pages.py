@@ -1,4 +1,4 @@
-"""Pages of memory: what a launcher sets, what a process sets by itself, and what a user has set stays."""
+"""Memory pages: what a launcher sets, what a process sets itself, and that user settings are kept."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ def test_a_kernel_without_huge_pages_is_said_with_the_remedy(tmp_path):
     assert pages.refused_by_kernel(CPU | {pages.VARIABLE: "kept"}, kernel) == ""
 
 
-# Faults of touching 64 MB that were freed before, and the kernel's word of whether huge pages are disabled.
+# Page faults for 64 MB that were freed before, and whether the kernel reports huge pages as disabled.
 PROGRAM = """
 import ctypes, resource, sys
 from cyxjax.launch.backend import pages
@@ -93,7 +93,7 @@ print(touch(), ctypes.CDLL(None).prctl(42, 0, 0, 0, 0))
 
 
 def touched(*words, **env):
-    """(page faults of 64 MB, whether huge pages are disabled) in a process that is told `words`."""
+    """(page faults of 64 MB, whether huge pages are disabled) in a process with the arguments `words`."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))} | CPU | env
     command = [sys.executable, "-c", PROGRAM, *words]
     done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True, timeout=60)

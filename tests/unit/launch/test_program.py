@@ -1,4 +1,4 @@
-"""Which code a process runs, as digests."""
+"""Digests of the code that a process runs."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from cyxjax.launch import program
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package of two rooms in place of cyxjax."""
+    """A package with two subpackages in place of cyxjax."""
     folder = tmp_path / "package"
     for name in ("errors.py", "core/step.py", "sync/mean.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def test_a_changed_a_new_and_a_moved_file_are_seen_in_their_room(package):
 
     before = rooms()
     (package / "core" / "step.py").write_bytes(b"# core/step.py\r\n")
-    assert rooms() == before  # line ends are no other code
+    assert rooms() == before  # line ends do not change the code
     (package / "core" / "step.py").write_text("# another\n")
     changed = rooms()
     assert [one == other for one, other in zip(changed, before, strict=True)] == [True, False, True]
@@ -64,7 +64,7 @@ def test_the_program_is_the_users_file_or_nothing(package, tmp_path, monkeypatch
 
 
 class LooksLikeAModule:
-    """As cffi's libraries: it calls itself a module and has no attributes of its own."""
+    """Like cffi's libraries: it claims to be a module and has no attributes."""
 
     __slots__ = ()
     __class__ = ModuleType

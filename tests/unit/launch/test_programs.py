@@ -1,4 +1,4 @@
-"""Compiled programs on disk: what is found again, what is not, and that nothing about it ends a run."""
+"""Compiled programs on disk: cache hits and misses, and that no fault of the cache ends a run."""
 
 import os
 import stat
@@ -12,13 +12,13 @@ from cyxjax.launch.backend.programs import ProgramStore, find_folder
 
 
 @pytest.fixture
-def said() -> list[str]:
+def warnings() -> list[str]:
     return []
 
 
 @pytest.fixture
-def store(tmp_path, said) -> ProgramStore:
-    return ProgramStore(tmp_path / "a" / "programs", "one processor", said.append)
+def store(tmp_path, warnings) -> ProgramStore:
+    return ProgramStore(tmp_path / "a" / "programs", "one processor", warnings.append)
 
 
 def the_file(store: ProgramStore) -> Path:
@@ -26,17 +26,17 @@ def the_file(store: ProgramStore) -> Path:
     return path
 
 
-def test_what_was_put_is_found_by_another_process_of_the_same_facts(store, said):
+def test_what_was_put_is_found_by_another_process_of_the_same_facts(store, warnings):
     assert store.get("jit_f-12") is None
-    assert not store._path.parent.exists()  # looking makes nothing
+    assert not store._path.parent.exists()  # a lookup creates nothing
     store.put("jit_f-12", b"machine code")
-    again = ProgramStore(store._path, "one processor", said.append)
+    again = ProgramStore(store._path, "one processor", warnings.append)
     assert again.get("jit_f-12") == b"machine code"
     assert again.get("jit_f-1") is None
-    assert ProgramStore(store._path, "another processor", said.append).get("jit_f-12") is None
+    assert ProgramStore(store._path, "another processor", warnings.append).get("jit_f-12") is None
     assert stat.S_IMODE(store._path.stat().st_mode) == 0o700
     assert stat.S_IMODE(the_file(store).stat().st_mode) == 0o600
-    assert said == []
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
 SPOILED = {
     "others may write": lambda path, patch: path.chmod(0o620),
     "a link": lambda path, patch: path.symlink_to(path.rename(path.parents[1] / "elsewhere")),
-    "a FIFO": lambda path, patch: (path.unlink(), os.mkfifo(path)),  # would block whoever opens it
+    "a FIFO": lambda path, patch: (path.unlink(), os.mkfifo(path)),  # would block an open
     "another's": lambda path, patch: patch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1),
 }
 
@@ -78,7 +78,7 @@ def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, sp
 
 @pytest.mark.parametrize("spoil", ["open", "another's", "link", "file", "nowhere"])
 def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(
-    store, said, spoil, monkeypatch, tmp_path
+    store, warnings, spoil, monkeypatch, tmp_path
 ):
     path = store._path
     store.put("jit_f-12", b"f")
@@ -91,28 +91,28 @@ def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(
     else:
         os.replace(path, tmp_path / "away")
         path.symlink_to(tmp_path / "away") if spoil == "link" else path.write_text("")
-    fresh = ProgramStore(path, "one processor", said.append)
+    fresh = ProgramStore(path, "one processor", warnings.append)
     assert fresh.get("jit_f-12") is None
     for _ in range(2):
         fresh.put("jit_g-34", b"g")
     assert fresh.get("jit_g-34") is None
-    (line,) = said
+    (line,) = warnings
     assert "HINT: set CYXJAX_COMPILE_CACHE to a folder of your own, or to off." in line
 
 
-def test_a_full_disk_is_told_once_and_left_alone(store, said, monkeypatch):
+def test_a_full_disk_is_told_once_and_left_alone(store, warnings, monkeypatch):
     store.put("jit_f-12", b"f")
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(programs, "write_whole", full)
     store.put("jit_g-34", b"g")
     store.put("jit_h-56", b"h")
-    assert (full.call_count, len(said)) == (1, 1)
-    assert store.get("jit_f-12") == b"f"  # what is there still serves
+    assert (full.call_count, len(warnings)) == (1, 1)
+    assert store.get("jit_f-12") == b"f"  # existing entries still work
 
 
-def test_the_entries_used_longest_ago_go(tmp_path, said):
-    store = ProgramStore(tmp_path / "programs", "", said.append, max_bytes=8_000)
-    draft = store._path / ".x.tmp"  # that was left
+def test_the_entries_used_longest_ago_go(tmp_path, warnings):
+    store = ProgramStore(tmp_path / "programs", "", warnings.append, max_bytes=8_000)
+    draft = store._path / ".x.tmp"  # left behind
     for age, key in enumerate(("old-0", "old-1", "old-2", "old-3")):
         store.put(key, bytes(1_000))
         os.utime(store._place(key)[0], (1e9 + age, 1e9 + age))
@@ -129,7 +129,7 @@ def test_the_entries_used_longest_ago_go(tmp_path, said):
 
 
 @pytest.mark.parametrize(
-    ("asked", "env", "jaxs_own", "folder"),
+    ("setting", "env", "jaxs_own", "folder"),
     [
         ("auto", {}, None, "/home/me/.cache/cyxjax/programs"),
         ("auto", {"XDG_CACHE_HOME": "/cache"}, None, "/cache/cyxjax/programs"),
@@ -143,17 +143,17 @@ def test_the_entries_used_longest_ago_go(tmp_path, said):
         ("~/kept", {"CYXJAX_COMPILE_CACHE": "off"}, "/jax", "/home/me/kept/cyxjax/programs"),
     ],
 )
-def test_where_programs_are_kept(asked, env, jaxs_own, folder, monkeypatch):
+def test_where_programs_are_kept(setting, env, jaxs_own, folder, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert find_folder(asked, env, jaxs_own) == (None if folder is None else Path(folder))
+    assert find_folder(setting, env, jaxs_own) == (None if folder is None else Path(folder))
 
 
 @pytest.fixture
 def kept(monkeypatch) -> list[ProgramStore | None]:
-    """What jax is given by each call of `programs.keep`."""
-    given: list[ProgramStore | None] = []
-    monkeypatch.setattr(programs.jax_private, "keep_programs", given.append)
-    return given
+    """The store that each call of `programs.keep` passes to jax."""
+    stores: list[ProgramStore | None] = []
+    monkeypatch.setattr(programs.jax_private, "keep_programs", stores.append)
+    return stores
 
 
 def test_programs_of_another_number_of_threads_are_not_found_and_off_keeps_none(tmp_path, kept):

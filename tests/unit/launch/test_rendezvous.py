@@ -1,4 +1,4 @@
-"""Ranks as threads around a real server: forming, refusing, losing, and what else may answer at its port."""
+"""Ranks as threads with a real server: forming, refusals, losses, and strangers at its port."""
 
 import socket
 import threading
@@ -22,9 +22,9 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def meet():
-    """Makes a meeting of so many ranks, closed after the test."""
+    """Creates a meeting for a number of ranks, closed after the test."""
     with ExitStack() as made:
-        yield lambda *given, **changes: made.enter_context(closing(Meeting(*given, **changes)))
+        yield lambda *args, **changes: made.enter_context(closing(Meeting(*args, **changes)))
 
 
 def test_a_group_forms_and_a_goodbye_is_no_death(meet):
@@ -49,8 +49,8 @@ def test_more_ranks_than_pending_connections_all_meet_at_once(meet):
 
 def test_a_rank_of_another_world_size_that_comes_first_is_remembered(meet):
     meeting = meet(3)
-    for said in (meeting.join_all(1, world_size=2)[0], meeting.join_all(0)[0]):
-        assert "ranks differ in WORLD_SIZE: 2 on rank 1, 3 on the others" in said
+    for message in (meeting.join_all(1, world_size=2)[0], meeting.join_all(0)[0]):
+        assert "ranks differ in WORLD_SIZE: 2 on rank 1, 3 on the others" in message
 
 
 def test_a_rank_that_dies_while_the_group_forms_may_come_again(meet):
@@ -64,28 +64,28 @@ def test_a_rank_that_dies_while_the_group_forms_may_come_again(meet):
 
 def test_a_service_that_cannot_start_is_told_to_all(meet, monkeypatch):
     monkeypatch.setattr(ports, "reserve", Mock(side_effect=OSError("no port")))
-    assert all("could not start: no port" in said for said in meet(2).join_all(0, 1))
+    assert all("could not start: no port" in message for message in meet(2).join_all(0, 1))
 
 
 def test_the_first_loss_is_told_to_the_others_and_no_other_is(meet):
-    """Those that die of it are as many as there are ranks: each told to all would be a million lines."""
+    """All ranks then fail because of it: reporting each failure to all would be a million lines."""
     meeting = meet(4)
     members = meeting.join_all(0, 1, 2, 3)
-    lost, heard = [], threading.Semaphore(0)
+    lost, notified = [], threading.Semaphore(0)
     for member in members[:2]:
-        member.watch(lambda why: (lost.append(why), heard.release()))
+        member.watch(lambda why: (lost.append(why), notified.release()))
     members[2].fail("ValueError: boom (train.py:8)")
     for _ in range(2):
-        assert heard.acquire(timeout=5)
+        assert notified.acquire(timeout=5)
     assert all(why.startswith("lost rank 2 (host ") and "boom (train.py:8)" in why for why in lost)
     for gone in members[:3]:
         gone._channel.socket.shutdown(socket.SHUT_RDWR)
     assert until(lambda: list(meeting.first.ranks.here) == [3], 30)
     members[3]._channel.socket.shutdown(socket.SHUT_WR)
-    told = b""
+    received = b""
     while data := members[3]._channel.socket.recv(4096):
-        told += data
-    assert told.count(b'"lost"') == 1
+        received += data
+    assert received.count(b'"lost"') == 1
 
 
 def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(meet):
@@ -108,7 +108,7 @@ def test_a_late_rank_of_an_earlier_start_and_size_ends_no_start_that_launchers_l
 
 
 def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(meet, monkeypatch):
-    """Where thousands come at once the kernel takes connections that nobody looks at for a while."""
+    """When thousands connect at once, the kernel accepts connections that the server only reads later."""
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
     meeting, real, knocks = meet(1), socket.create_connection, []
 
@@ -129,14 +129,14 @@ def test_a_server_that_does_not_greet_yet_is_tried_again_for_the_timeout(meet, m
     [("0.0.0.0", 1, "", 1), ("0.0.0.0", 1, "secret", 0), ("0.0.0.0", 2, "", 0), ("127.0.0.1", 1, "", 0)],
 )
 def test_rank_0_of_a_job_across_hosts_warns_once_without_a_token(capfd, address, nproc, token, lines):
-    # What a rank started by hand, by srun or by mpirun does: no launcher is there to warn.
+    # As a rank that is started by hand, srun or mpirun, without a launcher that could warn.
     topology = by_hand(master_addr=address, local_world_size=nproc, token=token)[0]
     connect._coordinate(topology).end()
     assert capfd.readouterr().err.count("CYXJAX_TOKEN is not set: whoever reaches 0.0.0.0 can join") == lines
 
 
 def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
-    # Rank 0 hears it first and ends, with the server in its process: rank 1 knocked there for a minute.
+    # Rank 0 gets the error first and ends, with the server in its process: rank 1 used to retry for a minute.
     sent, ending, end, send = [], threading.Event(), Coordinator.end, server.Peer.send
 
     def slow_send(self, message):
@@ -154,38 +154,38 @@ def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
         zero = pool.submit(connect._meet, rank_0, {"program": "train.py"}, None, {})
         assert until(lambda: made and 0 in made[0].ranks.here, 10)
         one = pool.submit(client.join, rank_1, {"program": "other.py"})
-        for told in (zero, one):
+        for received in (zero, one):
             with pytest.raises(GroupError, match=r"program: train\.py .*rank 0; other\.py .*rank 1"):
-                told.result(30)
+                received.result(30)
 
 
 def test_a_rank_that_comes_before_rank_0_waits_for_it(monkeypatch):
     monkeypatch.setattr(client, "LINE_EVERY_S", 0.0)
     rank_0, rank_1 = by_hand()
-    said = []
+    log = []
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(client.join, rank_1, log=said.append)
-        assert until(lambda: said, 10)  # nobody was there
+        early = pool.submit(client.join, rank_1, log=log.append)
+        assert until(lambda: log, 10)  # no server yet
         host = connect._coordinate(rank_0)
         for member in (client.join(rank_0), early.result(30)):
             member.leave()
-    assert said[0] == f"rank 1 waits for 127.0.0.1:{rank_0.master_port}: Connection refused"
+    assert log[0] == f"rank 1 waits for 127.0.0.1:{rank_0.master_port}: Connection refused"
     host.end()
 
 
 @pytest.mark.parametrize(
-    ("addr", "said"),
+    ("addr", "message"),
     [
         ("no-such-host.invalid", r"MASTER_ADDR='no-such-host\.invalid' .*HINT"),
         ("127.0.0.9", r"^Connection refused .*127\.0\.0\.9:\d+ .*HINT"),
-        ("node1", r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 1 .*2 ranks"),  # Debian's name of its own host
+        ("node1", r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 1 .*2 ranks"),  # Debian's entry for its own host name
     ],
 )
-def test_a_wrong_address_says_in_which_way(monkeypatch, addr, said):
+def test_a_wrong_address_says_in_which_way(monkeypatch, addr, message):
     if addr == "node1":
         monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
     _, rank_1 = by_hand(master_addr=addr, local_world_size=1, timeout_ms=300)
-    with pytest.raises(GroupError, match=said):
+    with pytest.raises(GroupError, match=message):
         client.join(rank_1)
 
 
@@ -214,5 +214,5 @@ def test_a_reserved_port_keeps_others_out_but_lets_a_sharing_service_in():
         service.listen()
         with socket.create_connection(("127.0.0.1", port), timeout=5):
             service.settimeout(5)
-            connection, _ = service.accept()  # the reserving socket does not listen, so we are reached
+            connection, _ = service.accept()  # the reserving socket does not listen, so this one does
             connection.close()

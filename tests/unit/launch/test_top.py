@@ -1,4 +1,4 @@
-"""`cyxjax top`: what it says of ranks from their beats and the kernel's files."""
+"""`cyxjax top`: the state of ranks from their heartbeats and the kernel's files."""
 
 import shutil
 
@@ -75,7 +75,7 @@ def test_two_jobs_must_be_told_apart(processes, capsys):
     for words in ([], ["none-of-these"]):
         with pytest.raises(GroupError, match=r"mine \(launcher 90, ranks 0.*other \(launcher 190"):
             top.main(words)
-    assert top.main(["100"]) == 0  # a rank stands for its job; nobody watches: once
+    assert top.main(["100"]) == 0  # the pid of a rank selects its job; without a terminal it prints once
     assert "job mine: 2 ranks here" in capsys.readouterr().out
 
 
@@ -95,7 +95,7 @@ BUSY, WAITS = row(1, 119, "data", 88.0), row(0, 120, "step", 90.0)
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "output"),
     [
         ([WAITS, BUSY, row(2, 120, "step", 90.0)], "ranks 0, 2 wait for rank 1: data for 12 s, step 119"),
         ([row(0, 120, "step", 99.9), BUSY], ""),  # not for long
@@ -103,8 +103,8 @@ BUSY, WAITS = row(1, 119, "data", 88.0), row(0, 120, "step", 90.0)
         ([row(0, 120, "done", 90.0), BUSY], ""),
     ],
 )
-def test_who_waits_for_whom(rows, said):
-    assert waits(rows, 100.0) == said
+def test_who_waits_for_whom(rows, output):
+    assert waits(rows, 100.0) == output
 
 
 def test_a_job_is_watched_until_it_has_ended(processes, monkeypatch, capsys):
@@ -115,6 +115,6 @@ def test_a_job_is_watched_until_it_has_ended(processes, monkeypatch, capsys):
     monkeypatch.setattr(top.sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(top.time, "sleep", ended)
     assert top.main(["mine"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("mine") == 1
-    assert said.endswith("The job has ended.\n")
+    output = capsys.readouterr().out
+    assert output.count("mine") == 1
+    assert output.endswith("The job has ended.\n")

@@ -1,4 +1,4 @@
-"""Which place each source gives a process, and what the errors name."""
+"""The topology that each source gives a process, and what the errors name."""
 
 import pytest
 
@@ -37,7 +37,7 @@ EVERYTHING = {
         ({}, (0, 1, 0, 1, "127.0.0.1:29500")),
         ({"WORLD_SIZE": "1"}, (0, 1, 0, 1, "127.0.0.1:29500")),
         ({"RANK": "2", "WORLD_SIZE": "4"}, (2, 4, 2, 4, "127.0.0.1:29500")),  # on loopback, so all are here
-        (EVERYTHING, (2, 4, 0, 0, "10.0.0.1:1234")),  # 0: nobody said how many are here
+        (EVERYTHING, (2, 4, 0, 0, "10.0.0.1:1234")),  # 0: unknown number of local ranks
         (
             {"JAX_COORDINATOR_ADDRESS": "[fd00::1]:99", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "1"},
             (1, 3, 1, 0, "[fd00::1]:99"),

@@ -55,7 +55,7 @@ def test_a_sequential_model_comes_back_bit_for_bit(model, tmp_path, monkeypatch)
     # Other readers can use the numbers.
     arrays = safetensors.numpy.load_file(path)
     np.testing.assert_array_equal(arrays["params/0_conv2d/kernel"], model.parameters()["0_conv2d"]["kernel"])
-    # A second file takes the place of the first, whole; nothing is left from writing.
+    # A second save replaces the whole file; no temporary file is left.
     (tmp_path / "old").hardlink_to(path)
     old = path.read_bytes()
     SequentialModel([LinearModule(1, 1)]).save(path)
@@ -75,7 +75,7 @@ def test_dtypes_shapes_and_keys_come_back(tmp_path, dtype):
     assert saved.params["b"].shape == (0, 3)
     assert saved.params["a"][0].dtype == value.dtype
     np.testing.assert_array_equal(saved.params["a"][0], value)
-    saved.params["a"][0][0, 0] = 1  # an array of one's own, not a view of the file
+    saved.params["a"][0][0, 0] = 1  # an independent array, not a view of the file
 
 
 def test_a_model_is_rebuilt_from_its_file(tmp_path):
@@ -127,8 +127,8 @@ def test_a_foreign_a_newer_and_a_missing_file_are_refused(tmp_path, monkeypatch)
     monkeypatch.setattr("cyxjax.models.files.FORMAT", "2")
     save_model(tmp_path / "newer", {}, {}, {})
     monkeypatch.undo()
-    for name, said in (("foreign", "None"), ("newer", "2"), ("absent", "")):
-        with pytest.raises(CheckpointError, match=f"/{name}.* {said}"):
+    for name, message in (("foreign", "None"), ("newer", "2"), ("absent", "")):
+        with pytest.raises(CheckpointError, match=f"/{name}.* {message}"):
             load_model(tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""What a GPT asks a GPU for; on a CPU, which is told that it is one: `tests/gpu` has the real thing."""
+"""The attention that a GPT uses on a GPU, simulated on a CPU; `tests/gpu` runs on a real GPU."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -23,13 +23,13 @@ def test_a_gpu_multiplies_whole_tiles_of_tokens(monkeypatch):
     def outputs_and_gradients():
         square = lambda out: ((out**2).sum(), out)  # noqa: E731
         run = jax.grad(lambda v: square(model.apply(v, tokens)), has_aux=True)
-        return jax.jit(lambda v: run(v))(variables)  # traced anew: what it asks for hangs on the backend
+        return jax.jit(lambda v: run(v))(variables)  # traced again: the result depends on the backend
 
     here = outputs_and_gradients()
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    there = outputs_and_gradients()
+    on_gpu = outputs_and_gradients()
     assert " = pad[" in str(jax.make_jaxpr(model.apply)(variables, tokens))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), here, there)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), here, on_gpu)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_a_gpu_multiplies_whole_tiles_of_tokens(monkeypatch):
     [
         (jnp.bfloat16, 256, 64, False, "cudnn"),
         (jnp.float16, 1024, 128, False, "cudnn"),
-        (jnp.float32, 1024, 64, False, "xla"),  # cuDNN has half precision alone
-        (jnp.bfloat16, 128, 64, False, "xla"),  # short: XLA's is quicker
+        (jnp.float32, 1024, 64, False, "xla"),  # cuDNN only has half precision
+        (jnp.bfloat16, 128, 64, False, "xla"),  # short: XLA is faster
         (jnp.bfloat16, 256, 20, False, "xla"),  # no multiple of 8
         (jnp.bfloat16, 256, 64, True, "xla"),  # its backward pass does not repeat its bits
     ],
@@ -46,17 +46,17 @@ def test_a_gpu_multiplies_whole_tiles_of_tokens(monkeypatch):
 def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
     monkeypatch, dtype, places, width, repeats, by
 ):
-    asked = []
+    options = []
     monkeypatch.setattr(gpt, "_has_cudnns_attention", lambda: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, *_, **how: asked.append(how) or q)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, *_, **how: options.append(how) or q)
     with repeatable() if repeats else nullcontext():
         gpt._attend_here(*[jnp.zeros((1, places, 2, width), dtype)] * 3)
-    assert asked == [{"is_causal": True, "implementation": by}]
+    assert options == [{"is_causal": True, "implementation": by}]
 
 
 @pytest.mark.parametrize(
-    ("flags", "asked"),
+    ("flags", "options"),
     [
         ("", False),
         ("--xla_gpu_deterministic_ops=true --xla_dump_to=x", True),
@@ -65,10 +65,10 @@ def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
         ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=0", False),
     ],
 )
-def test_flags_that_ask_for_repeatable_programs_are_heeded(flags, asked):
+def test_flags_that_ask_for_repeatable_programs_are_heeded(flags, options):
     try:
         heed(flags)
-        assert must_repeat() == asked
+        assert must_repeat() == options
     finally:
         heed("")
 

@@ -1,7 +1,7 @@
 """Values that version 0.2.0 drew, trained and saved, and files that still load.
 
-What is drawn has the same bits. Another compiler, or another type of CPU, adds in another order: values then
-agree to the rounding of a few float32 additions (seen with jax 0.12, and on a CPU with AMX: 5e-7).
+Random draws have the same bits. A different compiler or CPU type adds in a different order: values then agree
+up to the rounding of a few float32 additions (seen with jax 0.12, and on a CPU with AMX: 5e-7).
 """
 
 import json

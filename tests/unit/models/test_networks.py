@@ -54,7 +54,7 @@ def test_resnet_stem_halves_twice_and_the_small_one_not_at_all():
 
 
 def test_blocks_are_the_layers_their_paper_draws():
-    # Put together from layers that are held to torch's answers (test_models_torch.py).
+    # Composed of layers that are compared with torch (test_torch.py).
     x = jax.random.normal(jax.random.key(1), (2, 6, 6, 3))
     for block, kernels in ((BasicBlock, [(3, 2), (3, 1)]), (Bottleneck, [(1, 1), (3, 2), (1, 1)])):
         module = block(features=4, stride=2, zero_init=False)
@@ -80,7 +80,7 @@ def test_blocks_are_the_layers_their_paper_draws():
 
 
 def _with_uneven_norms(params):
-    """Norms that scale and shift by something: at 1 and 0 a norm in the wrong place would not show."""
+    """Norms with scale and shift: with 1 and 0 a norm in the wrong position would not be noticed."""
 
     def shifted(path, a):
         return a + 0.3 * jnp.arange(a.size, dtype=a.dtype) if "norm" in str(path).lower() else a
@@ -190,7 +190,7 @@ def test_attention_is_lowered_for_the_platform_that_runs_it(monkeypatch):
 
 
 def test_every_product_of_the_gpts_gradient_is_of_matrices_as_they_lie():
-    # A weight's gradient over (B, T, D) sums over two dimensions: XLA on CPU copies what it is made of first.
+    # A weight gradient over (B, T, D) sums over two dimensions: XLA on CPU copies its inputs first.
     model, variables, tokens = tiny_gpt(num_layers=1)
     loss = lambda params: model.apply({"params": params}, tokens, True).sum()  # noqa: E731
     found = list(products(jax.make_jaxpr(jax.grad(loss))(variables["params"]).jaxpr))
@@ -200,7 +200,7 @@ def test_every_product_of_the_gpts_gradient_is_of_matrices_as_they_lie():
 
 
 def products(jaxpr):
-    """Dimensions of all matrix products of a traced function: ((summed), (batch)), left and right each."""
+    """Dimensions of all matrix products of a traced function: ((contracted), (batch)), left and right."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             yield eqn.params["dimension_numbers"]
@@ -217,12 +217,12 @@ def test_gpt_remat_changes_memory_not_numbers():
             return model.apply(v, tokens, train=True, rngs={"dropout": jax.random.key(5)}).sum()
 
         grads.append(jax.jit(jax.grad(loss))(variables))
-    # Same parameters, same dropout masks; recomputing may fuse in another order, hence not bit-equal.
+    # Same parameters and dropout masks; recomputation may be fused differently, hence not bit-equal.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *grads)
 
 
 def test_gpt_computes_gradients_in_float16():
-    # On CPU the attention alone is widened; all else is rounded to 2^-11 a product.
+    # On CPU only attention is widened; everything else is rounded to 2^-11 per product.
     model, variables, tokens = tiny_gpt(remat=True, num_layers=1)
 
     def loss(v, dtype):

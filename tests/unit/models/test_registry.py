@@ -52,7 +52,7 @@ def test_bad_options_name_option_value_and_expectation(options, message):
 def test_what_is_registered_is_built_with_checked_options_and_shipped_names_stay(own_names):
     @register("probe")
     class Probe(nn.Module):
-        inner: nn.Module  # no file can hold it: passed as it is
+        inner: nn.Module  # cannot be written in a file: passed unchanged
         size: int
         activation: Callable[[jax.Array], jax.Array] = nn.relu
         dtype: Any = None

@@ -24,7 +24,7 @@ KEY = jax.random.key(0)
 
 
 def image_model() -> SequentialModel:
-    """Every kind of thing that is saved: kernels, running statistics, dropout, pairs of sizes."""
+    """A model with everything that is saved: kernels, running statistics, dropout, pairs of sizes."""
     model = SequentialModel([ReshapeModule((8, 8, 1)), Conv2DModule(1, 4, (3, 1), padding=(1, 0))])
     model.add(BatchNormModule(4)).add(ReLUModule()).add(MaxPool2DModule(2))
     return model.add(FlattenModule()).add(DropoutModule(0.5)).add(LinearModule(64, 3))
@@ -62,7 +62,7 @@ def test_training_draws_its_own_values_until_the_model_has_some():
     seen = model.parameters()
     held, _ = adapt(model).init(jax.random.key(8), x)
     np.testing.assert_array_equal(held["0_linear"]["kernel"], seen["0_linear"]["kernel"])
-    jax.tree.map(lambda a: a.delete(), held)  # as a step that was given them to keep does
+    jax.tree.map(lambda a: a.delete(), held)  # as a step that donates them does
     np.testing.assert_array_equal(model(x), x @ seen["0_linear"]["kernel"] + seen["0_linear"]["bias"][None])
 
 
@@ -76,7 +76,7 @@ def test_dropout_keeps_the_mean_and_each_layer_and_call_draws_anew():
     np.testing.assert_array_equal(model.eval()(x), x)
     fns = adapt(SequentialModel([DropoutModule(0.5), DropoutModule(0.5)]))
     y, _ = fns.apply({}, {}, jnp.ones((100, 100)), KEY, True)
-    assert np.mean(np.asarray(y) == 4.0) == pytest.approx(0.25, abs=0.03)  # equal masks would keep a half
+    assert np.mean(np.asarray(y) == 4.0) == pytest.approx(0.25, abs=0.03)  # equal masks would keep one half
 
 
 def test_batch_norm_uses_the_batch_then_the_running_statistics():
@@ -113,7 +113,7 @@ def test_gradients_reach_every_parameter_and_half_precision_is_kept():
     params, state = fns.init(KEY, x)
     grads = jax.jit(jax.grad(lambda p: (fns.apply(p, state, x, KEY, True)[0] ** 2).sum()))(params)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
-    # A convolution's bias before a batch norm is cancelled by it, up to rounding.
+    # A batch norm cancels the bias of the convolution before it, up to rounding.
     biased = grads.pop("1_conv2d")
     assert all(np.abs(g).max() > 1e-3 for g in [biased["kernel"], *jax.tree.leaves(grads)])
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
@@ -122,7 +122,7 @@ def test_gradients_reach_every_parameter_and_half_precision_is_kept():
 
 
 @pytest.mark.parametrize("name", ["0_Linear", "0_linear"])
-def test_values_of_other_names_are_refused(name):  # the model would go on with its own
+def test_values_of_other_names_are_refused(name):  # the model would keep its own values
     model = SequentialModel([LinearModule(4, 3)])
     with pytest.raises(ValueError, match="0_Linear|kernel"):
         model.set_values(model.parameters() | {name: {}}, {})

@@ -1,4 +1,4 @@
-"""Our layers against a stored table of torch's answers; the table against torch where that is installed."""
+"""Our layers compared with a stored table of torch's outputs, and the table with torch if installed."""
 
 import json
 
@@ -39,7 +39,7 @@ OURS: dict[str, list[m.Layer]] = {
     "softmax": [m.SoftmaxModule()],
     "log_softmax": [m.LogSoftmaxModule()],
 }
-# Sums of at most 20 float32 products of size 4, added up in another order than torch's.
+# Sums of at most 20 float32 products of size 4, in a different order than in torch.
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}
 
 
@@ -52,7 +52,7 @@ def from_torch(x: np.ndarray) -> np.ndarray:
 
 
 def with_waves(params: dict) -> dict:
-    """The parameters torch was given, in our layout: kernel or scale is torch's first, bias its second."""
+    """The parameters of the torch layer in our layout: kernel or scale is torch's first, bias its second."""
 
     def filled(name: str, value: jax.Array) -> np.ndarray:
         if name == "kernel" and value.ndim == 2:
@@ -89,7 +89,7 @@ def test_batch_norm_trains_as_torch_does(name, momentum):
     np.testing.assert_allclose(y, STORED[name]["train"], **TOLERANCE)
     (moved,) = state.values()
     np.testing.assert_allclose(moved["mean"], STORED[name]["running_mean"], **TOLERANCE)
-    # Torch's batch variance is divided by n - 1, ours by n; both moved from 1 by `momentum`.
+    # Torch divides the batch variance by n - 1, we by n; both start at 1 and move by `momentum`.
     n = inputs(name).size // 3
     unbiased = (np.asarray(moved["var"]) - (1 - momentum)) * n / (n - 1) + (1 - momentum)
     np.testing.assert_allclose(unbiased, STORED[name]["running_var"], **TOLERANCE)

@@ -1,4 +1,4 @@
-"""What torch.nn's layers answer, as a table: `python tests/unit/torch_layers.py` writes it (needs torch).
+"""Writes a table of the outputs of torch.nn layers: `python tests/unit/models/torch_layers.py` (needs torch).
 
 Weights and inputs are waves, not random numbers, so that torch and this project agree on them without sharing
 a generator. Torch's layouts throughout: images (B, C, H, W), kernels (out, in, height, width).
@@ -46,7 +46,7 @@ CASES: dict[
 
 
 def wave(shape: tuple[int, ...], phase: float) -> np.ndarray:
-    """Float32 numbers in [-2, 2] without pattern: 2 sin(1.7 k + phase), k counting in C order."""
+    """Float32 numbers in [-2, 2] without a pattern: 2 sin(1.7 k + phase), where k counts in C order."""
     values = [2 * math.sin(1.7 * k + phase) for k in range(math.prod(shape))]
     return np.array(values, np.float32).reshape(shape)
 
@@ -58,7 +58,7 @@ def inputs(name: str) -> np.ndarray:
 
 
 def answers(name: str) -> dict[str, Any]:
-    """Torch's output, in evaluation and in training, and the running statistics it is left with."""
+    """Torch's output in evaluation and in training, and the final running statistics."""
     import torch
     from torch import nn
 
@@ -67,14 +67,14 @@ def answers(name: str) -> dict[str, Any]:
         parameter.data = torch.from_numpy(wave(tuple(parameter.shape), float(phase)))
     x = torch.from_numpy(inputs(name))
     found = {"eval": module.eval()(x)}
-    if list(module.buffers()):  # a batch norm: the others answer the same in training
+    if list(module.buffers()):  # a batch norm: other layers have the same output in training
         found["train"] = module.train()(x)
         found |= {key: value for key, value in module.named_buffers() if value.ndim}
     return {key: _short(value.detach().tolist()) for key, value in found.items()}
 
 
 def _short(value: Any) -> Any:
-    """Nine digits, which is all a float32 has."""
+    """Nine digits, which is the precision of a float32."""
     return [_short(part) for part in value] if isinstance(value, list) else float(f"{value:.9g}")
 
 

@@ -1,4 +1,4 @@
-"""Lines people read: fixed formats, rank 0 only, no control characters in a pipe; and the live line."""
+"""Console lines: fixed formats, rank 0 only, no control characters in a pipe; and the live line."""
 
 import fcntl
 import io
@@ -43,7 +43,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def tell(console):
+def report_run(console):
     console.note("Process 0/2 started")
     console.note(batch_plan_line(32, 4, 2, {"world_size": 2}))
     console.step(STEP)
@@ -53,7 +53,7 @@ def tell(console):
 
 def test_plain_lines():
     stream = io.StringIO()
-    tell(PlainConsole(stream))
+    report_run(PlainConsole(stream))
     assert stream.getvalue().splitlines() == [
         "Process 0/2 started",
         "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
@@ -83,7 +83,7 @@ def test_the_last_line_says_what_came_out():
 
 def test_a_terminal_gets_the_same_news_in_its_columns():
     stream = Terminal()
-    tell(RichConsole(stream, columns=40))
+    report_run(RichConsole(stream, columns=40))
     shown = stream.getvalue()
     for part in ("Process 0/2 started", "= 256 per", "Loss: 0.2500", "runs/[x]"):
         assert part in shown
@@ -116,8 +116,8 @@ def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(m
     for step in range(10, 110, 10):  # a record each 4 s: told at 0, 12, 24, 36 s
         console.step(STEP | {"step": step})
         now[0] += 4.0
-    told = [line.partition("LR: 0.001, ")[2] for line in stream.getvalue().splitlines()]
-    assert told == [
+    progress = [line.partition("LR: 0.001, ")[2] for line in stream.getvalue().splitlines()]
+    assert progress == [
         "step 10 of 400",
         "step 40 of 400, 2 min 24 s left",  # 360 steps at 30 in 12 s
         "step 70 of 400, 2 min 12 s left",
@@ -129,9 +129,9 @@ def test_a_log_has_a_line_of_progress_an_interval_however_many_steps_there_are(m
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("I/O on a closed file")])
 def test_a_reader_that_went_away_does_not_end_the_run(kind, error):
     class Gone(io.StringIO):
-        write = Mock(side_effect=error)  # what a lost terminal gives, and what a stream that was closed
+        write = Mock(side_effect=error)  # the error of a lost terminal, or of a closed stream
 
-    tell(kind(Gone()))
+    report_run(kind(Gone()))
     assert Gone.write.called
 
 
@@ -146,7 +146,7 @@ def test_a_narrow_live_line_drops_whole_parts_and_no_digit():
     lines.left(STEP | {"step": 10}, 0.0)
     parts = lines.live(STEP, 71, "", lines.left(STEP, 15.0))
     whole = "step 71 of 400, Epoch 3, Loss: 0.4321, 1 min 22 s left, Accuracy: 0.5000, LR: 0.001"
-    assert fitted(parts, 100) == whole  # 330 steps at 4 a second
+    assert fitted(parts, 100) == whole  # 330 steps at 4 per second
     assert fitted(parts, 39) == "step 71 of 400, Epoch 3, Loss: 0.4321"
     assert fitted(parts, 50) == "step 71 of 400, Epoch 3, Loss: 0.4321, LR: 0.001"
     assert fitted(["longer than that"], 6) == "longer"
@@ -154,7 +154,7 @@ def test_a_narrow_live_line_drops_whole_parts_and_no_digit():
 
 
 @pytest.mark.parametrize(
-    ("phase", "for_s", "said"),
+    ("phase", "for_s", "text"),
     [
         ("compile", 12.3, "compiling 12 s"),
         ("checkpoint", 0.2, "checkpoint"),
@@ -165,8 +165,8 @@ def test_a_narrow_live_line_drops_whole_parts_and_no_digit():
         ("", 0.0, ""),
     ],
 )
-def test_what_is_going_on(phase, for_s, said):
-    assert doing(phase, for_s) == said
+def test_what_is_going_on(phase, for_s, text):
+    assert doing(phase, for_s) == text
 
 
 def test_an_evaluation_says_how_far_it_is_until_the_next_beat():
@@ -176,7 +176,7 @@ def test_an_evaluation_says_how_far_it_is_until_the_next_beat():
         assert console.live_text(79) == "evaluating, step 400"
         heartbeat.part(3, 5)
         assert console.live_text(79) == "evaluating 3/5, step 400"
-        heartbeat.part(4)  # a loader, whose length nobody knows
+        heartbeat.part(4)  # a loader of unknown length
         assert heartbeat.part_text() == "4"
         heartbeat.report_progress(400, "step")
         assert console.live_text(79) == "step 400"
@@ -189,13 +189,13 @@ def resize(fd, columns):
 
 
 def read_until(fd, wanted, limit_s=60.0):
-    """What a terminal has received until `wanted(text)`, or until the other side has gone."""
+    """The text that a terminal has received until `wanted(text)`, or until the other side has closed."""
     text, end = "", time.monotonic() + limit_s
     while time.monotonic() < end and not wanted(text):
         if select.select([fd], [], [], 0.2)[0]:
             try:
                 data = os.read(fd, 1 << 16)
-            except OSError:  # Linux: the last one with the other side open has gone
+            except OSError:  # Linux: the last process has closed the other side
                 return text
             if not data:
                 return text
@@ -243,7 +243,7 @@ def test_the_line_fits_a_window_that_is_resized_and_news_stand_above_it(terminal
     child = on_terminal(slave, "-c", LIVE)
     wide = read_until(master, lambda text: "Accuracy" in text)
     resize(slave, 40)
-    # Lines drawn before the window was resized may still be on their way.
+    # Lines drawn before the window was resized may still arrive.
     narrow = read_until(master, lambda text: text.count("\r") >= 2 and len(DRAWN.findall(text)[-1]) <= 39)
     os.write(master, b"\n")
     after = read_until(master, lambda text: "news" in text)
@@ -252,7 +252,7 @@ def test_the_line_fits_a_window_that_is_resized_and_news_stand_above_it(terminal
     last = DRAWN.findall(narrow)[-1]
     assert "step 57 of 400" in last
     assert len(last) <= 39
-    assert "\r\x1b[Knews\r\n" in after  # the line made room
+    assert "\r\x1b[Knews\r\n" in after  # the line was cleared first
     assert "\x1b[?25l" not in wide + narrow + after  # the cursor stays
 
 

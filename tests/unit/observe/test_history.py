@@ -1,4 +1,4 @@
-"""The history: plain JSON and back, whole files only, and a picture."""
+"""The history: a JSON round trip, only complete files, and a plot."""
 
 import math
 
@@ -36,12 +36,12 @@ def test_save_and_load_give_the_same_value(tmp_path):
     again = DistributedTrainingHistory.load(path)
     assert str(again) == str(history).replace("np.float32(0.5)", "0.5")
     before = path.read_text()
-    assert '"nan"' in before  # NaN is no JSON
+    assert '"nan"' in before  # NaN is not JSON
     history.stopped_by = object()  # type: ignore[assignment]
     with pytest.raises(TypeError):
         history.save(path)
     assert path.read_text() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["h.json"]  # no draft left
+    assert [p.name for p in tmp_path.iterdir()] == ["h.json"]  # no temporary file left
 
 
 def test_a_long_history_is_made_plain_in_as_many_calls_as_a_short_one():
@@ -50,7 +50,7 @@ def test_a_long_history_is_made_plain_in_as_many_calls_as_a_short_one():
         history = DistributedTrainingHistory(train_losses=values, val_losses=values)
         count, found = calls_of(history.to_dict), history.to_dict()
         assert found["train_losses"] == values
-        assert found["train_losses"] is not values  # a copy, which later epochs do not reach
+        assert found["train_losses"] is not values  # a copy, which later epochs do not change
         return count
 
     assert calls(3000) == calls(3)
@@ -79,7 +79,7 @@ def test_a_plot_draws_each_curve_of_each_history(tmp_path):
     drawn = example().plot(tmp_path / "h.svg", {"lr 0.1": example(), "lr 0.2": example()}).read_text()
     for label in ("train", "lr 0.1 train", "lr 0.2 train", "lr 0.1 validation"):
         assert drawn.count(f"<!-- {label} -->") == 2, label  # loss and accuracy
-    assert example().plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
+    assert example().plot()._repr_png_().startswith(b"\x89PNG")  # for notebooks
 
 
 TABLE = DistributedTrainingHistory(

@@ -268,11 +268,11 @@ def test_the_command_tells_a_script_writes_into_the_run_folder_or_says_what_is_w
         EventLog(run / "events.jsonl", pytest.fail).log(event, step=0, world_size=2, metrics={"loss": 9.0})
     assert main([str(run), "--json"]) == 0
     assert not (run / "report.html").exists()
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["name"], told["headline"][-20:]) == ("run", "step 8 was recorded.")
-    assert [*told["results"].items()][0] == ("best val_accuracy", 0.5)
-    assert (told["starts"][0]["world_size"], told["starts"][0]["ended"]) == (2, False)
-    assert told["audit"].keys() == {"good", "lines"}
+    (summary,) = json.loads(capsys.readouterr().out)
+    assert (summary["name"], summary["headline"][-20:]) == ("run", "step 8 was recorded.")
+    assert [*summary["results"].items()][0] == ("best val_accuracy", 0.5)
+    assert (summary["starts"][0]["world_size"], summary["starts"][0]["ended"]) == (2, False)
+    assert summary["audit"].keys() == {"good", "lines"}
     assert main([str(run)]) == 0
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     nothing.mkdir()

@@ -1,4 +1,4 @@
-"""The report as a browser shows it: at three widths, light and dark, and what stands in it afterwards."""
+"""The report in a browser: at three widths, light and dark, and its final content."""
 
 import shutil
 import subprocess

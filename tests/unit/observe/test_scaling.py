@@ -1,4 +1,4 @@
-"""The time of a step at other sizes, and how often to save: by hand, and against what was measured."""
+"""The step time at other sizes, and the best save interval: computed by hand, and compared with runs."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_saves_are_as_often_as_daly_says_and_no_other_interval_is_better():
     here = scaling.goodput(best_s, save_s, restart_s, mtbf_s)
     others = [scaling.goodput(best_s * f, save_s, restart_s, mtbf_s) for f in (0.5, 0.8, 1.25, 2)]
     assert here > max(others)
-    # Rarely failing: what is lost are saves, half an interval a failure, and restarts.
+    # Rare failures: the loss is the saves, half an interval per failure, and the restarts.
     lost = save_s / best_s + (best_s / 2 + restart_s) / mtbf_s
     assert 1 - here == pytest.approx(lost, rel=0.1)
     assert scaling.save_every_s(100, 10) == 10

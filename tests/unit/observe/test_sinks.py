@@ -1,4 +1,4 @@
-"""Sinks: nothing lost, nothing twice after a restart, and no sink can stop or slow training."""
+"""Sinks: no record is lost or duplicated by a restart, and no sink can stop or slow training."""
 
 import json
 import os
@@ -56,9 +56,9 @@ def test_csv_widens_and_resumes(tmp_path):
 @pytest.mark.parametrize("kind", [GuardedSink, BackgroundSink])
 def test_a_broken_sink_is_told_once_and_left_out(kind):
     broken = Mock(log=Mock(side_effect=OSError(28, "No space left on device")))
-    said, good = [], Mock()
-    log_all(MultiSink([kind("wandb", lambda: broken, said.append), good]), *({"step": n} for n in range(20)))
-    (line,) = said
+    lines, good = [], Mock()
+    log_all(MultiSink([kind("wandb", lambda: broken, lines.append), good]), *({"step": n} for n in range(20)))
+    (line,) = lines
     assert "wandb" in line
     assert "OSError: [Errno 28] No space left on device" in line
     assert good.log.call_count == 20
@@ -78,13 +78,16 @@ def test_background_delivers_in_order_and_closes():
 
 
 def test_a_stuck_sink_holds_nothing_up():
-    release, said = threading.Event(), []
+    release, lines = threading.Event(), []
     stuck = Mock(log=lambda record: release.wait())
     start = time.monotonic()
-    sink = BackgroundSink("wandb", lambda: stuck, said.append, depth=4, stuck_s=0.1)
+    sink = BackgroundSink("wandb", lambda: stuck, lines.append, depth=4, stuck_s=0.1)
     log_all(sink, *({"step": n} for n in range(1000)))
-    assert time.monotonic() - start < 5  # 1000 records would wait for ever, and a close of 30 s
-    assert [("too slow" in line, "did not finish" in line) for line in said] == [(True, False), (False, True)]
+    assert time.monotonic() - start < 5  # else 1000 records would wait forever, and close 30 s
+    assert [("too slow" in line, "did not finish" in line) for line in lines] == [
+        (True, False),
+        (False, True),
+    ]
     release.set()
 
 
@@ -100,16 +103,16 @@ def test_build_sinks(tmp_path):
 
 @pytest.mark.parametrize("name", ["jsonl", "wandb", "tensorboard", "mlflow", "trackio"])
 def test_a_sink_that_cannot_open_is_one_warning(tmp_path, monkeypatch, name):
-    (tmp_path / "file").touch()  # in the place of the run folder
+    (tmp_path / "file").touch()  # a file in place of the run folder
     modules = {"tensorboard": "tensorboardX", "mlflow": "mlflow.tracking"}
     monkeypatch.setitem(sys.modules, modules.get(name, name), None)
-    said = []
+    lines = []
     log_all(
-        build_sinks([name], tmp_path / "file", is_master=True, warn=said.append), {"step": 1, "loss": 0.5}
+        build_sinks([name], tmp_path / "file", is_master=True, warn=lines.append), {"step": 1, "loss": 0.5}
     )
-    assert len(said) == 1
-    assert f"sink {name} " in said[0]
-    assert name == "jsonl" or f"'cyxjax[{name}]'" in said[0]
+    assert len(lines) == 1
+    assert f"sink {name} " in lines[0]
+    assert name == "jsonl" or f"'cyxjax[{name}]'" in lines[0]
 
 
 def tracked(name, folder, resume_step, *records, **config):
@@ -118,28 +121,28 @@ def tracked(name, folder, resume_step, *records, **config):
 
 
 def events_of(folder):
-    """(step, tag) of what TensorBoard's files hold, and where parts begin, their framing read by hand."""
+    """(step, tag) of the events in TensorBoard's files, and where parts begin; parses the records by hand."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found, begun = [], []
+    found, started = [], []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         raw, at = path.read_bytes(), 0
         while at < len(raw):
             (length,) = struct.unpack("<Q", raw[at : at + 8])
             event = Event.FromString(raw[at + 12 : at + 12 + length])
             found += [(event.step, value.tag) for value in event.summary.value]
-            begun += [event.step] if event.session_log.status else []
+            started += [event.step] if event.session_log.status else []
             at += 16 + length
-    return found, begun
+    return found, started
 
 
 def test_tensorboard_shows_numbers_and_goes_on(tmp_path):
     pytest.importorskip("tensorboardX", reason="pip install 'cyxjax[tensorboard]'")
     tracked("tensorboard", tmp_path, None, {"kind": "step", "step": 3, "loss": 0.5})
     tracked("tensorboard", tmp_path, 2, {"step": 4, "loss": 0.25})
-    found, begun = events_of(tmp_path / "tensorboard")
+    found, started = events_of(tmp_path / "tensorboard")
     assert sorted(found) == [(3, "loss"), (4, "loss")]
-    assert begun == [3]  # from here on what the first part logged is hidden
+    assert started == [3]  # from this step the events of the first part are hidden
 
 
 @pytest.mark.filterwarnings("ignore")  # of its own, about the store and about what it imports
@@ -147,7 +150,7 @@ def test_mlflow_keeps_a_run_in_the_folder_and_goes_on_with_it(tmp_path):
     pytest.importorskip("mlflow", reason="pip install 'cyxjax[mlflow]'")
     from mlflow.tracking import MlflowClient
 
-    many = {f"option_{n}": str(n) for n in range(120)}  # MLflow takes a hundred in a call
+    many = {f"option_{n}": str(n) for n in range(120)}  # MLflow accepts a hundred per call
     config = {"epochs": 2, "optimizer": {"lr": 0.1}, **many}
     for resume_step, steps in ((None, (1, 2, 3)), (2, (3, 4))):
         records = [{"kind": "step", "step": n, "loss": 1 / n + (resume_step or 0)} for n in steps]
@@ -163,7 +166,7 @@ def test_mlflow_keeps_a_run_in_the_folder_and_goes_on_with_it(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # of what it imports
 def test_trackio_keeps_one_run_that_goes_on(tmp_path):
     pytest.importorskip("trackio", reason="pip install 'cyxjax[trackio]'")
-    program = tmp_path / "job.py"  # a process of its own: trackio reads TRACKIO_DIR when it is imported
+    program = tmp_path / "job.py"  # a separate process: trackio reads TRACKIO_DIR at import
     program.write_text(TRACKIO_JOB)
     for resume_step in ("", "3"):
         command = [sys.executable, program, tmp_path / "digits", resume_step]
@@ -174,7 +177,7 @@ def test_trackio_keeps_one_run_that_goes_on(tmp_path):
         kept = [json.loads(row[0]) for row in store.execute("select config from configs")]
     assert name.startswith("digits-")
     assert {run for run, *_ in logged} == {name}
-    assert [(step, json.loads(told)["loss"]) for _, step, told in logged] == [(1, 1.0), (2, 0.5), (4, 0.25)]
+    assert [(step, json.loads(row)["loss"]) for _, step, row in logged] == [(1, 1.0), (2, 0.5), (4, 0.25)]
     assert [config["optimizer.lr"] for config in kept] == ["0.1"]
 
 

@@ -1,4 +1,4 @@
-"""One table says why a run stopped: the strongest wish of all ranks, and what trains on afterwards."""
+"""One table of stop reasons: the strongest request of all ranks, and the command that continues."""
 
 import pytest
 
@@ -28,9 +28,9 @@ def test_the_strongest_wish_is_known_from_the_sum_over_replicas(replicas):
 
 @pytest.mark.parametrize("name", REASONS)
 def test_more_epochs_are_offered_only_where_they_train_on(name):
-    told = _next_commands(TrainConfig(), DistributedTrainingHistory(stopped_by=name))
-    assert reason_of(name).hint in told
-    assert ("--epochs" in told) is (name == "")
+    message = _next_commands(TrainConfig(), DistributedTrainingHistory(stopped_by=name))
+    assert reason_of(name).hint in message
+    assert ("--epochs" in message) is (name == "")
 
 
 def test_a_name_of_another_version_is_shown_as_it_is():

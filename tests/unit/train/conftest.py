@@ -1,4 +1,4 @@
-"""What tests of the trainer share: every trainer makes a process group where there is none."""
+"""Fixtures for the trainer tests: every trainer creates a process group if there is none."""
 
 from tests.support.trainers import as_users_promote, one_device, own_group, two_devices
 

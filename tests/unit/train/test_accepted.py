@@ -1,4 +1,4 @@
-"""The table of data in the documentation: each row is given to `fit`, and read as the row says."""
+"""The table of data forms in the documentation: `fit` reads each row as documented."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ def packed(folder):
 
 
 BY_NUMBER, BATCH_BY_BATCH, SHARED = "by index", "batch by batch", "shared"
-GIVEN = {  # how a row of the table begins -> (data such as it says, how they are read)
+FORMS = {  # start of a table row -> (data of that form, how they are read)
     "arrays": ([lambda f: (X, Y), lambda f: ((X, X), Y), lambda f: ({"x": X, "y": Y},), mapped], BY_NUMBER),
     "frames": ([lambda f: (Frame(a=X[:, 0], b=X[:, 1], label=Y),)], BY_NUMBER),
     "`__len__` and": ([lambda f: (Items(),), lambda f: (list(zip(X, Y, strict=True)),)], BY_NUMBER),
@@ -52,15 +52,15 @@ def rows():
 
 
 def test_each_row_of_the_table_is_tried_here():
-    found = [[begin for begin in GIVEN if row.startswith(begin)] for row in rows()]
-    assert [one[0] if len(one) == 1 else one for one in found] == list(GIVEN)
+    found = [[begin for begin in FORMS if row.startswith(begin)] for row in rows()]
+    assert [one[0] if len(one) == 1 else one for one in found] == list(FORMS)
 
 
 @pytest.mark.parametrize(
-    ("begin", "number"), [(b, n) for b, (made, _) in GIVEN.items() for n in range(len(made))]
+    ("begin", "number"), [(b, n) for b, (made, _) in FORMS.items() for n in range(len(made))]
 )
 def test_what_a_row_gives_is_read_as_it_says(begin, number, tmp_path):
-    made, read = GIVEN[begin]
+    made, read = FORMS[begin]
     data, _ = fit_data.parse(made[number](tmp_path), cx.distributed.DistributedTrainingConfig(batch_size=4))
     assert data.indexed == (read == BY_NUMBER)
     assert is_shared(data.train) == (read == SHARED)

@@ -1,4 +1,4 @@
-"""The callbacks of one rank: what they answer counts on all, wherever they are asked."""
+"""The callbacks of one rank: their answers apply to all ranks, wherever they are called."""
 
 import jax
 import pytest
@@ -42,22 +42,22 @@ def test_a_run_that_a_callback_ended_at_a_step_says_so():
     settings = config(batch_size=1, steps_per_dispatch=1)
     for callback in (says("on_step"), Asks()):
         history = trainer(callbacks=[callback]).fit(X, Y, settings)
-        # Told of steps 1 to 4 when 8 are under way; sent with step 9, which is told of at step 16 of 30.
+        # Steps 1 to 4 are reported when 8 are dispatched; the request goes with step 9, read at step 16.
         assert (history.stopped_by, history.num_steps, history.train_losses) == ("callback", 16, [])
 
 
 @pytest.mark.parametrize(
-    ("wishes", "reason"),
+    ("requests", "reason"),
     [
         ((CALLBACK.sent,) * 3, "callback"),
         ((CALLBACK.sent, MAX_TIME.sent), "max_time"),
         ((MAX_TIME.sent, SIGNAL.sent), "signal"),
     ],
 )
-def test_the_strongest_reason_of_all_ranks_is_told(wishes, reason):
+def test_the_strongest_reason_of_all_ranks_is_told(requests, reason):
     history = DistributedTrainingHistory()
     hook = StopHook(history, lambda: None, None)
-    hook.on_step(StepInfo(Position(7), None, (sum(wishes), 0.0)))
+    hook.on_step(StepInfo(Position(7), None, (sum(requests), 0.0)))
     assert history.stopped_by == reason
     assert strongest(hook.ask()[0]).name == reason  # a rollback may come before the stop
 

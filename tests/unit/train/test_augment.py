@@ -1,4 +1,4 @@
-"""Augmentation on the device: a sample's draws are its own, whoever computes it and wherever a run begins."""
+"""Augmentation on the device: the draws of a sample do not depend on its replica or the start of a run."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ IMAGE = np.zeros((1, 8, 8, 3), np.float32)
 
 
 def alone(inputs):
-    """A model that gives its inputs back, augmented where they are to be."""
+    """The outputs of a model that returns its inputs, which are augmented only in training."""
     fns = ModelFns(lambda key, x: ({}, {}), lambda params, state, x, key, train: (x, state))
     return np.asarray(with_augment(fns, shake).apply({}, {}, inputs, None, True)[0])
 
@@ -50,7 +50,7 @@ def test_a_samples_key_is_no_steps():
 
 
 def seen(num_replicas, batch_size, accumulation, first=0):
-    """sample -> the words its draws come from, in epoch 1, from place `first` on."""
+    """sample -> the words that seed its draws, in epoch 1, from position `first` on."""
     data = ArrayDataset(np.arange(60), np.zeros(60))
     plan = BatchPlan(60, batch_size, num_replicas, accumulation)
     on_host = SimpleNamespace(shares=range(num_replicas), num_shares=num_replicas, put=lambda host, _: host)

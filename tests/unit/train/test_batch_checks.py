@@ -1,4 +1,4 @@
-"""Samples, labels and outputs that no training can be right with: an error, and the trainer is as it was."""
+"""Samples, labels and outputs that cannot be trained: an error, and the trainer is unchanged."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,14 +20,14 @@ def test_validation_data_of_another_width_is_refused_before_a_step(val):
 
 
 @pytest.mark.parametrize(
-    ("loss", "y", "said"),
+    ("loss", "y", "message"),
     [
         (cx.NLLLoss(), Y.astype(np.float32), r"NLLLoss: .*float32\[4, 3\] .*float32\[4\]"),  # cut to int
         (cx.CrossEntropyLoss(), Y[:, None], r"CrossEntropyLoss: .*int32\[4, 1\].* y\[:, 0\]"),
     ],
 )
-def test_targets_that_a_loss_of_ours_does_not_take(loss, y, said):
-    with pytest.raises(DataError, match=said):
+def test_targets_that_a_loss_of_ours_does_not_take(loss, y, message):
+    with pytest.raises(DataError, match=message):
         trainer(loss=loss).prepare(X, y, config=config())
 
 
@@ -38,7 +38,7 @@ def test_ignored_samples_count_nowhere_and_a_mean_of_nothing_is_refused():
         train.fit(X, ignored, config(epochs=1))
     with pytest.raises(DataError, match="evaluated .*ignore_index"):
         train.fit(X, Y, X, ignored, config(epochs=1))
-    half = np.where(np.arange(len(Y)) < 40, ignored, Y)  # steps in which nothing counts are no harm
+    half = np.where(np.arange(len(Y)) < 40, ignored, Y)  # steps with only ignored labels are harmless
     history = train.fit(X, half, config(epochs=1, shuffle=False))
     assert np.isfinite(history.train_losses[0])
     assert train.evaluate(X[30:], half[30:]) == pytest.approx(train.evaluate(X[40:], Y[40:]), rel=1e-5)
@@ -70,7 +70,7 @@ def test_an_output_whose_samples_are_not_in_dimension_0_is_refused():
 
 
 class InGroups(linen.Module):
-    """Takes two samples at a time, as ghost batch norm does."""
+    """Normalises two samples at a time, as ghost batch norm does."""
 
     @linen.compact
     def __call__(self, x, train=False):
@@ -87,12 +87,12 @@ def test_a_norm_that_cannot_tell_padding_takes_full_batches(tmp_path, capfd):
     with pytest.raises(ConfigError, match="drop_last"):
         ghost.fit(X[:9], X[:9], config(**saving))
     assert not (tmp_path / "kept").exists()
-    ghost.fit(batches(X[:8], X[:8], 4), config(epochs=1))  # how its batches end is not known
+    ghost.fit(batches(X[:8], X[:8], 4), config(epochs=1))  # the size of its last batch is unknown
     assert "drop_last" in capfd.readouterr().err
 
 
 class OwnLoss(linen.Module):
-    """Its samples are coupled by a batch norm, as those of any model may be."""
+    """A model with its own loss, whose batch norm couples the samples."""
 
     @linen.compact
     def __call__(self, x, train: bool = False):

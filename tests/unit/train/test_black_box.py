@@ -1,4 +1,4 @@
-"""A step that is not finite leaves a box; replayed, it gives the same numbers and the name of what broke."""
+"""A step that is not finite leaves a black box; its replay gives the same numbers and names the cause."""
 
 import re
 
@@ -17,7 +17,7 @@ from cyxjax.train.hooks.black_box import read_box
 from cyxjax.train.replay import steps
 from cyxjax.train.replay.inspect import first_nonfinite
 
-SAMPLES = 48  # 16 a step: 3 steps an epoch
+SAMPLES = 48  # 16 per step: 3 steps per epoch
 
 
 class Fragile(linen.Module):
@@ -92,8 +92,8 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
     assert "linen_models.py" not in shown  # through which each layer is called
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("seed: 42", "seed: 43"))
-    for box, said in ((folder, r"black_box_step3 .*\(36, 32, 5"), (tmp_path, r"box\.json")):  # of other data
-        with pytest.raises(DataError, match=said):
+    for box, message in ((folder, r"black_box_step3 .*\(36, 32, 5"), (tmp_path, r"box\.json")):  # other data
+        with pytest.raises(DataError, match=message):
             steps.main([str(box)])
 
 
@@ -120,7 +120,7 @@ def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     assert read_box(folder).num_replicas == 2
     shown = replayed(folder, capsys)
-    # Every second sample of a step is the second replica's, and sample 11 alone is divided by nothing.
+    # Every second sample of a step belongs to the second replica; only sample 11 is divided by zero.
     place = read_box(folder).sample_ids.index(11)
     assert f"First not finite (replica {place % 2}, micro-batch 0, forward): layer body (Fragile)" in shown
 
@@ -130,7 +130,7 @@ def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
         experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False, verbose=True))
     printed = capsys.readouterr().out
     folders = sorted((tmp_path / "run").glob("black_box_step*"), key=lambda p: read_box(p).step)
-    assert len(folders) == 3  # one an epoch; the fourth repeats them
+    assert len(folders) == 3  # one per epoch; the fourth repeats them
     assert all(f"`cyxjax replay {folder}`" in printed for folder in folders)
     assert printed.count("4 steps left out, not finite") == 2
     assert read_box(folders[0]).loss == "left out"
@@ -149,11 +149,11 @@ def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_p
     experiment.run(config)
     shown = capsys.readouterr().out
     bad = re.findall(r"WARNING: step (\d+) was", shown)
-    assert len(bad) == 2  # once an epoch
+    assert len(bad) == 2  # once per epoch
     assert "back to the checkpoint of step" in shown
     assert audit.main([config.run_dir]) == 0
     found = re.findall(r"steps (\d+) to (\d+): left out on purpose: a rollback", capsys.readouterr().out)
-    assert found == [(step, step) for step in bad]  # by the same numbers
+    assert found == [(step, step) for step in bad]  # with the same numbers
 
 
 class NnxFragile(nnx.Module):

@@ -1,4 +1,4 @@
-"""A message about a value of an experiment names the file, or the command line, and the key it stands at."""
+"""An error about a value of an experiment names the file, or the command line, and the key."""
 
 import pytest
 
@@ -17,10 +17,10 @@ from tests.support.refusals import refused_in_a_line
             "model: {options: {dropout: 3}}",
             "x.yaml: model.options.dropout: Option 'dropout' of model 'mlp' is 3",
         ),
-        ("data: {name: digit}", "x.yaml: data.name: unknown data set 'digit'. HINT: Did you mean 'digits'?"),
-        ("data: {options: {seqlen: 3}}", "x.yaml: data.options.seqlen: data set 'digits' has no option"),
-        ("data: {name: csv}", "x.yaml: data.root: root=None of data set 'csv' does not"),
-        ("data: {name: csv, root: nowhere}", "x.yaml: data.root: root=nowhere of data set 'csv' does not"),
+        ("data: {name: digit}", "x.yaml: data.name: unknown dataset 'digit'. HINT: Did you mean 'digits'?"),
+        ("data: {options: {seqlen: 3}}", "x.yaml: data.options.seqlen: dataset 'digits' has no option"),
+        ("data: {name: csv}", "x.yaml: data.root: root=None of dataset 'csv' does not"),
+        ("data: {name: csv, root: nowhere}", "x.yaml: data.root: root=nowhere of dataset 'csv' does not"),
         ("loss: mes", "x.yaml: loss='mes' is not known. HINT: Did you mean 'mse'?"),
         ("comm: zer1", "x.yaml: comm='zer1' is not a strategy. HINT: Did you mean 'zero1'?"),
         ("comm_options: {rank: 2}", "x.yaml: comm_options.rank: comm='mean' has no option 'rank'"),
@@ -67,4 +67,4 @@ def test_what_is_found_in_the_data_or_a_folder_says_what_it_is(cwd, text, messag
     kind = CheckpointError if "must" in text else DataError
     with refused_in_a_line(kind, match=message):
         prepare(load_config(["--config", "x.yaml", "--verbose", "false", "--model.options.hidden", "[4]"]))
-    assert sorted(p.name for p in cwd.iterdir()) == ["t.csv", "x.yaml"]  # no empty run folder either
+    assert sorted(p.name for p in cwd.iterdir()) == ["t.csv", "x.yaml"]  # also no empty run folder

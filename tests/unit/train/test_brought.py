@@ -1,4 +1,4 @@
-"""An experiment names things of ours, of installed packages, and `module:attribute` of one's own."""
+"""An experiment names objects of cyxjax, of installed packages, and the user's own `module:attribute`."""
 
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
@@ -35,7 +35,7 @@ report: false
 @pytest.fixture
 def experiment(cwd):
     (cwd / "x.yaml").write_text(FILE)
-    # strangers' code and optax's Adam promote as jax does by default
+    # user code and optax's Adam need jax's default promotion
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield lambda *words: load_config(["--config", "x.yaml", *words])
 
@@ -108,7 +108,7 @@ def test_packages_offer_things_by_name(monkeypatch):
     points = EntryPoints(EntryPoint(name, f"{HERE}:{value}", GROUPS["model"]) for name, value in offers)
     monkeypatch.setattr("cyxjax.plugins.entry_points", points.select)
     assert named("model", "tiny", {}) is brought.Net
-    assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot take a name of ours
+    assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot override our names
     with pytest.raises(ConfigError, match="'tinny'.*'tiny'"):
         named("model", "tinny", {})
 

@@ -1,4 +1,4 @@
-"""Callbacks, on two replicas: what they change, and what they may ask of their trainer during a fit."""
+"""Callbacks on two replicas: their effects, and the calls that they may make on the trainer during a fit."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def test_the_learning_rate_falls_on_a_plateau_and_nothing_is_compiled_again(comm
     falls = cx.ReduceLROnPlateau(0.5, patience=1, monitor="train_loss", min_delta=10, min_factor=0.25)
     one = trainer(callbacks=[falls])
     history = one.fit(X, Y, config(epochs=5, comm=comm))
-    # The first epoch is the best seen so far; its successors each use up the patience.
+    # The first epoch is the best; each later epoch uses up the patience.
     assert history.learning_rates == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.025])
     assert one.program.train_steps._cache_size() == 1
     plain = trainer().fit(X, Y, config(epochs=3, comm=comm)).train_losses
@@ -39,7 +39,7 @@ def test_a_plateau_goes_on_where_a_checkpoint_was_made(tmp_path):
         return one
 
     whole = run("whole", epochs=6)
-    run("cut", epochs=4)  # lowered once, one epoch of waiting done, one to go
+    run("cut", epochs=4)  # lowered once; one of two epochs of waiting is over
     second = run("cut", epochs=6, resume="must")
     assert second.history.learning_rates == whole.history.learning_rates
     assert whole.history.learning_rates == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01, 0.001], rel=1e-15)
@@ -57,8 +57,8 @@ def test_two_plateaus_lower_one_learning_rate(tmp_path):
         values |= {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
         return trainer(callbacks=[by_loss, by_val, high]).fit(X, Y, *VAL, config(**values))
 
-    # Lowered by the first after the epochs 3 and 5, by the second after the epoch 4; the third keeps it at
-    # least at 0.01 where nobody else has gone below.
+    # The first lowers after epochs 3 and 5, the second after epoch 4; the third keeps it at least at 0.01
+    # unless another has gone below.
     expected = [0.1, 0.1, 0.1, 0.05, 0.005, 0.0025]
     run(epochs=4)
     history = run(epochs=6, resume="must")
@@ -70,14 +70,14 @@ def test_two_plateaus_lower_one_learning_rate(tmp_path):
 
 
 def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():
-    """The launcher ends a rank that is two minutes in a step."""
+    """The launcher ends a rank whose step takes two minutes."""
     one, callback = asking(epoch=lambda t, at: heartbeat.progress().phase)
     one.fit(X, Y, config(epochs=1))
     assert callback.seen == ["eval"]
 
 
 def test_evaluation_sees_the_average_and_training_the_parameters():
-    # One sample, one step an epoch: the average can be followed by hand from the parameters.
+    # One sample, one step per epoch: the test can compute the average from the parameters.
     class Follow(cx.Callback):
         def on_start(self, moment):
             self.seen = [np.array(moment.state.params["0_linear"]["kernel"])]
@@ -137,10 +137,10 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
         one = trainer(callbacks=[cx.EarlyStopping(3, min_delta=10)])
         return one.fit(X, Y, *VAL, config(epochs=epochs, **folder, **more))
 
-    assert len(stopping(3).train_losses) == 3  # the first is the best, two were waited for
+    assert len(stopping(3).train_losses) == 3  # the first is the best, then two of patience
     history = stopping(9, resume="must")
     assert (len(history.train_losses), history.stopped_by) == (4, "early_stopping")
-    again = stopping(9, resume="must")  # the same command: what it waited for has not come since
+    again = stopping(9, resume="must")  # the same command: still no improvement
     assert (again.train_losses, again.stopped_by) == (history.train_losses, "early_stopping")
 
 
@@ -166,7 +166,7 @@ def test_a_method_of_another_library_prints_a_line_and_a_class_is_refused(capfd)
 
 
 class Asks(cx.Callback):
-    """Does something with its trainer at each step, or each epoch."""
+    """Calls its trainer at each step or each epoch."""
 
     def __init__(self, *, step=None, epoch=None):
         self.trainer, self.seen, self._step, self._epoch = None, [], step, epoch
@@ -193,14 +193,14 @@ def test_a_callback_evaluates_predicts_and_reads_the_parameters_of_now():
     one.fit(X, Y, *VAL, config(epochs=2))
     epochs = [seen for seen in callback.seen if isinstance(seen, tuple)]
     assert [epoch for *_, epoch in epochs] == [1, 2]
-    assert [loss for (loss, _), *_ in epochs] == one.history.val_losses  # of the epoch just over
+    assert [loss for (loss, _), *_ in epochs] == one.history.val_losses  # of the epoch that just ended
     np.testing.assert_array_equal(epochs[-1][1], one.predict(VAL[0]))
     assert len(callback.seen) == 2 * 8 + 2
 
 
 @pytest.mark.parametrize("when", ["step", "epoch"])
 def test_what_a_callback_saves_goes_on_bit_for_bit(tmp_path, when):
-    # At a step others are under way, whose numbers no hook has seen: they belong to what is saved.
+    # At a step, later steps are already dispatched, whose results no hook has seen: they are saved too.
     due = {"step": lambda at: at.step == 11, "epoch": lambda at: at.epoch == 1}[when]
     one, _ = asking(**{when: lambda t, at: due(at) and t.save_checkpoint(str(tmp_path / "now"))})
     one.fit(X, Y, *VAL, config(epochs=3))
@@ -222,7 +222,7 @@ def test_a_call_that_a_running_fit_would_not_take_is_refused(tmp_path, call, mon
     other = trainer()
     other.fit(X, Y, config(epochs=1))
     other.save_checkpoint(path)
-    monkeypatch.setattr(train, "on_any_rank", None)  # it does not wait for the other ranks first
+    monkeypatch.setattr(train, "on_any_rank", None)  # it must not wait for the other ranks first
     with pytest.raises(GroupError, match=rf"^{call}\(.* fit"):
         one.fit(X, Y, config())
     monkeypatch.undo()
@@ -239,11 +239,11 @@ def test_after_an_error_in_a_callback_the_trainer_goes_on_from_what_it_learned(t
     with pytest.raises(ValueError, match="callback's"):
         one.fit(X, Y, config(epochs=2, steps_in_flight=4, steps_per_dispatch=1))
     done = one.run_state.position.step
-    assert done == 6  # three more were under way
+    assert done == 6  # three more were dispatched
     alike = trainer()
     alike.fit(X, Y, config(epochs=2, max_steps=done))
     assert one.evaluate(*VAL) == alike.evaluate(*VAL)
-    one.save_checkpoint(str(tmp_path / "rescued"))  # whole: the numbers of the steps under way are in it
+    one.save_checkpoint(str(tmp_path / "rescued"))  # complete: includes the steps that were dispatched
     other = trainer()
     other.load_checkpoint(str(tmp_path / "rescued"))
     np.testing.assert_allclose(other.run_state.sums, alike.run_state.sums, rtol=1e-12)

@@ -1,4 +1,4 @@
-"""What a resume says of a configuration, data and code that changed, and what ranks that differ are told."""
+"""Messages of a resume about changed configuration, data and code, and errors for ranks that differ."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from cyxjax.train.fingerprints import Facts, config_of
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import VAL, X, Y, config, trainer
 
-SAID = "the configuration changed since the checkpoint: "
+CHANGED = "the configuration changed since the checkpoint: "
 FILE = """
 model: {name: mlp, options: {hidden: [8]}}
 data: {name: digits}
@@ -55,14 +55,15 @@ def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X,
 def test_a_run_folder_is_told_what_is_other_and_where_it_matters(cwd, capsys):
     (cwd / "x.yaml").write_text(FILE)
 
-    def said(*words):
+    def changes(*words):
         run(load_config(["--config", "x.yaml", *words]))
-        return [line.partition(SAID)[2] for line in capsys.readouterr().err.splitlines() if SAID in line]
+        lines = capsys.readouterr().err.splitlines()
+        return [line.partition(CHANGED)[2] for line in lines if CHANGED in line]
 
-    assert said() == []
-    assert said("--max-steps", "3", "--sinks", "csv") == []  # how far and what is seen is no other training
+    assert changes() == []
+    assert changes("--max-steps", "3", "--sinks", "csv") == []  # length and output do not change the training
     other = ["--optimizer.lr", "0.02", "--seed", "7", "--optimizer.options.nesterov", "true"]
-    assert said("--max-steps", "4", *other) == [
+    assert changes("--max-steps", "4", *other) == [
         "seed was 42, is 7.",
         "optimizer.options.nesterov was not given, is True.",
         "optimizer.lr was 0.01, is 0.02.",
@@ -79,12 +80,12 @@ def test_a_resume_names_other_data_and_another_rate_and_says_nothing_of_the_same
     assert "the code of cyxjax/core" in kept["code"]
     assert len(json.dumps(kept)) < 8000  # in every manifest
     other = np.where(np.arange(len(Y)) == 0, (Y + 1) % 3, Y)
-    # All its epochs are done, and it says so all the same.
+    # All its epochs are done, and it still warns.
     fit(tmp_path, epochs=2, data=(X, other), optimizer=cx.SGDOptimizer(0.05))
-    said = capsys.readouterr().err
-    assert said.count("WARNING: the training data changed since the checkpoint: sample 0: int32[1]") == 1
-    assert f"{SAID}optimizer.lr was 0.1, is 0.05." in said
-    assert said.count("WARNING") == 2
+    stderr = capsys.readouterr().err
+    assert stderr.count("WARNING: the training data changed since the checkpoint: sample 0: int32[1]") == 1
+    assert f"{CHANGED}optimizer.lr was 0.1, is 0.05." in stderr
+    assert stderr.count("WARNING") == 2
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -93,23 +94,23 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
     for module in (comparison, fingerprints):
         monkeypatch.setattr(module, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
-    own["plots"] = "3" * 12, "/home/me/plots.py"  # was not there then: nothing to compare
+    own["plots"] = "3" * 12, "/home/me/plots.py"  # did not exist then: nothing to compare
     trainer(linen.Dense(3)).load_checkpoint(str(tmp_path))
     assert "WARNING" not in capsys.readouterr().err
     own["blocks"] = "4" * 12, "/home/me/blocks.py"
     trainer(linen.Dense(3)).load_checkpoint(str(tmp_path))
-    said = capsys.readouterr().err
-    assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: the loaded" in said
-    assert "nets.py" not in said
+    stderr = capsys.readouterr().err
+    assert "WARNING: /home/me/blocks.py changed since the checkpoint was written: the loaded" in stderr
+    assert "nets.py" not in stderr
     parts = comparison.code_facts() | {"the code of cyxjax/core": "0" * 12}
     monkeypatch.setattr(comparison, "code_facts", lambda: parts)
     fit(tmp_path, epochs=2)
-    said = capsys.readouterr().err
-    assert "WARNING: changed since the checkpoint: the code of cyxjax/core, /home/me/blocks.py." in said
+    stderr = capsys.readouterr().err
+    assert "WARNING: changed since the checkpoint: the code of cyxjax/core, /home/me/blocks.py." in stderr
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "said"),
+    ("then", "now", "names"),
     [
         ({"a": 1, "old": None}, {"a": 1, "new": 3, "old": ()}, []),
         (
@@ -118,7 +119,7 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
             ["model.name"],
         ),
         ({"epochs": 2}, {"epochs": 3}, []),
-        # A decay to the end of the run is another one where the end is.
+        # A decay to the end of the run changes with the end.
         ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": None}}, ["epochs"]),
         ({"epochs": 2}, {"epochs": 3, "schedule": {"name": "cosine", "decay_steps": 9}}, []),
         ({"comm_options": {"rank": 2}}, {"comm_options": {"rank": 4}}, ["comm_options.rank"]),
@@ -128,20 +129,20 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
             {"max_grad_norm": 1.0, "lora": {"rank": 2}, "betas": [0.9, 0.99], "later": 1},
             ["max_grad_norm", "lora.rank"],
         ),
-        ({}, {"model": {"options": {"hidden": [8]}}}, []),  # the first run of all
-        # What another version of jax names, and what one of both does not name, is not known.
+        ({}, {"model": {"options": {"hidden": [8]}}}, []),  # the first run
+        # Facts from a different version of jax, or missing on one side, are not compared.
         ({"a": 1, "augment": "a function 1 (jax 1)"}, {"a": 1, "augment": "a function 2 (jax 2)"}, []),
         ({"a": 1}, {"a": 1, "augment": "none"}, []),
         ({"a": 1, "augment": "none"}, {"a": 1}, []),
     ],
 )
-def test_what_is_compared(then, now, said):
-    found = [line.removeprefix(SAID).split(" was ")[0] for line in changed_keys(then, now)]
-    assert found == said
+def test_what_is_compared(then, now, names):
+    found = [line.removeprefix(CHANGED).split(" was ")[0] for line in changed_keys(then, now)]
+    assert found == names
 
 
 def made(rule, *callbacks, **values):
-    """What is known of the configuration of a program."""
+    """The known facts about the configuration of a program."""
     return config_of(values, SimpleNamespace(optimizer=rule, callbacks=callbacks))
 
 
@@ -149,14 +150,14 @@ def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
     scheduled = made(cx.SGDOptimizer(lambda step: 0.1))["optimizer"]
     assert (scheduled["name"], "lr" in scheduled) == ("SGDOptimizer", False)
     adam = made(cx.AdamOptimizer(0.1), cx.EarlyStopping(1), cx.EMA())
-    assert adam["callbacks"] == "EMA"  # the other is no part of the step
+    assert adam["callbacks"] == "EMA"  # the other one is not part of the step
     assert adam["optimizer"].items() >= {"name": "AdamOptimizer", "lr": 0.1, "betas": (0.9, 0.999)}.items()
     assert made(optax.sgd(0.1)) == {"callbacks": "none"}
     assert made(cx.SGDOptimizer(0.1), optimizer={"lr": 1}) == {"optimizer": {"lr": 1}}
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "said"),
+    ("first", "then", "message"),
     [
         (
             {},
@@ -172,12 +173,12 @@ def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
         ({}, {"data": (X[:, :5], Y)}, r"a sample was .*6.*float32.*, is .*5.*float32"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, said, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, message, tmp_path):
     fit(tmp_path, epochs=1, **first)
     with pytest.raises(OtherStateError) as refused:
         fit(tmp_path, epochs=2, **then)
     text = str(refused.value)
-    assert re.search(f"^the checkpoint is of another run than this: .*{said}", text), text
+    assert re.search(f"^the checkpoint is of another run than this: .*{message}", text), text
     assert f"init_from: {tmp_path}" in text
     assert len(text) < 600
 
@@ -207,7 +208,7 @@ def test_another_augment_is_told(tmp_path, capsys):
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 @pytest.mark.usefixtures("two_devices")
 def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypatch):
-    """Each rank takes its share of what it was given: of unlike arrays the parts belong to no one set."""
+    """Each rank reads its share of its arguments: with different arrays the shares do not form one set."""
     one, notes = trainer(), []
     one.fit(X, Y, config())
     run = (lambda x: one.evaluate(x, Y[: len(x)])) if call == "evaluate" else one.predict
@@ -228,9 +229,9 @@ def ranks(world_size):
 
 
 def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch):
-    """What torch's DDP trains on in silence where the DistributedSampler was forgotten."""
-    told = []
-    monkeypatch.setattr(comparison, "agree", lambda group, call, note: told.append(note) or told)
+    """torch's DDP trains on this silently if the DistributedSampler was forgotten."""
+    notes = []
+    monkeypatch.setattr(comparison, "agree", lambda group, call, note: notes.append(note) or notes)
 
     def start(x, y):
         comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=((x, y),)), None)
@@ -239,8 +240,8 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     start(X[8:16], Y[8:16])
     with pytest.raises(DesyncError, match="loaders .* 0 .* 2 .*DistributedSampler"):
         start(X[:8].copy(), Y[:8])
-    told.clear()
-    for _ in range(2):  # rows that are all alike tell of no rank
+    notes.clear()
+    for _ in range(2):  # constant rows prove nothing
         start(np.ones((8, 3), np.float32), np.zeros(8, np.int32))
 
 
@@ -251,8 +252,8 @@ EXACT = {"canary": "c"}
 FACTS = Facts(made(cx.SGDOptimizer(0.1)), exact=EXACT)
 
 
-def noted(monkeypatch, facts=FACTS, data=INDEXED, program="a"):
-    """What a rank tells the others at its start."""
+def note_of(monkeypatch, facts=FACTS, data=INDEXED, program="a"):
+    """The note that a rank sends to the others at its start."""
     notes = []
     monkeypatch.setattr(comparison, "program_of", lambda lowered: program)
     monkeypatch.setattr(comparison, "is_shared", lambda train: train is not None)
@@ -267,8 +268,8 @@ def compare(monkeypatch, *notes):
 
 
 def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused(monkeypatch):
-    """A loss or a metric that asks for its rank: what each rank counts would silently differ."""
-    mine = noted(monkeypatch, data=LOADER)
+    """A loss or metric that depends on the rank: the ranks would silently compute different values."""
+    mine = note_of(monkeypatch, data=LOADER)
     smaller = mine | {"shapes": "(2, 4)", "program": "b", "first": "1"}
     compare(monkeypatch, mine, smaller, mine | {"first": "2"})
     with pytest.raises(DesyncError, match=r"program.*\ba .*rank 0.*\bc .*rank 2"):
@@ -276,7 +277,7 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         ((Facts(made(cx.SGDOptimizer(0.2)), exact=EXACT), INDEXED, "b"), "optimizer .*configuration"),
         (
@@ -290,9 +291,9 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
         ((FACTS, INDEXED._replace(val=[])), "validation data.*none.*a loader"),
     ],
 )
-def test_ranks_that_differ_are_named_it(other, said, monkeypatch):
-    """Where optimizers differ, their compiled steps do too, and a digest of a program names nothing."""
-    mine = noted(monkeypatch)
+def test_ranks_that_differ_are_named_it(other, message, monkeypatch):
+    """If optimizers differ, so do the compiled steps, but the digest of a program names no cause."""
+    mine = note_of(monkeypatch)
     compare(monkeypatch, mine, mine)
-    with pytest.raises(DesyncError, match=said):
-        compare(monkeypatch, mine, noted(monkeypatch, *other))
+    with pytest.raises(DesyncError, match=message):
+        compare(monkeypatch, mine, note_of(monkeypatch, *other))

@@ -1,8 +1,8 @@
-"""Run folders that cyxjax 0.2.0 left half way are resumed, audited, reported, compared and evaluated.
+"""Unfinished run folders of cyxjax 0.2.0 can be resumed, audited, reported, compared and evaluated.
 
 tests/data/run_folder_0_2_0 (one process, format 2) was stopped after 34 of its 40 steps,
 run_folder_0_2_0_shares (two processes under fsdp, format 3) after 18 of 20. The expected losses are those of
-whole runs by 0.2.0.
+complete runs by 0.2.0.
 """
 
 import json
@@ -28,7 +28,7 @@ WHOLE = {  # train_losses, val_losses
 
 @pytest.fixture(autouse=True)
 def as_a_program():
-    """Dtypes as programs have them (Adam mixes them), and a group of its own for each row."""
+    """jax's default dtype promotion (Adam needs it), and a separate group for each test."""
     with jax.numpy_dtype_promotion("standard"):
         yield
     process_group.finalize()
@@ -36,7 +36,7 @@ def as_a_program():
 
 @pytest.fixture(params=[PLAIN, SHARES])
 def run(request, cwd):
-    """The folder of a stopped run, at the path that its configuration names."""
+    """The folder of a stopped run, at the path in its configuration."""
     name = {PLAIN: "plain", SHARES: "shares"}[request.param]
     return Path(shutil.copytree(DATA / request.param, Path("runs") / name))
 

@@ -1,4 +1,4 @@
-"""What the bits of an exact run hang on is kept, digests of its state too; what a change of it does."""
+"""An exact run records the facts that determine its bits, and digests of its state; effects of a change."""
 
 import json
 import os
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def fit(*data, **options):
-    """A trainer after a fit of two steps an epoch."""
+    """A trainer after a fit with two steps per epoch."""
     one = trainer(MLP())
     known = {"epochs": 1, "reproducibility": "exact", "global_batch_size": 16, "verbose": False}
     one.fit(*(data or (X, Y)), **known | options)
@@ -58,7 +58,7 @@ def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_pa
     assert kept["machine"].endswith("8 threads")
     assert [len(kept[name]) for name in ("canary", "program", "update")] == [16] * 3
     assert kept["program"] != kept["update"]
-    saved(tmp_path, epochs=2, resume="must")  # the same here and now: it goes on
+    saved(tmp_path, epochs=2, resume="must")  # the same facts: it continues
     real = fingerprints.exact_of
     monkeypatch.setattr(fingerprints, "exact_of", lambda *a: real(*a) | {"canary": "other"})
     with pytest.raises(CheckpointError, match="canary .*other"):
@@ -111,14 +111,14 @@ def test_replay_looks_at_the_parts_with_the_keys_they_had():
 
 
 def test_a_program_kept_on_disk_is_of_its_number_of_threads():
-    # a cache knows a program by its text: that of another pool, compiled for it, is another program
+    # a cache identifies a program by its text: one compiled for a different thread pool must differ
     texts = [jax.jit(named(lambda x: x + 1, threads)).lower(1.0).as_text() for threads in (2, 8)]
     assert ["of_2_threads" in texts[0], "of_8_threads" in texts[1]] == [True, True]
 
 
 def test_one_device_compiles_each_program_once_and_without_a_mesh():
-    # A state as a resume or a second fit has it lies on a mesh, a step's result does not: as given, they are
-    # two programs, and only one is that of the other layouts.
+    # The state after a resume or in a second fit is on a mesh, the result of a step is not: passed unchanged,
+    # they would be two programs, and only one equals that of the other layouts.
     one = fit(checkpoint_every_n_epochs=0)
     one.fit(X, Y, reproducibility="exact", global_batch_size=16, epochs=1, checkpoint_every_n_epochs=0)
     step = one.program.train_step
@@ -129,7 +129,7 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh():
 
 
 def test_a_number_beyond_int32_is_refused():
-    # a step in parts gives numpy to jit, which keeps the low bits: token 3 + 2**33 would become 3
+    # a step in parts passes numpy to jit, which keeps the low bits: token 3 + 2**33 would become 3
     tokens = np.full((8, 2), 3)
     tokens[5, 1] += 2**33
     host = HostBatch(tokens, Y[:8], np.ones(8, np.float32), 8, np.arange(8), np.arange(100, 108))
@@ -166,7 +166,7 @@ def test_every_checkpoint_has_digests_and_those_of_steps_that_are_not_resumed_do
         file.write(
             f'{{"step": 1, "leaves": {{"{ALTERED}": "0"}}}}\n{{"step": 9, "leaves": {{"key": "0"}}}}\n'
         )
-    assert recorded(stopped).history.num_steps == 6  # equal digests: it goes on
+    assert recorded(stopped).history.num_steps == 6  # equal digests: it continues
 
 
 def test_a_checkpoint_with_other_bits_is_not_resumed_hashed_or_verified(stopped, capfd):

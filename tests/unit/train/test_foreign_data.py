@@ -1,4 +1,4 @@
-"""Data as people hold them, lists, frames, loaders, words: read as meant, or refused with the way."""
+"""User data (lists, frames, loaders, words) are read as intended, or refused with a hint."""
 
 import itertools
 
@@ -39,17 +39,17 @@ def fit(*data, model=None, **config):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "data",
     [
-        BATCHES,  # three samples of eight labels each were trained on
+        BATCHES,  # used to train on three samples with eight labels each
         [{"x": x, "label": y} for x, y in BATCHES],
         [(x, np.eye(3)[y]) for x, y in BATCHES],
         [(x, x, y) for x, y in BATCHES],
     ],
 )
-def test_a_list_of_batches_is_not_taken_for_samples(given):
+def test_a_list_of_batches_is_not_taken_for_samples(data):
     with pytest.raises(DataError, match=r"3 .*\(8, 4\) .*cx.data.Batches\(data\)"):
-        fit_data.parse((given,), None)
+        fit_data.parse((data,), None)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_lists_of_samples_are_samples_and_two_of_them_training_and_validation_da
 
 
 class Table:
-    """What of a frame is looked at."""
+    """The part of a frame that we read."""
 
     def __init__(self, **columns):
         self.found, self.columns = {name: np.asarray(one) for name, one in columns.items()}, list(columns)
@@ -94,7 +94,7 @@ FRAME = Table(**{f"c{i}": X[:, i] for i in range(4)})
     ],
 )
 def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
-    found, _ = fit_data.parse((x, y), None)  # the targets were taken for validation data
+    found, _ = fit_data.parse((x, y), None)  # the targets used to be taken for validation data
     inputs, targets = found.train.take(np.arange(24))
     assert found.val is None
     assert (inputs.tolist(), targets.tolist()) == (X.tolist(), Y.tolist())
@@ -116,9 +116,9 @@ def test_a_frame_alone_gives_its_numbers_as_one_array():
     [np.array(["red"] * 24, object), np.array([1.0, None] * 12, object), np.full(24, "2020-01-01", "M8[D]")],
 )
 def test_a_column_that_holds_no_numbers_is_named(column):
-    for given in ((Table(a=column, b=X[:, 0]), Y), (Table(a=column, b=X[:, 0], label=Y),)):
+    for data in ((Table(a=column, b=X[:, 0]), Y), (Table(a=column, b=X[:, 0], label=Y),)):
         with pytest.raises(DataError, match="'a'"):
-            fit_data.parse(given, None)
+            fit_data.parse(data, None)
 
 
 # ---- labels -----------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
     assert other.class_names == NAMES
     with pytest.raises(CheckpointError, match=r"cat\W+dog\W+emu.* ant\W+dog\W+emu"):
         renamed.load_checkpoint(str(tmp_path / "saved"))
-    for found in (NAMES, (), ("0", "1", "2")):  # pandas numbers columns that it knows no names of
+    for found in (NAMES, (), ("0", "1", "2")):  # pandas numbers columns without names
         check_columns("more.parquet", found, NAMES)
     for found in (NAMES[1:], (*NAMES, "fox"), ("dog", "cat", "emu")):
         with pytest.raises(ConfigError, match=r"more\.csv"):
@@ -163,7 +163,7 @@ def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
 
 
 class Loader:
-    """A torch-like loader: it begins anew each time it is iterated, and `read` counts its batches."""
+    """A torch-like loader: each iteration starts over, and `read` counts its batches."""
 
     def __init__(self):
         self.read = []
@@ -175,7 +175,7 @@ class Loader:
 
 
 class Persistent:
-    """As torch's with persistent_workers: one iterator object, which begins anew each time."""
+    """Like torch's with persistent_workers: one iterator object, which starts over each time."""
 
     persistent_workers = True
 
@@ -196,7 +196,7 @@ class Restarting:
 
 
 class Filling:
-    """One pair of arrays, filled again for each batch."""
+    """One pair of arrays, overwritten for each batch."""
 
     def __iter__(self):
         x, y = np.empty_like(BATCHES[0][0]), np.empty_like(BATCHES[0][1])
@@ -226,7 +226,7 @@ def test_each_pass_over_a_loader_gives_its_batches_which_are_read_in_time():
 
 
 class Dry:
-    """A loader that gives nothing after so many passes."""
+    """A loader that is empty after a number of passes."""
 
     def __init__(self, passes):
         self.passes = passes
@@ -237,7 +237,7 @@ class Dry:
 
 
 class Once:
-    """An iterator that is made once: later epochs, and what was looked at before, are lost."""
+    """A single iterator: later epochs, and the batch read before training, are lost."""
 
     left = iter(BATCHES)
 
@@ -246,15 +246,15 @@ class Once:
 
 
 @pytest.mark.parametrize(
-    ("loader", "steps", "said"),
+    ("loader", "steps", "message"),
     [
-        (Once(), None, "Once .*steps_per_epoch"),  # trained on what the look at the first batch had left
+        (Once(), None, "Once .*steps_per_epoch"),  # used to train without the first batch, read for shapes
         (Dry(4), None, "epoch 2"),
         (Dry(4), 2, "steps_per_epoch"),
     ],
 )
-def test_a_loader_that_runs_dry_is_an_error(loader, steps, said):
-    with pytest.raises(DataError, match=said):
+def test_a_loader_that_runs_dry_is_an_error(loader, steps, message):
+    with pytest.raises(DataError, match=message):
         fit(loader, epochs=9, steps_per_epoch=steps)
 
 
@@ -277,8 +277,8 @@ def test_a_rate_that_follows_the_batch_wants_a_loader_that_tells_it():
     scaled = {"lr_scaling": "linear", "base_batch_size": 4}
     with pytest.raises(ConfigError, match="Loader .*batch_size.* global_batch_size"):
         fit_data.parse((Loader(),), cx.distributed.DistributedTrainingConfig(**scaled), 1, 1)
-    told = cx.distributed.DistributedTrainingConfig(**scaled, global_batch_size=8)
-    assert fit_data.parse((Loader(),), told, 1, 1)[1].global_batch_size == 8
+    settings = cx.distributed.DistributedTrainingConfig(**scaled, global_batch_size=8)
+    assert fit_data.parse((Loader(),), settings, 1, 1)[1].global_batch_size == 8
 
 
 def test_the_batch_of_a_loader_that_does_not_tell_it_is_not_made_up(capsys):

@@ -1,4 +1,4 @@
-"""Under a loss of the user's, integer targets mean what the loss makes of them, and inputs may hold NaN."""
+"""With a user's loss, integer targets have the meaning that the loss gives them, and inputs may be NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def ignoring(output, target):
 
 
 def ordinal(output, target):
-    """Of K ordered thresholds as many are passed as the target says, -3 to 40 here."""
+    """Ordinal regression: the target is the number of passed thresholds of K, here from -3 to 40."""
     passed = (target[:, None].astype(jnp.float32) > jnp.linspace(-3, 40, CLASSES)[None]).astype(jnp.float32)
     return optax.sigmoid_binary_cross_entropy(output, passed).mean(-1)
 
@@ -45,20 +45,20 @@ def test_integers_are_what_the_users_loss_makes_of_them(loss, target):
 
 
 def test_labels_of_our_own_losses_name_a_class():
-    odd = np.where(np.arange(len(Y)) == 5, 7, Y)
+    wrong = np.where(np.arange(len(Y)) == 5, 7, Y)
     task = cx.Task({"class": cx.CrossEntropyLoss(), "size": (lambda o, t: jnp.square(o).mean(-1), 0.1)})
     for loss in (cx.CrossEntropyLoss(), cx.NLLLoss(), task, cx.Task(cx.CrossEntropyLoss(), output=None)):
         with pytest.raises(DataError, match="7"):
-            trainer(loss=loss).fit(X, odd, config())
+            trainer(loss=loss).fit(X, wrong, config())
 
 
 class Imputing(linen.Module):
-    """Reads a missing number as 0, and a column that says which were missing."""
+    """Replaces missing numbers by 0 and adds columns that mark them."""
 
     @linen.compact
     def __call__(self, x):
-        there = jnp.isfinite(x)
-        return linen.Dense(CLASSES)(jnp.concatenate([jnp.where(there, x, 0.0), there.astype(x.dtype)], -1))
+        finite = jnp.isfinite(x)
+        return linen.Dense(CLASSES)(jnp.concatenate([jnp.where(finite, x, 0.0), finite.astype(x.dtype)], -1))
 
 
 @pytest.mark.parametrize(("missing", "loss"), [(np.nan, cx.CrossEntropyLoss()), (-np.inf, ce)])
@@ -76,8 +76,8 @@ def test_targets_that_the_loss_masks_may_be_missing():
     target = np.where(rng.random((len(X), CLASSES)) < 0.3, np.nan, 1.0).astype(np.float32)
 
     def masked(output, wanted):
-        there = jnp.isfinite(wanted)
-        return jnp.square(output - jnp.where(there, wanted, 0.0)), there.astype(jnp.float32)
+        finite = jnp.isfinite(wanted)
+        return jnp.square(output - jnp.where(finite, wanted, 0.0)), finite.astype(jnp.float32)
 
     history = trainer(loss=masked).fit(X, target, config())
     assert history.train_losses[-1] < history.train_losses[0]

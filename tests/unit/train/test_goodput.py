@@ -1,4 +1,4 @@
-"""Where the time of a run went: all of it is accounted for, and a crash costs what it cost."""
+"""The time of a run by cause: all of it is accounted for, including the cost of a crash."""
 
 import json
 import shutil
@@ -25,9 +25,9 @@ def fit(folder, *callbacks, **changes):
 def test_an_undisturbed_run_accounts_for_its_time_and_its_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(devices, "_PEAKS", {"cpu": 1e9})
     history = fit(tmp_path).history
-    told = read(tmp_path / "goodput.json")
-    seconds = told["seconds"]
-    assert (told["ended"], told["steps"]) == (True, 12)
+    report = read(tmp_path / "goodput.json")
+    seconds = report["seconds"]
+    assert (report["ended"], report["steps"]) == (True, 12)
     assert set(seconds) == {"step", *CAUSES}
     assert seconds["compile"] > 0
     assert seconds["evaluation"] > 0
@@ -81,7 +81,7 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
     with pytest.raises(RuntimeError, match="lost"):
         fit(tmp_path, At(7, lose))
     before = read(tmp_path / "goodput.json")
-    assert (before["ended"], before["step"]) == (False, 6)  # told before the hook that died
+    assert (before["ended"], before["step"]) == (False, 6)  # written before the hook that failed
     monkeypatch.setattr(heartbeat, "_reporter", heartbeat.Reporter())  # as in a new process
     monkeypatch.setenv(heartbeat.DETECTED, "0.001")
     fit(tmp_path)

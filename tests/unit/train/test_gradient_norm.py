@@ -23,8 +23,8 @@ def test_every_eighth_step_tells_the_norm_of_its_gradient_before_clipping():
     history = one.fit(ONE_X, ONE_Y, config(epochs=9, max_grad_norm=0.5))
     wanted = {epoch: 2 * math.sqrt(26 * history.train_losses[epoch]) for epoch in (0, 8)}
     assert history.grad_norms == pytest.approx([*wanted.values()], rel=1e-5)
-    told = {row["epoch"]: row["grad_norm"] for row in history.rows() if "grad_norm" in row}
-    assert told == pytest.approx(wanted, rel=1e-5)
+    norms = {row["epoch"]: row["grad_norm"] for row in history.rows() if "grad_norm" in row}
+    assert norms == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("comm", ["local_sgd", "diloco"])
@@ -44,7 +44,7 @@ def test_a_record_has_the_mean_of_the_norms_since_the_last_one_and_none_where_no
         hook.on_step(StepInfo(Position(step, 0, 4 * step, step), sums, (0.0, 0.0)))
     assert [record.get("grad_norm") for record in records] == [4.0, 7.0, None]
     assert all("grad_norm" not in record or record["loss"] == 0.5 for record in records)
-    assert all("learning_rate" not in record for record in records)  # it is not known
+    assert all("learning_rate" not in record for record in records)  # it is unknown
 
 
 def test_an_epoch_without_a_norm_leaves_the_others_in_their_places():

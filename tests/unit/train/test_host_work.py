@@ -1,4 +1,4 @@
-"""What the host does for a step beside the compiled program, in calls of functions: time tells nothing."""
+"""The host's work per step beside the compiled program, in function calls: times are too noisy."""
 
 import numpy as np
 from flax import linen as nn
@@ -10,7 +10,7 @@ _MOST_CALLS = 150  # of Python and C functions a step: 122 when this was written
 
 
 def calls_in_fit(trainer, x, num_steps):
-    """How many functions a fit of so many further steps calls on this thread."""
+    """The number of function calls of `num_steps` further steps on this thread."""
     done = int(trainer.state.step)
     config = cx.distributed.DistributedTrainingConfig(
         epochs=10**6, batch_size=4, max_steps=done + num_steps, verbose=False, checkpoint_every_n_epochs=0
@@ -22,8 +22,8 @@ def calls_a_step(num_samples):
     x = np.zeros((num_samples, 2), np.float32)
     trainer = cx.distributed.DistributedTrainer(nn.Dense(2), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
     trainer.predict(x[:1])
-    calls_in_fit(trainer, x, 2)  # what is made once
-    # Both end within an epoch and read what is left of it in as many blocks.
+    calls_in_fit(trainer, x, 2)  # warm-up
+    # Both end within an epoch and read the rest of it in the same number of blocks.
     few, many = calls_in_fit(trainer, x, 20), calls_in_fit(trainer, x, 120)
     return (many - few) / 100
 

@@ -1,6 +1,6 @@
-"""A run records what it consumed; `cyxjax audit` finds the one batch somebody tampered with.
+"""A run records the samples that it read; `cyxjax audit` finds the one manipulated batch.
 
-A resumed run goes on from the sample it had come to, at any batch and world size.
+A resumed run continues with the next sample, at any batch and world size.
 """
 
 import json
@@ -44,7 +44,7 @@ def places(folder):
 
 
 def tamper(monkeypatch, bad_step, change):
-    """Lets `change(ids)` be read in the step `bad_step` (counted over epochs of 4)."""
+    """Makes the step `bad_step` (counted over epochs of 4) read `change(ids)`."""
     real = Order.__getitem__
     first = bad_step % 4 * 16
 
@@ -79,7 +79,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, monkeypatch,
 
 def test_steps_made_again_count_once_and_damage_is_mended_at_the_resume(tmp_path, capsys):
     fit(tmp_path, max_steps=7)
-    # As if it had died before the save at its end: the save of step 5 is the newest.
+    # As if it had died before its last save: the save of step 5 is the newest.
     (newest,) = (tmp_path / "checkpoints").glob("step_*7")
     newest.rename(tmp_path / "gone")
     fit(tmp_path, max_steps=11)
@@ -124,16 +124,16 @@ def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
 
 
 def test_what_the_feed_notes_does_not_depend_on_the_replicas():
-    taken, data = [], ArrayDataset(X[:SAMPLES], Y[:SAMPLES])
+    spans, data = [], ArrayDataset(X[:SAMPLES], Y[:SAMPLES])
     for devices in (1, 4):
         tape, plan = Tape(), BatchPlan(SAMPLES, 16 // devices, devices)
         mesh = build_mesh(jax.devices()[:devices])
         ours = feed.dataset_feed(RowPlacer(mesh), data, plan, None, seed=3, shuffle=True, depth=0, tape=tape)
         assert len(list(ours.train(Position(0, 0, 16, 1), lambda: (False, False), 1))) == 3
-        taken.append(tape.take((1, 0)))
-    assert taken[0] == taken[1]
-    assert [(noted.first, noted.stop) for noted in taken[0]] == [(16, 32), (32, 48), (48, 50)]
-    assert [noted.found.samples for noted in taken[0]] == [16, 16, 2]
+        spans.append(tape.take((1, 0)))
+    assert spans[0] == spans[1]
+    assert [(span.first, span.stop) for span in spans[0]] == [(16, 32), (32, 48), (48, 50)]
+    assert [span.found.samples for span in spans[0]] == [16, 16, 2]
 
 
 # ---- another size ------------------------------------------------------------------------------------------

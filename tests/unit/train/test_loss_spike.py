@@ -1,4 +1,4 @@
-"""A loss that jumps: told from noise by the median, rolled back with the samples that led to it."""
+"""A loss spike: detected by the median, rolled back together with its samples."""
 
 import json
 import math
@@ -25,8 +25,8 @@ from tests.support.trainers import At, lose, trainer
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
 
 
-def told(losses, weight=4.0, **options):
-    """The hook after it was told of `losses`, as steps 1, 2, ..."""
+def hook_after(losses, weight=4.0, **options):
+    """The hook after `losses`, as steps 1, 2, ..."""
     hook = LossSpikeHook(**{"factor": 2.0, "window": 4, "steps": 2} | options)
     hook.on_start(RunState(Position(), None, None))
     for step, loss in enumerate(losses, 1):
@@ -37,7 +37,7 @@ def told(losses, weight=4.0, **options):
 def test_a_spike_is_so_many_high_losses_in_a_row():
     # The median of 1, 2, 3, 4 is 2.5, so 5 is the least that is high.
     with pytest.raises(LossSpikeError, match=r"5 .*9 .*steps 5 .*6.* 2 x 2\.5") as caught:
-        told([1, 2, 3, 4, 5, 9])
+        hook_after([1, 2, 3, 4, 5, 9])
     assert caught.value.position.step == 6
     assert caught.value.good_step == 3  # step 4's update may be what made step 5 high
 
@@ -48,17 +48,17 @@ def test_a_spike_is_so_many_high_losses_in_a_row():
         [1, 2, 3, 4, 4.9, 4.9, 4.9],
         [1, 2, 3, 4, 9, 1, 9, 1, 9],  # never two in a row
         [1, 1, 9, 9, 9, 9],  # the window of four is full with the fourth loss, and then its median is 5
-        [-1, -1, -1, -1, 9, 9, 9],  # a multiple of a negative median says nothing
+        [-1, -1, -1, -1, 9, 9, 9],  # a multiple of a negative median has no meaning
         [0, 0, 0, 0, 9, 9, 9],
     ],
 )
 def test_what_is_no_spike(losses):
-    assert len(told(losses)._high) < 2  # a second high loss in a row would have raised
+    assert len(hook_after(losses)._high) < 2  # a second high loss in a row would have raised
 
 
 def test_high_losses_leave_the_median_alone_and_steps_left_out_have_none():
-    told([1, 1, 1, 1] + 20 * [9, 1])
-    hook = told([1, 1, 1, 1, 9])
+    hook_after([1, 1, 1, 1] + 20 * [9, 1])
+    hook = hook_after([1, 1, 1, 1, 9])
     hook.on_step(StepInfo(Position(6, 0, 6), np.zeros((1, 2)), (0.0, 0.0)))
     with pytest.raises(LossSpikeError) as caught:
         hook.on_step(StepInfo(Position(7, 0, 7), np.array([[9.0, 1.0]]), (0.0, 0.0)))
@@ -66,7 +66,7 @@ def test_high_losses_leave_the_median_alone_and_steps_left_out_have_none():
 
 
 def test_a_rollback_forgets_the_streak_but_not_the_median():
-    hook = told([1, 1, 1, 1, 9])
+    hook = hook_after([1, 1, 1, 1, 9])
     hook.on_start(RunState(Position(), None, None))
     high = StepInfo(Position(5, 0, 9), np.array([[9.0, 1.0]]), (0.0, 0.0))
     hook.on_step(high)
@@ -75,7 +75,7 @@ def test_a_rollback_forgets_the_streak_but_not_the_median():
 
 
 def data(without=()):
-    """A line with noise; the targets of batch BAD are 10^4 times too large. `without`: batches left out."""
+    """A noisy line; the targets of batch BAD are 10^4 times too large. `without`: excluded batches."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH * STEPS, 4)).astype(np.float32)
     y = (x.sum(1, keepdims=True) + rng.normal(size=(len(x), 1))).astype(np.float32)
@@ -113,7 +113,7 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     assert (
         json.loads((tmp_path / "a" / "goodput.json").read_text())["steps"] == 15
     )  # without those left behind
-    # As if the samples left out had never been there (the bits: the same steps on the same batches).
+    # As if the excluded samples had never existed (same bits: the same steps on the same batches).
     other = fit(tmp_path / "b", xy=data(without=range(10, 15)))
     assert not other.history.rollback_steps
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
@@ -143,7 +143,7 @@ def test_a_rate_that_was_lowered_goes_back_with_the_state_also_in_a_run_that_is_
 
 def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
     class Clock(Hook):
-        """A second a step."""
+        """One second per step."""
 
         now_s = 0.0
 
@@ -169,7 +169,7 @@ def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
 
 def test_a_stop_that_a_callback_asked_for_outlives_a_rollback(tmp_path):
     class Once(Hook):
-        """Asks after 14 steps; the rollback comes with the numbers of step 15, before all ranks know."""
+        """Requests a stop after 14 steps; the rollback comes with step 15, before all ranks know."""
 
         steps = 0
 
@@ -221,7 +221,7 @@ def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path, one_device)
 
 
 def test_a_spike_that_comes_back_is_an_error(tmp_path):
-    # A second epoch, the same batch; but one rollback is all there is.
+    # A second epoch has the same bad batch, but only one rollback is allowed.
     with pytest.raises(LossSpikeError, match="max_rollbacks=1 .*steps 28 .*30"):
         fit(tmp_path, epochs=2, max_rollbacks=1)
 

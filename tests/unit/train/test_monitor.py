@@ -1,4 +1,4 @@
-"""What a run watches: found by name before training, taken for the better as its metric or `mode` says."""
+"""The monitored metric: found by name before training; the metric or `mode` defines the better value."""
 
 import jax.numpy as jnp
 import pytest
@@ -13,11 +13,11 @@ from tests.support.trainers import VAL, X, Y, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-WRONG = (VAL[0], (VAL[1] + 1) % 3)  # the more is learned the worse: a value that is good when high falls
+WRONG = (VAL[0], (VAL[1] + 1) % 3)  # wrong labels: learning makes a metric that is better when high fall
 
 
 def margin(output, target):
-    """Good when high, and no accuracy by its name."""
+    """Better when high, though its name is not an accuracy."""
     return jnp.take_along_axis(output, target[:, None], 1)[:, 0] - output.mean(1)
 
 
@@ -42,11 +42,11 @@ def test_values_of_own_metrics_are_kept_saved_and_restored(tmp_path):
     assert again["val_margin"][0] != again["val_margin"][0]
 
 
-@pytest.mark.parametrize("said", ["metric", "mode"])
-def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_run(tmp_path, said):
+@pytest.mark.parametrize("source", ["metric", "mode"])
+def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_run(tmp_path, source):
     # `margin` falls from epoch to epoch: the first is the best. Minimised, the last would be kept.
-    own = metrics(margin="max") if said == "metric" else metrics()
-    mode = "max" if said == "mode" else None
+    own = metrics(margin="max") if source == "metric" else metrics()
+    mode = "max" if source == "mode" else None
     path, folder = str(tmp_path / "best"), {"checkpoint_dir": str(tmp_path / "run")}
     for epochs, resume in ((2, "never"), (4, "must")):
         best = cx.BestCheckpoint(path, "val_margin", mode=mode)
@@ -73,7 +73,7 @@ def test_the_best_checkpoints_of_a_run_are_those_of_its_monitor(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("monitor", "said"),
+    ("monitor", "message"),
     [
         ("val_los", "'val_los'.*'val_loss'"),
         ("val_acc", "'val_acc'.*'val_accuracy'"),
@@ -82,8 +82,8 @@ def test_the_best_checkpoints_of_a_run_are_those_of_its_monitor(tmp_path):
         ("val_margin", "'val_margin'.*mode='max'"),
     ],
 )
-def test_unknown_names_and_directions_are_refused(monitor, said):
-    with pytest.raises(ConfigError, match=said):
+def test_unknown_names_and_directions_are_refused(monitor, message):
+    with pytest.raises(ConfigError, match=message):
         Watchable(metrics()).find(monitor)
 
 
@@ -101,7 +101,7 @@ def test_what_is_not_measured_is_refused_before_anything_is_written(cwd, make):
     with pytest.raises(ConfigError, match="'val_loss'.*evaluations"):
         fit("val_loss", *VAL, early_stopping_patience=2, evaluate_every_n_epochs=0)
     assert not list(cwd.iterdir())
-    assert len(trainer().fit(X, Y, config()).train_losses) == 2  # nothing waits for the default's val_loss
+    assert len(trainer().fit(X, Y, config()).train_losses) == 2  # the default val_loss is not required
 
 
 def test_directions_are_words():

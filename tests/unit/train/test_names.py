@@ -1,4 +1,4 @@
-"""What a file names: optimizers, schedules, losses, metrics and augmentations, with their own options."""
+"""Names in a file: optimizers, schedules, losses, metrics and augmentations, with their options."""
 
 import functools
 import inspect
@@ -178,7 +178,7 @@ def test_options_that_a_schedule_does_not_take_are_refused_and_not_ignored():
 
 def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(own_group):
     cosine = optax.cosine_decay_schedule(0.1, 3)
-    told = config(epochs=1, batch_size=None, global_batch_size=24, shuffle=False)
+    settings = config(epochs=1, batch_size=None, global_batch_size=24, shuffle=False)
     kinds = (
         (cx.SGDOptimizer(cosine), None, [float(cosine(2))]),
         (cx.SGDOptimizer(0.1), lambda step: cosine(step) / 0.1, [float(cosine(2))]),
@@ -187,7 +187,7 @@ def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(own_group):
     found = []
     for optimizer, factor, recorded in kinds:
         train = cx.DistributedTrainer(mlp(), "cross_entropy", optimizer)
-        assert train.fit(X, Y, told, schedule=factor).learning_rates == pytest.approx(recorded)
+        assert train.fit(X, Y, settings, schedule=factor).learning_rates == pytest.approx(recorded)
         found.append(train.params)
     for other in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found[0], other)
@@ -210,11 +210,11 @@ def test_a_loss_by_its_name_takes_options():
     assert loss("cross_entropy", label_smoothing=0.1).label_smoothing == 0.1
     assert loss("auto", ignore_index=0).ignore_index == 0
     assert loss(f"{HERE}:half", factor=2.0)(np.float32(3), np.float32(1)) == 8.0
-    assert TrainConfig(loss={"name": "mse"}).loss == "mse"  # as it was written into run folders before
+    assert TrainConfig(loss={"name": "mse"}).loss == "mse"  # the form in earlier run folders
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("value", "message"),
     [
         ({"name": "cross_entropy", "options": {"smooth": 0.1}}, "'cross_entropy' .*'smooth'"),
         ({"name": "cross_entropy", "options": {"label_smoothing": "much"}}, "label_smoothing='much'"),
@@ -222,9 +222,9 @@ def test_a_loss_by_its_name_takes_options():
         ({"nam": "mse"}, "loss = .*expected"),
     ],
 )
-def test_what_is_no_loss_or_no_option_of_it_is_refused(given, said):
-    with pytest.raises(ConfigError, match=said):
-        loss_of(TrainConfig(loss=given), INFO)
+def test_what_is_no_loss_or_no_option_of_it_is_refused(value, message):
+    with pytest.raises(ConfigError, match=message):
+        loss_of(TrainConfig(loss=value), INFO)
 
 
 @pytest.mark.parametrize("name", METRICS)

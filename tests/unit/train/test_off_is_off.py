@@ -1,4 +1,4 @@
-"""What is off opens, writes and renames nothing; what is set aside is said; a refusal changes nothing."""
+"""Disabled features touch no files; files set aside are reported; a refusal changes nothing."""
 
 import errno
 import os
@@ -51,11 +51,11 @@ def test_a_fit_keeps_compiled_programs_where_its_configuration_says(cwd, monkeyp
 
 
 def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch):
-    asked = []
-    monkeypatch.setattr(pages, "use", lambda word, processes_here: asked.append(word))
+    used = []
+    monkeypatch.setattr(pages, "use", lambda word, processes_here: used.append(word))
     for words in ({}, {"memory_pages": yaml.safe_load("off")}):
         trainer().prepare(*DATA, config=config(**words))
-    assert asked == ["auto", "off"]
+    assert used == ["auto", "off"]
 
 
 def test_a_fit_that_saves_nothing_makes_no_folder_and_leaves_an_earlier_run_s_as_it_is(cwd, capsys):
@@ -120,13 +120,13 @@ class FailsInTraining(linen.Module):
         return linen.Dense(3)(x.reshape(5, 5) if train else x)
 
 
-@pytest.mark.parametrize("given", [DATA, (batches(*DATA, 8),)], ids=["arrays", "loader"])
-def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp_path, given):
+@pytest.mark.parametrize("data", [DATA, (batches(*DATA, 8),)], ids=["arrays", "loader"])
+def test_a_model_that_fails_in_its_first_step_leaves_an_earlier_run_as_it_is(tmp_path, data):
     kept = config(epochs=1, checkpoint_every_n_epochs=1, checkpoint_dir=str(tmp_path / "run"))
-    trainer(linen.Dense(3)).fit(*given, config=kept)
+    trainer(linen.Dense(3)).fit(*data, config=kept)
     before = everything(tmp_path)
     with pytest.raises(TypeError, match=r"\(5, 5\)"):
-        trainer(FailsInTraining()).fit(*given, config=kept)
+        trainer(FailsInTraining()).fit(*data, config=kept)
     assert len(before) > 1
     assert everything(tmp_path) == before
 

@@ -1,4 +1,4 @@
-"""A step that needs more memory than there is ends in one line, which names the keys that need less."""
+"""A step that runs out of memory ends in one line, which names the keys that reduce memory."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What users of Keras, Lightning and plain optax write, and what it means here."""
+"""Calls in the style of Keras, Lightning and plain optax, and their meaning here."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def test_keys_of_the_configuration_are_keywords_of_fit():
     again = mixed.fit(X, Y, given, validation_data=(X[:8], Y[:8]), epochs=2)
     assert history.val_losses == same.val_losses == again.val_losses
     assert len(history.val_losses) == 2
-    assert given.epochs == 5  # theirs stays
+    assert given.epochs == 5  # the user's object is unchanged
 
 
 def test_names_stand_for_losses_optimizers_and_precisions():

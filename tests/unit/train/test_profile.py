@@ -1,4 +1,4 @@
-"""`profile: FIRST:STOP`: a real trace of real programs, and the page of what it says."""
+"""`profile: FIRST:STOP`: a real trace of real programs, and its page."""
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,15 @@ def at(step):
 def test_steps_are_traced_and_told_on_a_page(tmp_path):
     program = jax.jit(lambda x: jnp.tanh(x @ x).sum())
     program(jnp.ones((8, 8))).block_until_ready()
-    said = []
-    hook = ProfileHook(2, 4, tmp_path, said.append)
+    messages = []
+    hook = ProfileHook(2, 4, tmp_path, messages.append)
     hook.on_start(at(0))
     for step in range(1, 7):
         program(jnp.ones((8, 8))).block_until_ready()
         if hook.wants_state(Position(step), False):
             hook.on_state(at(step))
     hook.on_end(at(6), True)
-    (line,) = said
+    (line,) = messages
     assert line.startswith("Profile of steps 2 to 3: 2 steps in ")
     assert (
         len(list(tmp_path.rglob("*.xplane.pb"))) == len(list(tmp_path.rglob("perfetto_trace.json.gz"))) == 1
@@ -36,19 +36,19 @@ def test_steps_are_traced_and_told_on_a_page(tmp_path):
 
 
 def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path):
-    said = []
-    hook = ProfileHook(2, 9, tmp_path, said.append)
+    messages = []
+    hook = ProfileHook(2, 9, tmp_path, messages.append)
     hook.on_start(at(5))
     jax.jit(lambda x: x * 2)(1.0).block_until_ready()
     hook.on_end(at(7), False)
-    assert said.pop().startswith("Profile of steps 5 to 6: 2 steps")
-    ProfileHook(10, 15, tmp_path, said.append).on_end(at(8), True)
-    assert said.pop() == "WARNING: profile: the run ended at step 8, before 10."
-    late = ProfileHook(2, 4, tmp_path, said.append)
+    assert messages.pop().startswith("Profile of steps 5 to 6: 2 steps")
+    ProfileHook(10, 15, tmp_path, messages.append).on_end(at(8), True)
+    assert messages.pop() == "WARNING: profile: the run ended at step 8, before 10."
+    late = ProfileHook(2, 4, tmp_path, messages.append)
     late.on_start(at(5))  # resumed after these steps: the loop is not held up at each of its own
     assert not late.wants_state(Position(6), False)
     late.on_end(at(6), True)
-    assert said == []
+    assert messages == []
 
 
 def test_the_page_counts_time_once_where_devices_work_side_by_side():

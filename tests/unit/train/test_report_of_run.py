@@ -1,4 +1,4 @@
-"""An experiment leaves a report, events tell its course, off is off, and nothing of it can break a run."""
+"""An experiment writes a report and events, unless disabled, and no fault of them can break a run."""
 
 import json
 from unittest.mock import Mock
@@ -91,6 +91,6 @@ def test_a_rollback_and_an_error_are_recorded_with_the_epochs_before_them(tmp_pa
         fitted(raising(ZeroDivisionError), run_dir=str(tmp_path / "a"), **kept)
     assert json.loads((tmp_path / "a" / "history.json").read_text())["epochs"] == [0]
     fitted(raising(NonFiniteError), run_dir=str(tmp_path / "b"), on_nonfinite="rollback", **kept)
-    told = [(event["event"], event["step"]) for event in read_events(tmp_path / "b" / "events.jsonl")]
-    assert told == [("start", 0), ("save", 3), ("rollback", 3), *told[3:-1], ("end", told[-1][1])]
-    assert {name for name, _ in told[3:-1]} == {"save"}
+    events = [(event["event"], event["step"]) for event in read_events(tmp_path / "b" / "events.jsonl")]
+    assert events == [("start", 0), ("save", 3), ("rollback", 3), *events[3:-1], ("end", events[-1][1])]
+    assert {name for name, _ in events[3:-1]} == {"save"}

@@ -1,4 +1,4 @@
-"""What a trained model makes of test samples: told by what the task is, and never in the way of a run."""
+"""Predictions for test samples in the report: by the kind of task, and without affecting the run."""
 
 import base64
 import io
@@ -17,12 +17,12 @@ LABELS = np.array([0, 1, 2, 0, 1, 2], np.int32)
 
 class Kept:
     def __init__(self):
-        self.events, self.said = {}, []
+        self.events, self.warnings = {}, []
 
-    def tell(self, inputs, targets, predict, info, most=100):
+    def log(self, inputs, targets, predict, info, most=100):
         data = ArrayDataset(inputs, targets)
         events = type("E", (), {"log": lambda _, event, **values: self.events.update({event: values})})()
-        samples.log_samples(Splits(data, data, data, info), most, predict, events, self.said.append)
+        samples.log_samples(Splits(data, data, data, info), most, predict, events, self.warnings.append)
         return self
 
 
@@ -39,7 +39,7 @@ def info(task="classification", classes=3, shape=(8, 8, 1), **more):
 def test_the_surest_mistakes_come_first_then_what_was_right():
     scores = np.eye(3)[LABELS] * 4.0
     scores[1], scores[5] = [0.1, 0, 0], [9, 0, 0]  # two mistakes; of the last it is surer
-    kept = Kept().tell(IMAGES, LABELS, lambda x: scores, info(class_names=("a", "b", "c")))
+    kept = Kept().log(IMAGES, LABELS, lambda x: scores, info(class_names=("a", "b", "c")))
     captions = [item["caption"] for item in kept.events["samples"]["images"]]
     assert captions == ["c, taken for a", "b, taken for a", "a", "c", "a", "b"]
     assert np.sum(kept.events["predictions"]["confusion"]) == 6
@@ -52,7 +52,7 @@ def unpacked(text):
 
 
 def test_a_reconstruction_stands_beside_its_sample():
-    kept = Kept().tell(IMAGES, LABELS, lambda x: {"reconstruction": 1 - x, "mean": x[:, 0]}, info())
+    kept = Kept().log(IMAGES, LABELS, lambda x: {"reconstruction": 1 - x, "mean": x[:, 0]}, info())
     images = [unpacked(item["png"]) for item in kept.events["samples"]["images"]]
     assert [image.shape for image in images] == [(8, 17, 3)] * 6  # sample, a line, what was made of it
     left, right = (images[0][..., 0][:, part].astype(int) for part in (slice(0, 8), slice(9, 17)))
@@ -67,7 +67,7 @@ def test_text_is_gone_on_with_by_the_likeliest_token_and_sees_nothing_ahead():
         return np.eye(4)[(tokens + 1) % 4]
 
     tokens = np.tile(np.array([0, 3, 1, 0, 2, 2], np.int32), (5, 1))
-    kept = Kept().tell(tokens, tokens, next_letter, info("language", 4, (6,), vocabulary=vocabulary))
+    kept = Kept().log(tokens, tokens, next_letter, info("language", 4, (6,), vocabulary=vocabulary))
     (first, *_) = kept.events["samples"]["texts"]
     assert first == {"prompt": "adb", "continued": "cda", "stood there": "acc"}
     assert not seen[0][:, 3:].any()
@@ -76,20 +76,20 @@ def test_text_is_gone_on_with_by_the_likeliest_token_and_sees_nothing_ahead():
 @pytest.mark.parametrize(
     ("inputs", "predict", "what"),
     [
-        (IMAGES[..., 0, 0], lambda x: np.eye(3)[LABELS], {"predictions"}),  # a table is no picture
+        (IMAGES[..., 0, 0], lambda x: np.eye(3)[LABELS], {"predictions"}),  # a table is not an image
         (IMAGES, lambda x: np.zeros((6, 9)), set()),
         (IMAGES, lambda x: {"loss": 1.0}, set()),
         ((IMAGES, IMAGES), lambda x: np.eye(3)[LABELS], set()),
     ],
 )
 def test_what_is_no_picture_and_no_score_a_class_is_left_out(inputs, predict, what):
-    kept = Kept().tell(inputs, LABELS, predict, info())
+    kept = Kept().log(inputs, LABELS, predict, info())
     assert set(kept.events) == what
-    assert kept.said == []
+    assert kept.warnings == []
 
 
 def test_a_model_that_cannot_predict_costs_one_line():
-    kept = Kept().tell(IMAGES, LABELS, lambda x: 1 / 0, info())
-    assert kept.said == ["WARNING: the report shows no predictions: ZeroDivisionError: division by zero"]
+    kept = Kept().log(IMAGES, LABELS, lambda x: 1 / 0, info())
+    assert kept.warnings == ["WARNING: the report shows no predictions: ZeroDivisionError: division by zero"]
     assert kept.events == {}
-    assert Kept().tell(IMAGES, LABELS, lambda x: 1 / 0, info(), most=0).said == []
+    assert Kept().log(IMAGES, LABELS, lambda x: 1 / 0, info(), most=0).warnings == []

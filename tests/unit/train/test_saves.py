@@ -1,4 +1,4 @@
-"""Saves that fail, and a folder that changes under its run: tried again, said, and written nowhere else."""
+"""Saves that fail are retried and reported; a folder that changes during its run is not written to."""
 
 import os
 
@@ -53,7 +53,7 @@ def test_a_fit_that_must_resume_takes_the_run_from_its_mirror(tmp_path, store):
 
 
 def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
-    """The root of 0 has no derivative: the loss of the last step is finite and its gradient is not."""
+    """The square root has no derivative at 0: the loss of the last step is finite, its gradient is not."""
     x, y = np.where(np.arange(24) < 16, 1.0, 0.0).astype(np.float32)[:, None], np.zeros((24, 1), np.float32)
     loss = lambda output, target: jnp.sqrt(jnp.square(output - target)).sum(-1)  # noqa: E731
     settings = config(epochs=1, shuffle=False, checkpoint_every_n_steps=1)
@@ -71,7 +71,7 @@ def soon(monkeypatch):
 
 
 def fail(monkeypatch, writes):
-    """Lets the writes of these numbers, counted from 1, fail; the list of steps that were tried."""
+    """Makes the writes with these numbers, counted from 1, fail; the list of tried steps."""
     real, tried = StepStore.write, []
 
     def write(self, snapshot):

@@ -1,4 +1,4 @@
-"""`optimizer.lr = x` holds from the next step on, or is refused in a line; so is a word that is not taken."""
+"""`optimizer.lr = x` applies from the next step, or is refused in one line; so are unsupported arguments."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ def moved(make, rates):
         if rate is not None:
             optimizer.lr = rate
         outputs = ddp(np.ones((1, 2), np.float32))
-        ddp.loss(lambda out, _: out.mean(), outputs).backward()  # a gradient of 1 wherever the kernel stands
+        ddp.loss(lambda out, _: out.mean(), outputs).backward()  # a gradient of 1 for any kernel
         optimizer.step()
         seen.append(np.array(ddp.parameters()["kernel"]))
     return ddp, -np.diff(np.stack(seen), axis=0)[:, 0, 0]

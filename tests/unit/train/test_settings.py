@@ -1,4 +1,4 @@
-"""A configuration becomes frozen parts once; what the compiled functions depend on is one of them."""
+"""A configuration is split once into frozen parts; one of them has all that compiled functions depend on."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_decay_ends_where_the_run_does():
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
-    """Of a loader no number is known: the rate was at its end after one step."""
+    """A loader has no known number of steps: the rate used to be at its end after one step."""
     one = DistributedTrainingConfig()
     with pytest.raises(ConfigError, match=r"schedule\.name=cosine: .*loader.*decay_steps .*max_steps"):
         resolve(one, 2, schedule=COSINE)

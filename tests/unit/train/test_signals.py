@@ -1,4 +1,4 @@
-"""What the operating system asks of a training: a polite stop, at the second word the end, a checkpoint."""
+"""Signals of the operating system: a stop after a save, the end at the second signal, a checkpoint."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ from cyxjax.train.signals import StopSignals
 
 
 class Ended(Exception):
-    """In place of the end of this process."""
+    """Raised instead of ending this process."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def ends(monkeypatch):
 
 @pytest.fixture
 def handler():
-    """Sets a handler as it was before the training, and puts back what pytest had."""
+    """Sets a handler from before the training, and restores pytest's own."""
     kept = []
 
     def put(number, action):
@@ -42,7 +42,7 @@ def handler():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that signals are measured by; a test moves it."""
+    """The clock that the signal code reads; the test sets it."""
     now_s = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
     return now_s
@@ -80,15 +80,15 @@ def test_signals_within_two_seconds_are_one_request_also_after_the_training(ends
 
 
 def test_the_handler_that_was_there_is_called_before_the_end(ends, handler, clock):
-    heard = []
-    handler(signal.SIGINT, lambda number, frame: heard.append(number))
+    received = []
+    handler(signal.SIGINT, lambda number, frame: received.append(number))
     with StopSignals():
         signal.raise_signal(signal.SIGTERM)
-        assert heard == []
+        assert received == []
         clock[0] += ONE_REQUEST_S
         with pytest.raises(Ended):
             signal.raise_signal(signal.SIGINT)
-    assert (heard, ends) == ([signal.SIGINT], [EXIT_INTERRUPT])
+    assert (received, ends) == ([signal.SIGINT], [EXIT_INTERRUPT])
 
 
 def test_what_was_ignored_stays_ignored_and_sigusr1_asks_for_a_checkpoint(handler):

@@ -1,4 +1,4 @@
-"""Steps as well as epochs: evaluations within an epoch, epochs of so many steps, several in one dispatch."""
+"""Counting in steps: evaluations within an epoch, epochs of a number of steps, several per dispatch."""
 
 import itertools
 import os
@@ -37,7 +37,7 @@ def loader(start=0):
 
 def test_evaluations_stand_at_their_steps_and_change_nothing():
     plain, looked = trainer(), trainer()
-    assert plain.fit(X, Y, config(evaluate_every_n_steps=2)).val_steps == []  # of no validation data
+    assert plain.fit(X, Y, config(evaluate_every_n_steps=2)).val_steps == []  # without validation data
     history = looked.fit(*ALL, config(evaluate_every_n_steps=4))
     assert history.val_steps == [4, 8, 12, 15, 16, 20, 24, 28, 30]
     assert history.val_epochs == [0, 0, 0, 0, 1, 1, 1, 1, 1]
@@ -55,7 +55,7 @@ def test_an_evaluation_at_an_epochs_last_step_is_made_once(data):
 
 
 def test_early_stopping_waits_for_evaluations_within_an_epoch():
-    # So small a rate improves nothing: the first evaluation is the best, the next two are not better.
+    # The rate is too small to improve: the first evaluation is the best, the next two are not better.
     history = trainer(lr=1e-30).fit(*ALL, by_steps(4, early_stopping_patience=2))
     assert (history.num_steps, history.stopped_by, history.val_steps) == (12, "early_stopping", [4, 8, 12])
 
@@ -125,19 +125,19 @@ def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
     history = one.fit(endless(), VAL, config(**more))
     other.fit(loader(), config(**more))
     assert len(history.train_losses) == len(history.val_losses) == 2
-    assert same_bits(one.params, other.params)  # what was looked at before training is not lost
+    assert same_bits(one.params, other.params)  # the batch read before training is not lost
 
 
 @pytest.mark.parametrize(
-    ("make", "steps", "error", "said"),
+    ("make", "steps", "error", "message"),
     [
         (lambda: (iter(loader()),), 4, DataError, "5 batches .*max_steps"),
         (lambda: (iter(loader()),), None, DataError, "iterator .*steps_per_epoch"),
-        (lambda: ALL, 2, ConfigError, "steps_per_epoch=2"),  # samples with numbers have epochs of their own
+        (lambda: ALL, 2, ConfigError, "steps_per_epoch=2"),  # indexed samples have their own epochs
     ],
 )
-def test_what_has_no_such_epochs_is_refused(make, steps, error, said):
-    with pytest.raises(error, match=said):
+def test_what_has_no_such_epochs_is_refused(make, steps, error, message):
+    with pytest.raises(error, match=message):
         trainer().fit(*make(), config(steps_per_epoch=steps))
 
 
@@ -152,12 +152,12 @@ def test_a_loader_of_other_batches_than_before_goes_on_after_what_it_gave_and_sa
     trainer().fit(batches(X, Y, 10), config(max_steps=3, **kept[0]))
     # 30 samples are 2 batches of 12 and 6 samples of the third
     assert trainer().fit(loader(), config(**kept[0])).num_steps == 3 + 3
-    assert "30 samples of epoch 1" in (said := capfd.readouterr().err)
-    assert "first 24 samples: 6 of them" in said
+    assert "30 samples of epoch 1" in (message := capfd.readouterr().err)
+    assert "first 24 samples: 6 of them" in message
     trainer().fit(loader(), config(max_steps=2, steps_per_epoch=4, **kept[1]))
     trainer().fit(loader(start=50), config(steps_per_epoch=4, **kept[1]))  # batches of 10
-    assert "24 samples of epoch 1" in (said := capfd.readouterr().err)
-    assert "first 20 samples: 4 of them" in said
+    assert "24 samples of epoch 1" in (message := capfd.readouterr().err)
+    assert "first 20 samples: 4 of them" in message
 
 
 def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
@@ -171,7 +171,7 @@ def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
 
 
 class Watches(cx.Callback):
-    """Keeps the number and the loss of each step, and stops at one."""
+    """Records the number and the loss of each step, and stops at one step."""
 
     def __init__(self, stop_at):
         self.seen, self._stop_at = [], stop_at
@@ -222,7 +222,7 @@ def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions(
 
 
 def of_the_batch(output, target):
-    """One number, which couples the samples: on one replica a short batch has its own size."""
+    """One number that couples the samples: on one replica a short batch keeps its size."""
     return jnp.sqrt(jnp.mean((jax.nn.softmax(output) - jax.nn.one_hot(target, 3)) ** 2))
 
 

@@ -1,4 +1,4 @@
-"""What a run left behind is used without its program: loaded, measured, asked, and written for others."""
+"""A stored run is used without its program: loaded, evaluated, used to predict, and exported."""
 
 import json
 import os
@@ -38,21 +38,21 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder of a run that was trained, what its trainer says of ROWS and of its test samples)."""
+    """(folder of a trained run, its trainer's predictions for ROWS and its test metrics)."""
     folder = tmp_path_factory.mktemp("stored") / "run"
     with mock.patch.dict(os.environ):  # where `init` writes
         process_group.finalize()
         ready = experiment.prepare(TrainConfig(run_dir=str(folder), **SMALL))
         experiment.train(ready)
         use_devices(2)
-        told = ready.trainer.predict(ROWS), ready.trainer.evaluate_metrics(ready.splits.test)
+        printed = ready.trainer.predict(ROWS), ready.trainer.evaluate_metrics(ready.splits.test)
         process_group.finalize()
-    return folder, *told
+    return folder, *printed
 
 
 @pytest.fixture
 def moved(run, tmp_path, two_devices):
-    """The run's folder where nobody wrote it, on other devices, and without its data."""
+    """The run's folder moved to a different path, with different devices and without its data."""
     return shutil.copytree(run[0], tmp_path / "elsewhere")
 
 
@@ -66,9 +66,9 @@ def test_a_run_is_loaded_where_it_lies_now_measured_and_trained_on(moved, run):
     direct = found.model.apply({"params": found.params}, ROWS)
     np.testing.assert_allclose(direct, run[1], rtol=1e-5)
     np.testing.assert_allclose(jax.jit(found.forward)(ROWS), run[1], rtol=1e-5)
-    odd = ROWS.copy()
-    odd[3, 1] = np.nan
-    assert np.isnan(found.predict(odd)).any(1).tolist() == [False] * 3 + [True, False]
+    with_nan = ROWS.copy()
+    with_nan[3, 1] = np.nan
+    assert np.isnan(found.predict(with_nan)).any(1).tolist() == [False] * 3 + [True, False]
     x, y = found.data.test.take(np.arange(8))
     assert found.evaluate() == found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
     assert found.evaluate(part="val")["loss"] != run[2]["loss"]
@@ -94,9 +94,9 @@ def test_samples_that_are_others_than_it_was_trained_on_are_told_once(moved, cap
     run = cx.load_run(moved)
     run.evaluate(part="val")
     run.evaluate(part="test")
-    said = capfd.readouterr().err
-    assert said.count("WARNING: the training data changed since the checkpoint: sample 0:") == 1
-    assert said.count("WARNING") == 1
+    message = capfd.readouterr().err
+    assert message.count("WARNING: the training data changed since the checkpoint: sample 0:") == 1
+    assert message.count("WARNING") == 1
 
 
 def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
@@ -107,7 +107,7 @@ def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
             return 5
 
         def __getitem__(self, i):
-            return ROWS[i], np.int32(7)  # a target no model has: predict looks at none
+            return ROWS[i], np.int32(7)  # an invalid target: predict ignores targets
 
     loader = cx.data.Batches([(ROWS[order[:3]], np.zeros(3)), (ROWS[order[3:]], np.zeros(2))])
     shuffled = cx.DataLoader((ROWS, np.zeros(5, np.int32)), batch_size=2, shuffle=True)
@@ -132,9 +132,9 @@ def test_what_is_no_run_is_refused(tmp_path, moved, group):
 
 def test_evaluate_says_the_run_s_numbers(moved, run, capsys):
     assert command("evaluate", moved, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["step"], told["part"], told["samples"]) == (2, "test", 8)
-    assert told["loss"] == pytest.approx(run[2]["loss"], rel=1e-6)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["step"], printed["part"], printed["samples"]) == (2, "test", 8)
+    assert printed["loss"] == pytest.approx(run[2]["loss"], rel=1e-6)
     assert command("evaluate", moved, "--part", "val", "--max-batches", "1") == 0
     assert capsys.readouterr().out.startswith("step 2, val, 8 samples: loss ")
 
@@ -199,7 +199,7 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["predict", "RUN", "x.txt", "o.npy"], "x.txt: expected a name that ends in .npy, .npz, .csv"),
         (["predict", "RUN", "no.npy", "o.npy"], "no.npy: no such file"),
@@ -222,15 +222,15 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
         (["export", "RUN", ".", "--to", "hf"], ". already exists"),
     ],
 )
-def test_a_wrong_word_costs_one_line(words, said, moved, cwd, capsys):
+def test_a_wrong_word_costs_one_line(words, message, moved, cwd, capsys):
     np.save("x.npy", ROWS)
     np.save("odd.npy", ROWS[:, :3])
     np.save("text.npy", np.full((5, 4), "a"))
     before = sorted(cwd.iterdir())
     assert command(*[str(moved) if word == "RUN" else word for word in words]) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert (told.out, told.err.count("\n")) == ("", 1)
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert sorted(cwd.iterdir()) == before
 
 
@@ -245,7 +245,7 @@ def test_safetensors_say_what_they_are_of(moved, tmp_path, capsys):
 
 
 def test_an_hf_folder_starts_another_run_with_the_same_bits(moved, tmp_path, capsys):
-    """What init_from named in the folder it came from is named so in the folder that is written."""
+    """Arrays from init_from have the names of the source folder in the exported folder."""
     rules, folder = {"body.fc.*": "Dense_0/*", "pooler.*": None}, tmp_path / "hf"
     (tmp_path / "config.json").write_text('{"model_type": "bert", "hidden_size": 3}')
     values = yaml.safe_load((moved / "config.yaml").read_text())
@@ -278,20 +278,20 @@ def as_onnx(path):
 
 
 @pytest.mark.parametrize(
-    ("form", "read", "words", "said"),
+    ("form", "read", "words", "message"),
     [
         ("stablehlo", as_stablehlo, ["--platforms", "cuda"], "for cpu, cuda, any number of rows"),
         pytest.param("onnx", as_onnx, [], "inputs x, any number of rows -> ", marks=pytest.mark.slow),
     ],
 )
-def test_an_exported_program_gives_our_outputs(form, read, words, said, moved, run, tmp_path, capsys):
+def test_an_exported_program_gives_our_outputs(form, read, words, message, moved, run, tmp_path, capsys):
     if form == "onnx":
         pytest.importorskip("jax2onnx", reason="pip install 'cyxjax[onnx]'")
     path = tmp_path / "o.program"
     assert command("export", moved, path, "--to", form, *words) == 0
-    told = capsys.readouterr()
-    assert said in told.out
-    assert (told.out.count("\n"), told.err) == (1, "")
+    printed = capsys.readouterr()
+    assert message in printed.out
+    assert (printed.out.count("\n"), printed.err) == (1, "")
     np.testing.assert_allclose(read(path)(ROWS), run[1], rtol=1e-5)
     assert command("export", moved, path, "--to", form, "--batch-size", "3") == 0
     np.testing.assert_allclose(read(path)(ROWS[:3]), run[1][:3], rtol=1e-5)

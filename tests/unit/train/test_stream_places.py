@@ -1,4 +1,4 @@
-"""The place of a stream: a run that was cut goes on with the next unseen sample, and reads none again."""
+"""The position of a stream: an interrupted run continues with the next unseen sample, and rereads none."""
 
 import itertools
 import sys
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 
 class Batches:
-    """60 samples in 5 batches, the last of `last` samples; iterators say their place as grain's do.
+    """60 samples in 5 batches, the last with `last` samples; iterators report their position as grain's do.
 
     `read` counts batches that were made.
     """
@@ -55,7 +55,7 @@ class Drawing:
 
 
 class OfItself(Batches):
-    """The loader itself knows its place, as a StatefulDataLoader does."""
+    """The loader itself has the position, like a StatefulDataLoader."""
 
     number = None
 
@@ -73,14 +73,14 @@ class OfItself(Batches):
 
 
 class Unknown(Batches):
-    """No place is known: batches are passed over, and are read again."""
+    """The position is unknown: batches are read again and skipped."""
 
     def __iter__(self):
         return (batch for batch in Drawing(self))
 
 
 class Samples:
-    """A stream of single samples without a place, which fills one array anew."""
+    """A stream of single samples without a position, which overwrites one array."""
 
     def __iter__(self):
         buffer = np.empty_like(X[0])
@@ -92,7 +92,7 @@ class Samples:
 @pytest.mark.parametrize(
     ("make", "steps", "cut", "read"),
     [
-        # One batch is looked at before training; then those after the third, and none before it.
+        # One batch is read before training; then those after the third, and none before it.
         (Batches, 2, 3, 1 + 8 - 3),
         (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
@@ -189,7 +189,7 @@ def hugging_face_shuffled():
 
 
 class TorchStream:
-    """As torch's IterableDataset: it has an index, which raises."""
+    """Like torch's IterableDataset: it has `__getitem__`, which raises."""
 
     def __getitem__(self, index):
         raise NotImplementedError

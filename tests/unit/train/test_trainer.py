@@ -1,4 +1,4 @@
-"""DistributedTrainer: the forms of fit, what it refuses, and numbers that do not depend on the replicas."""
+"""DistributedTrainer: the forms of fit, its refusals, and numbers that do not depend on the replicas."""
 
 import math
 
@@ -41,7 +41,7 @@ FORMS = {
 
 
 def test_tuples_are_inputs_or_targets_and_two_pairs_are_data_sets():
-    pair, odd = (X, X[:, :2]), X[:50]
+    pair, shorter = (X, X[:, :2]), X[:50]
     found, _ = fit_data.parse((pair, Y), config())
     assert (len(found.train.inputs), found.val) == (2, None)
     assert found.train.targets is Y
@@ -52,7 +52,7 @@ def test_tuples_are_inputs_or_targets_and_two_pairs_are_data_sets():
     found, _ = fit_data.parse((pair, Y, pair, Y), config())
     assert len(found.val.inputs) == 2
     with pytest.raises(DataError, match=r"inputs\[0\] .*60.*inputs\[1\] .*50"):
-        fit_data.parse(((X, odd), Y), config())
+        fit_data.parse(((X, shorter), Y), config())
 
 
 def test_all_forms_of_fit_train_alike():
@@ -61,7 +61,7 @@ def test_all_forms_of_fit_train_alike():
     for form, data in FORMS.items():
         history = trainer().fit(*data, config(epochs=1))
         assert len(history.val_losses) == (0 if form in ("arrays", "dataset", "loader") else 1), form
-        assert history.num_steps == 8  # ceil(60 / 8): the last 4 samples are a step too
+        assert history.num_steps == 8  # ceil(60 / 8): the last 4 samples are one step
         assert history.effective_batch_size == 8
         assert (history.world_size, history.num_replicas) == (1, 2)
         losses[form] = history.train_losses
@@ -103,15 +103,15 @@ def test_nan_that_appears_while_training_ends_the_run_with_its_step():
 
 def test_no_optimizer_no_parameters_and_no_model_are_said():
     held = nnx.Optimizer(nnx.Linear(6, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)
-    for given in (None, cx.AdamOptimizer, 0.1, held):
+    for value in (None, cx.AdamOptimizer, 0.1, held):
         with pytest.raises(ConfigError, match=r"cx\.AdamOptimizer\(0\.001\)"):
-            DistributedTrainer(mlp(), cx.CrossEntropyLoss(), given)
-    for given in (cx.CrossEntropyLoss, 3):
+            DistributedTrainer(mlp(), cx.CrossEntropyLoss(), value)
+    for value in (cx.CrossEntropyLoss, 3):
         with pytest.raises(DataError, match=r"^(.*CrossEntropyLoss'>|3) .*cx\.CrossEntropyLoss\(\)"):
-            DistributedTrainer(mlp(), given, cx.AdamOptimizer())
-    for given in ("mlp", nnx.Linear, object()):
+            DistributedTrainer(mlp(), value, cx.AdamOptimizer())
+    for value in ("mlp", nnx.Linear, object()):
         with refused("model"):
-            DistributedTrainer(given, cx.CrossEntropyLoss(), cx.AdamOptimizer())
+            DistributedTrainer(value, cx.CrossEntropyLoss(), cx.AdamOptimizer())
     for call in (lambda t: t.params, lambda t: t.save_checkpoint("x"), lambda t: t.state):
         with pytest.raises(GroupError, match=r"fit\(\.\.\.\).* load_checkpoint"):
             call(trainer())
@@ -170,7 +170,7 @@ def test_predict_keeps_the_shape_of_what_the_model_returns():
     images = np.random.default_rng(0).uniform(size=(11, 3, 3)).astype(np.float32)
     losses = one.fit(images, config(epochs=3)).train_losses
     assert losses[-1] < losses[0]
-    output = one.predict(images)  # 11 samples on 2 replicas: padded, and cut off again
+    output = one.predict(images)  # 11 samples on 2 replicas: padded, then the padding is removed
     assert {name: a.shape for name, a in output.items()} == {
         "loss": (11,), "reconstruction": (11, 3, 3), "mean": (11, 2), "log_var": (11, 2)
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a trainer keeps: checkpoints that go on bit for bit, second fits, and loaders' exact epochs."""
+"""The state of a trainer: checkpoints that continue bit for bit, second fits, and exact epochs of loaders."""
 
 import os
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class Two(linen.Module):
 
 
 class Parts(NamedTuple):
-    """As jraph's graphs: fields by name, some without arrays."""
+    """Like jraph's graphs: fields by name, some without arrays."""
 
     nodes: Any
     edges: Any
@@ -92,17 +92,17 @@ def test_a_second_fit_goes_on_from_the_parameters_where_they_lie_and_compiles_no
     first = one.fit(X, Y, *VAL, config())
     between, take = one.params, run_state.local_value
     monkeypatch.setattr(run_state, "local_value", lambda leaf: fetched.append(leaf.shape) or take(leaf))
-    jax.monitoring.register_event_duration_secs_listener(lambda *told, **more: compiled.append((*told, more)))
+    jax.monitoring.register_event_duration_secs_listener(lambda *args, **more: compiled.append((*args, more)))
     try:
         second = one.fit(X, Y, *VAL, config(epochs=1))
     finally:
         jax.monitoring.clear_event_listeners()
-    # Shapes are traced again, for the checks of the data; no program is made.
+    # Shapes are traced again to check the data; nothing is compiled.
     assert [more["fun_name"] for name, _, more in compiled if "backend_compile" in name] == []
     assert fetched == [()]  # the step's number; 0.4 s of a GPU's time where a GPT-2 went to the host and back
     assert (len(first.train_losses), len(second.train_losses)) == (2, 1)
     assert second.train_losses[0] < first.train_losses[1]
-    assert second.num_steps == 3 * 8  # steps count on, so that keys and checkpoints stay apart
+    assert second.num_steps == 3 * 8  # step numbers continue, so that keys and checkpoints differ
     assert not same_bits(between, one.params)
 
 
@@ -115,7 +115,7 @@ def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path)
     other = mlp()
     trainer(other).load_checkpoint(str(tmp_path / "c"))
     assert same_bits(other.parameters(), model.parameters())
-    # A new trainer starts from what the model holds, also where a layer was added.
+    # A new trainer starts from the model's values, also if a layer was added.
     assert trainer(model).fit(X, Y, config(epochs=1)).train_losses[0] < one.history.train_losses[0]
     kernel = model.parameters()["0_linear"]["kernel"]
     model.add(cx.ReLUModule())
@@ -158,7 +158,7 @@ def test_what_is_set_on_a_sampler_holds_from_the_next_pass_on():
 
 
 def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
-    # 60 samples on 7 ranks: the sampler would repeat 3. Read by its dataset it deals each sample once.
+    # 60 samples on 7 ranks: the sampler would repeat 3. Reading its dataset uses each sample once.
     loader = cx.data.DataLoader((X[:61], Y[:61]), 8, DistributedSampler(60, seed=3, shuffle=False))
     data, found = parse((loader, VAL), config(batch_size=64), local_replicas=2, num_replicas=2)
     assert data.indexed
@@ -171,7 +171,7 @@ def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
     [
         cx.data.DataLoader((X, Y), 8, DistributedSampler(60, num_replicas=2, rank=1)),  # another rank's share
         cx.data.DataLoader((X, Y), 8, range(0, 60, 2)),  # a sampler of the user's
-        cx.data.DataLoader((X, Y), 9),  # nine samples are not shared out evenly over two replicas
+        cx.data.DataLoader((X, Y), 9),  # nine samples cannot be split evenly over two replicas
     ],
 )
 def test_other_loaders_are_asked_for_their_batches(loader):
@@ -200,7 +200,7 @@ def test_checkpoints_of_another_run_stay_where_a_loaded_state_is_trained_on(tmp_
     saved, other = tmp_path / "saved", tmp_path / "other"
     fitted(epochs=4, checkpoint_dir=other, **each | {"keep_last": 9})
     fitted(epochs=2).save_checkpoint(str(saved))
-    # All epochs of the first are done; the last goes on in its own folder.
+    # All epochs of the first are done; the last continues in its own folder.
     for source, epochs, kept in ((saved, 2, [3, 6, 9, 12]), (saved, 6, [18]), (other, 8, [24])):
         one = trainer(linen.Dense(3))
         one.load_checkpoint(str(source))

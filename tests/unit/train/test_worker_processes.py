@@ -1,4 +1,4 @@
-"""Samples that grain decodes in worker processes: the losses of decoding in this process."""
+"""Samples that grain decodes in worker processes give the losses of decoding in this process."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Files of each kind give their arrays, names are met by rule or by themselves, differences are named."""
+"""Arrays are read from files of each kind, names are matched by rule or automatically, errors name them."""
 
 import json
 
@@ -27,7 +27,7 @@ def arrays(path):
 
 
 def written(kind, folder):
-    """A file or folder of `kind` that holds KERNEL and BIAS; what their names are in it."""
+    """Writes KERNEL and BIAS to a file or folder of `kind`; its path."""
     path = folder / "weights"
     tree = {"params": {"dense": {"kernel": KERNEL, "bias": BIAS}}}
     flat = {"params/dense/kernel": KERNEL, "params/dense/bias": BIAS}
@@ -71,13 +71,13 @@ FITS = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 
 
 def with_header(array):
-    """A safetensors file whose header says `array` of its one array."""
+    """A safetensors file whose header describes its only array as `array`."""
     text = json.dumps({"a": array}).encode()
     return len(text).to_bytes(8, "little") + text + KERNEL.tobytes()
 
 
 def with_index(file):
-    """A folder of shards whose index says that the array "c" is in `file`."""
+    """A folder of shards whose index puts the array "c" in `file`."""
     return {
         "model-1.safetensors": with_header(FITS),
         "model.safetensors.index.json": json.dumps({"weight_map": {"c": file}}).encode(),
@@ -85,7 +85,7 @@ def with_index(file):
 
 
 @pytest.mark.parametrize(
-    ("files", "name", "said"),
+    ("files", "name", "message"),
     [
         ({"x": with_header(FITS | {"shape": [2, 4]})}, "x", "/x: "),
         ({"x": with_header(FITS | {"data_offsets": [8, 32]})}, "x", "/x: "),
@@ -101,15 +101,15 @@ def with_index(file):
         ({"_METADATA": b"no metadata"}, ".", "JSONDecodeError"),  # only looks like orbax
     ],
 )
-def test_what_holds_no_weights_is_refused_in_one_line(tmp_path, files, name, said):
+def test_what_holds_no_weights_is_refused_in_one_line(tmp_path, files, name, message):
     for file, data in files.items():
         (tmp_path / file).write_bytes(data)
-    with refused_in_a_line(CheckpointError, match=said):
+    with refused_in_a_line(CheckpointError, match=message):
         read_weights(tmp_path / name)
 
 
 def given(**found):
-    """Weights of these names; __ for a dot."""
+    """Weights with these names; __ stands for a dot."""
     return Weights(
         {name.replace("__", "."): Stored.of(np.asarray(a)) for name, a in found.items()}, "safetensors"
     )
@@ -182,7 +182,7 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
 
 
 @pytest.mark.parametrize(
-    ("found", "rules", "strict", "error", "said"),
+    ("found", "rules", "strict", "error", "message"),
     [
         ({"fc__weight": KERNEL}, {}, True, CheckpointError, "1 .*3 .*: fc/bias, model_state/batch_stats"),
         ({"fc__weight": KERNEL, "x": BIAS}, {}, True, CheckpointError, r": x\. .*init_from\.map"),
@@ -202,6 +202,6 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
         ({"a": BIAS}, {"a": "fc/*"}, False, ConfigError, "'a' .*'fc/'"),
     ],
 )
-def test_differences_are_named(found, rules, strict, error, said):
-    with pytest.raises(error, match=said):
+def test_differences_are_named(found, rules, strict, error, message):
+    with pytest.raises(error, match=message):
         fill(given(**found), TARGETS, rules, strict=strict)

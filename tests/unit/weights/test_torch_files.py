@@ -1,4 +1,4 @@
-"""A torch state_dict is read without torch; whatever else a pickle holds is refused, and none of it runs."""
+"""A torch state_dict is read without torch; all other pickle content is refused and never executed."""
 
 import io
 import json
@@ -29,8 +29,8 @@ def test_arrays_are_torch_s_own():
     found = read_weights(STORED)
     assert found.kind == "torch"
     assert found.arrays["head.weight"].shape == (3, 32)
-    told = json.loads((DATA / "torch_state_dict.json").read_text())
-    x = np.array(told["x"], np.float32)  # (5, 4, 4, 1)
+    expected = json.loads((DATA / "torch_state_dict.json").read_text())
+    x = np.array(expected["x"], np.float32)  # (5, 4, 4, 1)
     get = {name: stored.read() for name, stored in found.arrays.items()}
     wide = np.pad(x[..., 0], ((0, 0), (1, 1), (1, 1)))
     views = np.lib.stride_tricks.sliding_window_view(wide, (3, 3), (1, 2))
@@ -38,11 +38,11 @@ def test_arrays_are_torch_s_own():
     spread = np.sqrt(get["norm.running_var"] + 1e-5)[:, None, None]
     y = (y - get["norm.running_mean"][:, None, None]) / spread * get["norm.weight"][:, None, None]
     y = np.maximum(y + get["norm.bias"][:, None, None], 0).reshape(5, -1)
-    np.testing.assert_allclose(y @ get["head.weight"].T + get["head.bias"], told["y"], atol=1e-5)
+    np.testing.assert_allclose(y @ get["head.weight"].T + get["head.bias"], expected["y"], atol=1e-5)
 
 
 class Runs:
-    """A pickle that would make a file."""
+    """A pickle that would create a file."""
 
     def __init__(self, call, *args):
         self.how = call, args
@@ -66,14 +66,14 @@ def test_a_pickle_that_would_run_is_refused(tmp_path, protocol, call):
 
 
 class Plain:
-    """An object with a state, as torch.save(model) keeps it."""
+    """An object with a state, as in torch.save(model)."""
 
     def __init__(self):
         self.x = 1
 
 
 @pytest.mark.parametrize(
-    ("pickled", "said"),
+    ("pickled", "message"),
     [
         (pickle.dumps({"a": Plain()}, 4), "Plain"),
         (pickle.dumps({"a": {1, 2}}, 4), "EMPTY_SET|ADDITEMS"),
@@ -84,13 +84,13 @@ class Plain:
         (b"\x80\x02]q\x00h\x00a.", ""),  # a list in itself
     ],
 )
-def test_objects_are_refused_by_name_and_damaged_pickles(tmp_path, pickled, said):
-    with pytest.raises(CheckpointError, match=f"(?s)pt: .*{said}"):
+def test_objects_are_refused_by_name_and_damaged_pickles(tmp_path, pickled, message):
+    with pytest.raises(CheckpointError, match=f"(?s)pt: .*{message}"):
         read_weights(packed(tmp_path / "x.pt", pickled))
 
 
 def tensor(*args):
-    """A pickle of one tensor, put together by hand: (offset, shape, strides) over storage "0" of `size`."""
+    """A hand-made pickle of one tensor: (offset, shape, strides) over storage "0" of `size`."""
     offset, shape, strides, size = args
     number = lambda n: b"J" + n.to_bytes(4, "little", signed=True)  # noqa: E731
     parts = [b"\x80\x02}U\x01a", b"ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\n"]
