@@ -22,7 +22,7 @@ from cyxjax.train.fingerprints import Facts, config_of
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import VAL, X, Y, config, trainer
 
-CHANGED = "the configuration changed since the checkpoint: "
+START = "the configuration changed since the checkpoint: "
 FILE = """
 model: {name: mlp, options: {hidden: [8]}}
 data: {name: digits}
@@ -57,8 +57,7 @@ def test_a_run_folder_is_told_what_is_other_and_where_it_matters(cwd, capsys):
 
     def changes(*words):
         run(load_config(["--config", "x.yaml", *words]))
-        lines = capsys.readouterr().err.splitlines()
-        return [line.partition(CHANGED)[2] for line in lines if CHANGED in line]
+        return [line.partition(START)[2] for line in capsys.readouterr().err.splitlines() if START in line]
 
     assert changes() == []
     assert changes("--max-steps", "3", "--sinks", "csv") == []  # length and output do not change the training
@@ -84,7 +83,7 @@ def test_a_resume_names_other_data_and_another_rate_and_says_nothing_of_the_same
     fit(tmp_path, epochs=2, data=(X, other), optimizer=cx.SGDOptimizer(0.05))
     stderr = capsys.readouterr().err
     assert stderr.count("WARNING: the training data changed since the checkpoint: sample 0: int32[1]") == 1
-    assert f"{CHANGED}optimizer.lr was 0.1, is 0.05." in stderr
+    assert f"{START}optimizer.lr was 0.1, is 0.05." in stderr
     assert stderr.count("WARNING") == 2
 
 
@@ -137,7 +136,7 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
     ],
 )
 def test_what_is_compared(then, now, names):
-    found = [line.removeprefix(CHANGED).split(" was ")[0] for line in changed_keys(then, now)]
+    found = [line.removeprefix(START).split(" was ")[0] for line in changed_keys(then, now)]
     assert found == names
 
 
