@@ -71,7 +71,7 @@ def test_a_rank_that_ended_early():
     pulses = {0: Progress(5, "step", 50), 1: Progress(3, "done", 49)}
     verdict = judge(pulses, 60.0, Limits(0), None, frozenset())
     assert (verdict.rank, verdict.early_end) == (1, True)
-    assert "rank 1 finished at step 3, but rank 0 cannot go on without it in step 5" in verdict.reason
+    assert "rank 1 finished at step 3, but rank 0 cannot continue without it in step 5" in verdict.reason
     assert judge({**pulses, 0: Progress(5, "checkpoint", 50)}, 60.0, Limits(0), None, frozenset()) is None
 
 
