@@ -122,7 +122,7 @@ def test_what_is_bound_to_nothing_says_our_form():
         ("step", r"ddp\.update_parameters\(optimizer\)"),
         ("zero_grad", r"ddp\.zero_grad\(\)"),
     ):
-        with pytest.raises(ConfigError, match=f"HINT: {form}"):
+        with pytest.raises(ConfigError, match=f"HINT: call {form}"):
             getattr(cx.AdamOptimizer(0.1), call)()
     part = {"head": dict(ddp_model.parameters())["0_linear"]["kernel"] * 1}
     for parameters in ({"w": np.ones(3)}, part, iter([np.ones(3)])):

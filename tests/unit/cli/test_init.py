@@ -37,6 +37,6 @@ def test_nothing_is_overwritten(project, capsys):
     (project / "my_model.py").write_text("mine")
     assert main.main(["init", str(project)]) == 2
     message = capsys.readouterr().err
-    assert "holds my_model.py, my_data.py, config.yaml, test_training.py already" in message
+    assert "already contains my_model.py, my_data.py, config.yaml, test_training.py" in message
     assert message.count("\n") == 1
     assert (project / "my_model.py").read_text() == "mine"

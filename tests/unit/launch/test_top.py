@@ -87,7 +87,7 @@ def test_a_table_with_one_line_a_rank():
         "   0   120         step  2.0 s  512 MB  100",
         "   1     7    suspended  2.0 s  512 MB  101",
         "   2     -  no beat yet      -       -  102",
-        "rank 0 waits for rank 1: suspended, step 7. HINT: `kill -CONT 101` goes on",
+        "rank 0 waits for rank 1: suspended, step 7. HINT: `kill -CONT 101` resumes it",
     ]
 
 

@@ -43,7 +43,7 @@ def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path
     hook.on_end(at(7), False)
     assert messages.pop().startswith("Profile of steps 5 to 6: 2 steps")
     ProfileHook(10, 15, tmp_path, messages.append).on_end(at(8), True)
-    assert messages.pop() == "WARNING: profile: the run ended at step 8, before 10."
+    assert messages.pop() == "WARNING: profile: the run ended at step 8, before step 10."
     late = ProfileHook(2, 4, tmp_path, messages.append)
     late.on_start(at(5))  # resumed after these steps: the loop is not held up at each of its own
     assert not late.wants_state(Position(6), False)

@@ -153,11 +153,11 @@ def test_a_loader_of_other_batches_than_before_goes_on_after_what_it_gave_and_sa
     # 30 samples are 2 batches of 12 and 6 samples of the third
     assert trainer().fit(loader(), config(**kept[0])).num_steps == 3 + 3
     assert "30 samples of epoch 1" in (message := capfd.readouterr().err)
-    assert "first 24 samples: 6 of them" in message
+    assert "first 24 samples: 6 samples" in message
     trainer().fit(loader(), config(max_steps=2, steps_per_epoch=4, **kept[1]))
     trainer().fit(loader(start=50), config(steps_per_epoch=4, **kept[1]))  # batches of 10
     assert "24 samples of epoch 1" in (message := capfd.readouterr().err)
-    assert "first 20 samples: 4 of them" in message
+    assert "first 20 samples: 4 samples" in message
 
 
 def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
