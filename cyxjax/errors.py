@@ -227,7 +227,7 @@ _OF_THE_SYSTEM = (
 
 
 def known(error: BaseException, *, system: bool = False) -> CyxjaxError | None:
-    """Our error for `error`; None for one that is not in the table. system: also for its other errors."""
+    """Our error for `error`; None if it is not in the table. system: also for other errors of the system."""
     kinds, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     for row in TABLE + _OF_THE_SYSTEM * system:
         found = row.kind in kinds and re.fullmatch(row.pattern, text, re.DOTALL)

@@ -102,7 +102,7 @@ def check_replicas(
     if different:
         shown = "; ".join(f"{name} by {by:.2g} of how far it moved" for by, name in different[:_SHOWN])
         raise AssertionError(
-            f"{replicas} devices train a model unlike one's: {shown} ({len(different)} of "
+            f"{replicas} devices and one train different models: {shown} ({len(different)} of "
             f"{len(one[0])} differ). "
             "HINT: check BatchNorm over parts of a batch (sync_batchnorm=True), dropout (its masks depend on "
             "the number of devices), and whether the output for a sample depends on the other samples."

@@ -82,7 +82,7 @@ def build_predict_step(
 ) -> Callable[[TrainState, PyTree], PyTree]:
     """A function (state, inputs) -> outputs, rows split along axis `data` as the inputs are.
 
-    state and parts: as in `build_eval_step`. An output without rows, of parameters, is returned once.
+    state and parts: as in `build_eval_step`. An output without rows, made of parameters, is returned once.
     """
     spec, whole_fns = _eval_spec(parts), with_whole(fns, parts) if parts else fns
 

@@ -37,7 +37,7 @@ def to_global(mesh: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
 def place_rows(mesh: Mesh, tree: PyTree, pad_with_zeros: bool = False) -> PyTree:
     """Rows (n, ...) split over the devices of a local mesh in contiguous blocks.
 
-    If n is not a multiple of the devices, rows are added at the end: the first ones again, or zeros.
+    If n is not a multiple of the device count, rows are added at the end: the first ones again, or zeros.
     """
     sharding = NamedSharding(mesh, PER_REPLICA)
 

@@ -122,7 +122,7 @@ class CrossEntropyLoss(Loss):
         label = _no_class_is_nan(jnp.where(counts, target, 0))  # ignored: any valid class
         classes, log_p = self._class_weight(logits), jax.nn.log_softmax(logits)
         pick = lambda a: jnp.take_along_axis(a, label[..., None], axis=-1)[..., 0]  # noqa: E731
-        weights = jnp.where(counts, jnp.nan_to_num(pick(classes), nan=1.0), 0.0)  # no class: NaN counts
+        weights = jnp.where(counts, jnp.nan_to_num(pick(classes), nan=1.0), 0.0)  # no class: weight 1
         # As in torch: smoothing weights all classes, and the mean still divides by the labels' weights.
         smooth = self.label_smoothing / logits.shape[-1] * -(classes * log_p).sum(-1)
         summed = (1 - self.label_smoothing) * -weights * pick(log_p) + smooth

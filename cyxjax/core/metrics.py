@@ -34,7 +34,7 @@ def counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
 def accuracy(
     output: PyTree, target: PyTree, ignore_index: int | None = None
 ) -> tuple[jax.Array, jax.Array] | None:
-    """(values, weights): per sample, the part of its labels predicted right and of its positions labelled.
+    """(values, weights) by sample: the part of its labels predicted right, that of its positions labelled.
 
     ignore_index: a label that is left out. Returns None unless target holds integer or boolean labels and
     there are two or more outputs: a single output is a number, a rate or a logit, not a class.

@@ -72,7 +72,7 @@ class Packed:
         return tuple(name for name, value in nothing.items() if not isinstance(value, np.ndarray))
 
     def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
-        """The rows of one batch. Raises: ConfigError if the shapes of `update` and `init` differ."""
+        """The rows of one batch. Raises: ConfigError if `update` returns another form than `init`."""
         output = output.output if isinstance(output, Sown) else output
         state = self.statistic.update(self.statistic.init(), output, target, weight)
         if _shapes(state) != _shapes(self._form):

@@ -138,7 +138,7 @@ class HeldState:
             return
         if self._optimizer is not None:
             raise ConfigError(
-                "update_parameters was given a different optimizer than before, whose state would be lost. "
+                "update_parameters was given a second optimizer; the state of the first would be lost. "
                 "HINT: create the optimizer once, before the loop."
             )
         self._optimizer = optimizer

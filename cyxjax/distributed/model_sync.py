@@ -148,7 +148,7 @@ class ModelSync:
             if attributes.get(name) is not part:
                 raise ConfigError(
                     f"{name!r} of the model was replaced after the model was wrapped. HINT: change the model "
-                    "first, then wrap it; to set only values, model.w[...] = values.",
+                    "first, then wrap it; to set only values, write model.w[...] = values.",
                     key=name,
                 )
         return [one for one in self._variables if _is_set(one)]

@@ -95,7 +95,7 @@ class Spawned:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return False
-                    self._raise_first_error()  # before the wait, which an earlier end does not wake
+                    self._raise_first_error()  # before the wait: a rank that ended earlier does not wake it
                     wait([process.sentinel for process in running], left)
                 self._raise_first_error()
             except (KeyboardInterrupt, SystemExit):

@@ -13,7 +13,7 @@ from cyxjax.launch.topology import TPU_SLICE, Topology, read_int
 def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folder: str = "/dev") -> str:
     """'nccl' or 'gloo', as `topology` asks. With gloo, jax chooses the platform if none was asked for.
 
-    With `auto` it is 'nccl' where there is an NVIDIA GPU, unless JAX_PLATFORMS asks for the CPU.
+    With `auto` it is 'nccl' where there is an NVIDIA GPU, unless jax is told to use the CPU.
     Raises: GroupError if nccl is asked for where it is not available; ConfigError where JAX_PLATFORMS is
         cuda and there is no GPU.
     """

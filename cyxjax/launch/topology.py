@@ -78,7 +78,7 @@ def split_address(name: str, text: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT or [IPV6]:PORT, which `name` holds. Raises: ConfigError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"{name}={text!r} is not HOST:PORT. HINT: write rank 0's as 10.0.0.1:29500.")
+        raise ConfigError(f"{name}={text!r} is not HOST:PORT. HINT: write rank 0's, as in 10.0.0.1:29500.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -123,7 +123,7 @@ def _by_rows(product: Callable[[jax.Array], jax.Array], x_BTD: jax.Array) -> jax
     return product(x_BTD.reshape(B * T, D)).reshape(B, T, -1)
 
 
-_TILE = 128  # columns of the matrices that a GPU multiplies fastest
+_TILE = 128  # a GPU multiplies matrices fastest whose columns are a multiple of this
 
 
 def _product(x_MD: jax.Array, kernel_DV: jax.Array, *_: Any, **__: Any) -> jax.Array:
@@ -167,7 +167,7 @@ _LONG = 256
 
 
 def _is_for_cudnn(q_BTNK: jax.Array) -> bool:
-    """Whether cuDNN has faster kernels here and may be used: its backward pass does not repeat its bits."""
+    """Whether cuDNN's kernels are faster here and allowed: the bits of its backward pass do not repeat."""
     T, K = q_BTNK.shape[1], q_BTNK.shape[3]
     served = q_BTNK.dtype in (jnp.float16, jnp.bfloat16) and K % 8 == 0 and K <= 128
     return served and T >= _LONG and not must_repeat() and _has_cudnns_attention()

@@ -42,4 +42,4 @@ class Strategy(NamedTuple):
     lossless: Mapping[str, Any] | None = {}
     """Options with which it averages the contract test's integers without loss; None: there are none."""
     usual: Mapping[str, Any] | None = None
-    """Options as in use: with losses, and steps of several kinds; None: as `lossless`, else the defaults."""
+    """Options as in use: lossy, and with steps of several kinds; None: as `lossless`, else the defaults."""

@@ -89,7 +89,7 @@ def fit(
         if stop and not last:
             break
         by_steps, epoch = evaluations.after(moment.position.step), moment.position.epoch + 1
-        seen = by_steps and not last  # a loader does not announce its last step: already evaluated
+        seen = by_steps and not last  # a loader's last step is not known as such: it was evaluated
         due = not seen and (by_steps or evaluations.at_end_of(epoch, epochs))
         val = _evaluated(program, feed, moment) if due else {}
         position = Position(moment.position.step, epoch)

@@ -87,7 +87,7 @@ def watchable_in(metrics: Metrics, feed: Feed, course: Course) -> Watchable:
 
 
 class Plateau:
-    """Counts evaluations without a better value: lower or higher, as `mode` or the metric says."""
+    """Counts evaluations without a better value: lower or higher, as `mode`, or else the metric, says."""
 
     def __init__(self, patience: int, monitor: str, min_delta: float, mode: str | None, wanted: bool = True):
         self.patience, self._name, self._mode, self._wanted = patience, monitor, mode, wanted

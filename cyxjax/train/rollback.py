@@ -39,7 +39,7 @@ def fit(
 
     go_back: step -> the state of the newest good checkpoint at or before it, None if there is none; called on
     all ranks. The skipped samples are noted in `history`.
-    Raises: what `run` raises, if there is no rollback left.
+    Raises: what `run` raises, unless it rolls back; CheckpointError without a checkpoint to go back to.
     """
     asked = {NonFiniteError: settings.step.on_nonfinite, LossSpikeError: settings.guard.on_loss_spike}
     causes: tuple[type[BadStepError], ...] = tuple(

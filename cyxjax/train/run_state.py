@@ -118,7 +118,7 @@ class Run:
             if was != now:
                 raise ConfigError(
                     f"{key} is {now!r} in this fit, and was {was!r} in what this trainer trained or loaded. "
-                    "HINT: make a new trainer: init_from, or checkpoint_dir=<that folder>, resume='auto'.",
+                    "HINT: use a new trainer, with init_from or checkpoint_dir=<that folder>, resume='auto'.",
                     key=key,
                 )
         self.notes = []

@@ -69,7 +69,7 @@ class Trainer:
     def save_checkpoint(self, path: str = "best_model.pt") -> None:
         """Saves everything that the next step depends on to the folder `path`.
 
-        Rank 0 may call it alone, unless `config.comm` keeps a part of the state on each rank (zero1, fsdp).
+        Rank 0 may call it alone, unless `config.comm` keeps a part of the state on each (zero1, fsdp, ...).
         """
         self._trainer.save_checkpoint(path)
 

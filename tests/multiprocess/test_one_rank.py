@@ -110,6 +110,8 @@ def test_a_loop_that_one_rank_leaves_is_ended_and_named(model, tmp_path):
     words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "--log-dir", str(tmp_path), str(program)]
     done = forked.run(words, environment(), 120)
     assert done.returncode == 1, done.stderr
-    assert "EarlyEnd: rank 1 finished at step 1, but rank 0 cannot continue without it in step 2" in done.stderr
+    assert (
+        "EarlyEnd: rank 1 finished at step 1, but rank 0 cannot continue without it in step 2" in done.stderr
+    )
     assert "step 2, collective" in done.stderr
     assert "from leaves.py:" in done.stderr

@@ -48,7 +48,7 @@ def heed(flags: str) -> None:
 def must_repeat() -> bool:
     """Whether code traced now must be deterministic; then only deterministic kernels may be chosen.
 
-    cuDNN's attention is not deterministic, and XLA of jax 0.11.2 then ends with an internal IndexError.
+    cuDNN's attention is not: if it is chosen anyway, XLA of jax 0.11.2 ends with an internal IndexError.
     """
     return _everywhere or _here.get()
 
@@ -92,7 +92,7 @@ class EachAlone:
     def __call__(self, states: Sequence[Any], parts: Sequence[Parts], total: Any) -> list[Any]:
         made: list[list[PyTree]] = [[] for _ in parts]
         counts = [len(mine.number) for mine in parts]
-        for slot in range(max(counts)):  # all devices start their first part before any starts its second
+        for slot in range(max(counts)):  # all devices get their first part before any gets its second
             for trees, state, mine, count in zip(made, states, parts, counts, strict=True):
                 if slot < count:
                     trees.append(self._program(state, row(mine, slot), total))
@@ -135,7 +135,7 @@ class InALoop:
 
     def _one(self, state: Any, parts: Parts, total: Any) -> Stacked:
         device = _device_of(state)
-        # The call donates it: if it fails, the array cannot be written to again.
+        # Popped, because the call donates these arrays: if it fails, they cannot be written to again.
         into = self._into.pop(device, None)
         into = jax.device_put(self._empty(), device) if into is None else into
         made = self._program(state, *self._placed(parts), total, into)
@@ -171,7 +171,7 @@ class PartProgram:
         self._compiled = False
 
     def way(self, state: Any, parts: Parts, total: Any) -> EachAlone | InALoop:
-        """How the parts are computed, which depends only on shapes."""
+        """How the parts are computed; only the shapes of the arguments are used."""
         if self._calls is None:
             traced = self.alone.trace(state, row(parts, 0), total)
             like = traced.out_info

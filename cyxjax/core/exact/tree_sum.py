@@ -86,7 +86,7 @@ class TreeSum:
         return by_device(out, self._layout.mesh.local_devices)
 
     def _folded(self, parts: range, made: Made) -> PyTree:
-        """On one device: the sum. Otherwise rows (1, nodes, numbers) per dtype, the same on each device."""
+        """On one device: the sum. Otherwise rows (1, nodes, numbers) per dtype, as many on each device."""
         known = {
             Node(number, 1): jax.tree.map(widened, tree)
             for number, tree in zip(parts, tree_of_each(made, parts), strict=True)

@@ -27,8 +27,8 @@ class StatsAxes(NamedTuple):
     """Mesh axes that batch statistics span; None: each replica has its own statistics."""
 
     every: str | None = None  # of all norms
-    asked: str | None = None  # of norms with a field `axis_name`
-    refused: str = ""  # why no norm may have `axis_name`; "": it may
+    asked: str | None = None  # of norms that set `axis_name`
+    refused: str = ""  # why no norm may set `axis_name`; "": norms may
 
 
 OWN = StatsAxes()
@@ -70,7 +70,7 @@ def needs_full_batches(fns: ModelFns, params: PyTree, model_state: PyTree, input
         return ""
     for first, second in zip(one, two, strict=False):
         if first[:1] != sizes[:1] or second[:1] != sizes[1:] or first[1:] != second[1:]:
-            shape = f"an input of shape {first}" if first else "an input without weights"
+            shape = f"an input of shape {first}" if first else "all samples with equal weight"
             return f"a BatchNorm of the model takes {shape} for {sizes[0]} samples, not the batch first"
     return ""
 
@@ -149,7 +149,7 @@ def _all_count(weight: jax.Array) -> jax.Array:
 def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
     """`weighted_moments` for the settings of a Flax norm, whose fields have the same names in linen and nnx.
 
-    Any `axis_name` means the axis of the replicas. Raises: ConfigError if `axis_name` is not allowed here.
+    Any `axis_name` means the axis of the replicas. Raises: ConfigError if it is refused here or has groups.
     """
     axis_name, groups, axes = norm.axis_name, norm.axis_index_groups, _scope.get().axes
     if axis_name is not None and (groups is not None or axes.refused):

@@ -78,7 +78,7 @@ def _program(work: _Work) -> Callable:
 def find_kinds(traced: Any, args: list[Any]) -> list[Kind] | None:
     """The leaves that a traced function computes from `args`, grouped by their operations.
 
-    None if leaves cannot be drawn separately: the function has effects, or leaves share most operations.
+    None if leaves cannot be drawn separately: the function has effects, or leaves share too many operations.
     """
     groups = _groups(traced.jaxpr)
     num_equations = sum(len(equations) for _, equations in groups)

@@ -104,8 +104,8 @@ def routes_of(loss: Any) -> list[Route]:
 def shares_of(loss: Any, output: PyTree, target: PyTree, weight: jax.Array) -> Shares:
     """The losses of one replica's rows. weight: of the rows, 0 for padding.
 
-    Losses that the model sows are added as a mean over samples. Raises: DataError if terms train separate
-    parameters, or if a single loss has weights of its own.
+    Losses that the model sows are added as a mean over samples. Raises: DataError if it sows any and terms
+    train separate parameters, or a single loss has weights of its own.
     """
     scored, own = (output.output, output.losses) if isinstance(output, Sown) else (output, None)
     shares: Shares = []

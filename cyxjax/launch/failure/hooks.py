@@ -79,7 +79,7 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     """Makes every uncaught exception, in any thread, end this process. Returns the hooks' state.
 
     A process that this one forks (a loader's worker) is no rank: it ends as it would in plain Python.
-    Peers are informed only once its `report` is set.
+    Peers are informed only once the `report` of that state is set.
 
     Also registers stack dumps on SIGUSR2 into the file the launcher named.
     """

@@ -52,7 +52,7 @@ class Watch:
         return None if verdict is None else self._record(verdict, workers, pulses)
 
     def _note_pauses(self, workers: Sequence[Worker]) -> frozenset[int]:
-        """The suspended ranks. They may be so for the limit that was set, else for SUSPENDED_S."""
+        """The suspended ranks. They may stay so for the limit if one was set, else for SUSPENDED_S."""
         stopped = frozenset(worker.rank for worker in workers if worker.is_stopped())
         waits = bool(stopped) and self.limits.progress_s is None
         if self._pauses.see(time.monotonic(), waits):

@@ -205,7 +205,7 @@ class WorkerGroup:
         self._events.put(number)
 
     def _obey(self, start: Start, number: int) -> None:
-        """SIGUSR1 goes to the ranks (checkpoint now), SIGUSR2 shows stacks, Ctrl-Z suspends; others end."""
+        """SIGUSR1 goes to the ranks (save now), SIGUSR2 shows stacks, Ctrl-Z suspends; others end all."""
         name = signal.Signals(number).name
         if name == "SIGUSR2":
             output.show(watchdog.stacks_of(start.workers))
@@ -228,7 +228,7 @@ class WorkerGroup:
             start.ask_to_end(number, within_s=self.options.grace_s)
 
     def _follow(self, start: Start, message: Message) -> None:
-        """Handles a message of the first host in a start: to end it, politely so that the trainer saves."""
+        """Handles the first host's message in a start. If it ends the start politely, the trainer saves."""
         if "say" in message:
             output.say(message["say"])
         elif "end" not in message:

@@ -109,7 +109,7 @@ def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
 
 
 def _black_box(fit: Fit) -> list[Hook]:
-    """None unless the run is an experiment: nothing else can be run again."""
+    """Only for an experiment: nothing else can be run again."""
     experiment, replicas = fit.plan.settings.experiment, num_replicas(fit.plan.group.mesh)
     if fit.folder is None or experiment is None:
         return []
@@ -131,7 +131,7 @@ def _early_stopping(watch: Watch) -> list[Hook]:
 
 
 def _sentinel(fit: Fit) -> list[Hook]:
-    """None for a single replica, which has no other to compare with."""
+    """No hook for a single replica, which has no other to compare with."""
     guard = fit.plan.settings.guard
     if num_replicas(fit.plan.group.mesh) == 1 or not guard.sentinel_every:
         return []

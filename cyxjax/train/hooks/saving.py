@@ -85,8 +85,8 @@ class HandOutHook(Hook):
 
 
 class StopHook(Hook):
-    """Asks to stop after a signal, or when `max_time_s` have passed since this hook was created. All ranks
-    stop at the same step. If a rollback comes before the stop, it asks again.
+    """Asks to stop after a signal, or `max_time_s` seconds after this hook was created. All ranks stop at
+    the same step. If a rollback comes before the stop, it asks again.
 
     Records in the history why a run ended early, also if the loop ended it: at `max_steps`, or because a
     callback asked for it outside of a step.

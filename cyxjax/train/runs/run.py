@@ -112,8 +112,8 @@ def stored_config(root: Path) -> TrainConfig:
     if not file.is_file():
         what = "no config.yaml in it" if root.is_dir() else "no such folder"
         raise ConfigError(
-            f"{root}: {what}. HINT: name the run folder of `cyxjax train`; load what fit saved without "
-            "one by trainer.load_checkpoint(path)."
+            f"{root}: {what}. HINT: name the run folder of `cyxjax train`; for what fit saved without "
+            "one, call trainer.load_checkpoint(path)."
         )
     return TrainConfig.from_values(read_yaml(str(file)) | {"run_dir": str(root)}, str(file))
 

@@ -265,7 +265,7 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
 
     Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
     {"match": "embed/*", "frozen": True}. The first match applies; names are those of checkpoints
-    (`Dense_0/kernel`). A schedule or factor scales all rates equally. Own rates need an optimizer of cyxjax.
+    (`Dense_0/kernel`). A schedule or factor scales all rates equally. Own numbers need cyxjax's optimizers.
     Raises: ValueError for an unknown key; ConfigError, before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
