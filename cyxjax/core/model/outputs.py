@@ -83,7 +83,7 @@ def check_samples_first(output: PyTree, rows: int, replicas: int = 1) -> None:
         if leaf.ndim and leaf.shape[0] != rows * replicas:
             shape = (leaf.shape[0] // replicas, *leaf.shape[1:])
             raise DataError(
-                f"the model's output {name or '(the output)'} has shape {shape} for {rows} samples; "
+                f"the model's output{f' {name!r}' if name else ''} has shape {shape} for {rows} samples; "
                 f"dimension 0 must be the samples, ({rows}, ...). HINT: move them there, e.g. with "
                 "jnp.swapaxes(y, 0, 1) at the end of the model."
             )

@@ -116,7 +116,7 @@ def _cells(row: Row, now_s: float) -> tuple[str, ...]:
     p, memory = row.progress, row.memory_bytes
     size = "-" if memory is None else f"{memory / 1e6:,.0f} MB"
     if not p.at_s:
-        return (str(row.rank), "-", "no beat yet", "-", size, str(row.pid))
+        return (str(row.rank), "-", "no heartbeat yet", "-", size, str(row.pid))
     step = str(p.step) if p.step >= 0 else "-"
     phase = "suspended" if row.is_suspended else p.phase
     return (str(row.rank), step, phase, f"{_for_s(p, now_s):.1f} s", size, str(row.pid))

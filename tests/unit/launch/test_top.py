@@ -83,10 +83,10 @@ def test_a_table_with_one_line_a_rank():
     rows = [row(0, 120, "step", 98.0), row(1, 7, "step", 98.0, suspended=True), Row(2, 102, Progress(), None)]
     assert shown("a\x1bb", rows, 100.0) == [
         r"job a\x1bb: 3 ranks here",
-        "rank  step        phase    for  memory  pid",
-        "   0   120         step  2.0 s  512 MB  100",
-        "   1     7    suspended  2.0 s  512 MB  101",
-        "   2     -  no beat yet      -       -  102",
+        "rank  step             phase    for  memory  pid",
+        "   0   120              step  2.0 s  512 MB  100",
+        "   1     7         suspended  2.0 s  512 MB  101",
+        "   2     -  no heartbeat yet      -       -  102",
         "rank 0 waits for rank 1: suspended, step 7. HINT: `kill -CONT 101` resumes it",
     ]
 
