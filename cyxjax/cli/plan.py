@@ -61,9 +61,8 @@ def main(argv: Sequence[str]) -> int:
     # before the steps, which consume the state
     found, held, memory = collectives(compiled.as_text()), state_bytes(state), memory_bytes(compiled)
     cost = lowered.cost_analysis() or {}
-    drawn_out = given.wire and _scaled(
-        state, plan, trainer.program, compiled, batch
-    )  # every rank: the steps are real
+    # on every rank: the steps are real
+    drawn_out = given.wire and _scaled(state, plan, trainer.program, compiled, batch)
     if trainer.is_master() and given.json:
         facts = {
             "sent_bytes_per_replica": bytes_per_step(found),

@@ -93,9 +93,8 @@ class Packed(NamedTuple):
 
     tokens: npt.NDArray[np.int32]
     targets: npt.NDArray[np.int32]  # the next token of the same text; IGNORED for padding
-    segments: npt.NDArray[
-        np.int32
-    ]  # 1, 2, ... for the texts of a row, 0 for padding: attend where they agree
+    # 1, 2, ... for the texts of a row, 0 for padding: a token attends to those of its own segment
+    segments: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]  # place in the text, from 0
 
     @property

@@ -18,14 +18,8 @@ _SHOWN = {  # key of a record -> (label on a line, format of its number)
     "samples_per_second": ("samples/s", ",.0f"),
     "seconds": ("seconds", ".1f"),
 }
-_NOT_ON_LINES = (
-    "kind",
-    "step",
-    "epoch",
-    "batch",
-    "grad_norm",
-    "train_grad_norm",
-)  # the report has their curves
+# the report has their curves
+_NOT_ON_LINES = ("kind", "step", "epoch", "batch", "grad_norm", "train_grad_norm")
 _MOST_OWN = 4  # metrics of the user on a line; the others are only in the records
 _DOING = {  # by phase of the heartbeat, except the phases of every step
     "init": "starting",

@@ -16,11 +16,8 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import use_devices
 
-GLOBAL_BATCH, SAMPLES, VAL = (
-    32,
-    32 * 2 + 21,
-    21,
-)  # the last step is ragged: a part of it has one sample or none
+# the last step is ragged: a part of it has one sample or none
+GLOBAL_BATCH, SAMPLES, VAL = 32, 32 * 2 + 21, 21
 
 
 class MLP(linen.Module):

@@ -185,8 +185,7 @@ def by_device(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
             return jax.device_put(leaf, device)
         if found[device].sharding == alone:
             return found[device]
-        return jax.make_array_from_single_device_arrays(
-            leaf.shape, alone, [found[device]]
-        )  # of a mesh of one
+        # of a mesh of one device
+        return jax.make_array_from_single_device_arrays(leaf.shape, alone, [found[device]])
 
     return [jax.tree.unflatten(form, map(partial(on, device), leaves, copies)) for device in devices]

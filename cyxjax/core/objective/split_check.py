@@ -67,9 +67,8 @@ class SplitCheck(NamedTuple):
 def split_check(loss: Any, metrics: Metrics) -> SplitCheck:
     """The check of those losses (or terms) and metrics that are the user's functions."""
     terms = terms_of(loss)
-    named = (
-        {term.name for term in terms} if len(terms) > 1 else set()
-    )  # terms are measured by their names too
+    # several terms are measured by their names too
+    named = {term.name for term in terms} if len(terms) > 1 else set()
     found: dict[str, Callable] = {}
     for term in terms:
         if isinstance(term.loss, UserLoss) and term.loss.fn is not model_loss:

@@ -53,9 +53,8 @@ def find_folder(asked: str, env: Mapping[str, str], jaxs_own: str | None) -> Pat
 
 def _users_cache(env: Mapping[str, str]) -> Path:
     named = Path(env.get("XDG_CACHE_HOME", ""))
-    return (
-        named if named.is_absolute() else Path("~/.cache").expanduser()
-    )  # relative: ignored, by its standard
+    # the standard says to ignore a relative path
+    return named if named.is_absolute() else Path("~/.cache").expanduser()
 
 
 class ProgramStore:

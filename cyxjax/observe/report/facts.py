@@ -35,9 +35,8 @@ class RunFacts:
     name: str
     folder: str
     history: DistributedTrainingHistory | None = None
-    curves: dict[str, list[Point]] = field(
-        default_factory=dict
-    )  # loss, train_loss, ...: (step, value) in order
+    # by name (loss, train_loss, ...): (step, value) in order
+    curves: dict[str, list[Point]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # from goodput.json: where the time was spent
     config: dict[str, str] = field(default_factory=dict)  # by dotted key

@@ -52,10 +52,8 @@ def test_a_faithful_run_has_no_findings_and_one_with_a_line_less_has():
     assert audit(records) == []
     assert [(f.step, f.kind) for f in audit(records[:2] + records[3:])] == [(6, "skipped")]
     end = list(walk(records))[-1].after
-    assert (end.steps, end.samples) == (
-        18,
-        69,
-    )  # three epochs: every sample once in each, the last step short
+    # three epochs: every sample once in each, the last step short
+    assert (end.steps, end.samples) == (18, 69)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -125,11 +123,8 @@ def test_a_run_resumed_at_another_size_at_any_sample_is_whole(changes, cut):
 @pytest.mark.parametrize(
     ("at", "kind", "message"),
     [
-        (
-            (1, 2),
-            "repeated",
-            "place 2 of epoch 2 to before place 4 of epoch 2",
-        ),  # batches assumed smaller
+        # batches assumed smaller
+        ((1, 2), "repeated", "place 2 of epoch 2 to before place 4 of epoch 2"),
         ((1, 8), "skipped", "place 4 of epoch 2 to before place 8 of epoch 2"),  # ... larger
         ((2, 0), "skipped", "place 4 of epoch 2 to before place 0 of epoch 3"),  # the epoch counted as over
         ((1, 0), "repeated", "place 0 of epoch 2 to before place 4 of epoch 2"),

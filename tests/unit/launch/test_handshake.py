@@ -101,9 +101,8 @@ def test_whatever_a_signed_hello_claims_it_is_let_in_or_refused(live, claims):
 
 
 def test_a_host_that_cannot_be_reached_any_more_is_the_end_of_its_connection():
-    recv = Mock(
-        side_effect=TimeoutError(errno.ETIMEDOUT, "Connection timed out")
-    )  # of the kernel's keep-alive
+    # of the kernel's keep-alive
+    recv = Mock(side_effect=TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
     assert protocol.Channel(SimpleNamespace(recv=recv)).next() is None
 
 

@@ -173,9 +173,9 @@ def test_a_checkpoint_with_other_bits_is_not_resumed_hashed_or_verified(stopped,
     manifest, stored = open_step(stopped / "checkpoints", 3)
     arrays = {leaf.name: stored.whole(leaf.name) for leaf in manifest.leaves}
     arrays[ALTERED].view(np.uint8)[0] ^= 1
-    StepStore(stopped / "checkpoints", is_writer=True).write(
-        Snapshot(3, arrays, manifest.meta, manifest.metric)
-    )  # every digest within the step is right
+    # every digest within the step is right
+    store = StepStore(stopped / "checkpoints", is_writer=True)
+    store.write(Snapshot(3, arrays, manifest.meta, manifest.metric))
     with pytest.raises(CheckpointError, match=f"step 3 .*{ALTERED}"):
         recorded(stopped)
     capfd.readouterr()

@@ -48,9 +48,8 @@ def test_a_record_has_the_mean_of_the_norms_since_the_last_one_and_none_where_no
 
 
 def test_an_epoch_without_a_norm_leaves_the_others_in_their_places():
-    history = DistributedTrainingHistory(
-        epochs=[0], train_losses=[1.0], train_accuracies=[0.5]
-    )  # an older one
+    # of an older version
+    history = DistributedTrainingHistory(epochs=[0], train_losses=[1.0], train_accuracies=[0.5])
     hook = HistoryHook(history, lambda step: None)
     for epoch, norm in ((2, {}), (3, {"grad_norm": 2.0})):
         hook.on_epoch(EpochInfo(Position(epoch, epoch), {"loss": 1.0, "accuracy": 0.5, **norm}, {}))

@@ -110,9 +110,8 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     assert (history.rollback_epochs, history.rollback_batches, history.rollback_steps) == ([0], [15], [5])
     assert history.rollback_samples == [15 * BATCH]
     assert (history.num_steps, math.isfinite(history.train_losses[0])) == (15, True)
-    assert (
-        json.loads((tmp_path / "a" / "goodput.json").read_text())["steps"] == 15
-    )  # without those left behind
+    # without the steps that the rollback gave up
+    assert json.loads((tmp_path / "a" / "goodput.json").read_text())["steps"] == 15
     # As if the excluded samples had never existed (same bits: the same steps on the same batches).
     other = fit(tmp_path / "b", xy=data(without=range(10, 15)))
     assert not other.history.rollback_steps
@@ -189,9 +188,8 @@ def test_a_trace_under_way_goes_on_over_a_rollback(tmp_path, capsys):
 
 def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
     with pytest.raises(RuntimeError, match="lost"):
-        fit(
-            tmp_path, At(18, lose, "step_in_epoch"), steps_in_flight=1
-        )  # step 13: three after the rollback to 10
+        # at step 13: three after the rollback to 10
+        fit(tmp_path, At(18, lose, "step_in_epoch"), steps_in_flight=1)
     again = fit(tmp_path)
     assert f"Resuming from step 12 (epoch 1, sample {17 * BATCH})" in capsys.readouterr().out
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
