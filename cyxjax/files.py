@@ -85,16 +85,20 @@ def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r", "ab", "a"]
 
 
 def append(path: str | os.PathLike[str], data: bytes, *, durable: bool = True) -> None:
-    """Appends all of `data` to the file and waits until it is on the disk, or appends none of it.
+    """Appends all of `data`, whole lines, to the file and waits until they are on the disk, or appends none.
+
+    A last line that a power cut left without its end is ended first.
 
     durable: waits for the disk; without it a power cut, not a crash of the process, may lose the data.
     Raises: OSError; also where `path` is a symbolic link, which is not followed.
     """
     path = Path(path)
     _refuse_special(path)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, 0o666)
     with os.fdopen(fd, "ab", buffering=0) as file:
         before = os.fstat(fd).st_size
+        if before and os.pread(fd, 1, before - 1) != b"\n":
+            data = b"\n" + data
         try:
             while data:
                 data = data[file.write(data) :]

@@ -13,6 +13,7 @@ import pytest
 from cyxjax import files
 from cyxjax.files import (
     append,
+    read_json_lines,
     read_plain,
     redact,
     refuse_special,
@@ -67,19 +68,26 @@ def test_an_append_is_all_or_nothing(tmp_path):
     code = (
         "import resource, signal, sys\nfrom cyxjax.files import append\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "append(sys.argv[1], b'12345678')\n"
+        "append(sys.argv[1], b'1234567\\n')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (12, 12))\n"
-        "try:\n    append(sys.argv[1], b'abcdefgh')\nexcept OSError as error:\n    print(error.errno)"
+        "try:\n    append(sys.argv[1], b'abcdefg\\n')\nexcept OSError as error:\n    print(error.errno)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True, check=True
     )
     assert done.stdout == "27\n"  # EFBIG, after 4 of the 8 bytes
-    assert (tmp_path / "a").read_bytes() == b"12345678"
+    assert (tmp_path / "a").read_bytes() == b"1234567\n"
     (tmp_path / "link").symlink_to(tmp_path / "a")
     with pytest.raises(OSError, match=r"\[Errno 40\].*/link'"):
         append(tmp_path / "link", b"x")
-    assert (tmp_path / "a").read_bytes() == b"12345678"
+    assert (tmp_path / "a").read_bytes() == b"1234567\n"
+
+
+def test_a_line_appended_after_one_that_a_power_cut_tore_is_read(tmp_path):
+    (tmp_path / "a").write_bytes(b'{"step": 1}\n{"st')
+    append(tmp_path / "a", b'{"step": 2}\n')
+    append(tmp_path / "a", b'{"step": 3}\n')
+    assert [line["step"] for line in read_json_lines(tmp_path / "a")] == [1, 2, 3]
 
 
 def test_a_lock_is_seen_by_others_until_it_is_closed(tmp_path):
