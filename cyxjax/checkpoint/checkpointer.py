@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.checkpoint import restoring, tree
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.folders import list_steps, set_aside
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
 from cyxjax.checkpoint.restoring import Restored
 from cyxjax.checkpoint.store import Best, Snapshot, StepStore, describe_failure
@@ -149,7 +149,7 @@ class Checkpointer:
             self._unsaved = None
         later = [s for s in list_steps(self.directory) if s > step] if self._store.is_writer else []
         for s in later:
-            self._store.set_aside(s, why)
+            set_aside(self.directory, s, why)
         return later
 
     def wait(self) -> None:
@@ -224,11 +224,11 @@ class Checkpointer:
             self._unsaved = None
             self._failures.clear()
             if self._store.is_writer:
-                self._prune_or_warn()
+                self._prune_or_warn(snapshot.step)
 
-    def _prune_or_warn(self) -> None:
+    def _prune_or_warn(self, written: int) -> None:
         try:
-            self._store.prune(*self._keep)
+            self._store.prune(*self._keep, written)
         except (OSError, CheckpointError) as error:
             self._warn(f"Old checkpoints in {self.directory} remain: {error}. HINT: check its permissions.")
 
@@ -236,7 +236,7 @@ class Checkpointer:
         for step, error in damaged.items():
             text = f"Checkpoint step {step} in {self.directory} is damaged: {str(error).removesuffix('.')}."
             if self._store.is_writer:
-                text += f" It is kept as {self._store.set_aside(step, 'corrupt').name}."
+                text += f" It is kept as {set_aside(self.directory, step, 'corrupt').name}."
             self._warn(f"{text} The next older step is used.")
 
     def _raise_if_alone(self) -> None:

@@ -92,7 +92,6 @@ class StepStore:
     def __init__(self, directory: Path, *, is_writer: bool) -> None:
         self.directory, self.is_writer = directory, is_writer
         self._owner = f"{secrets.token_hex(4)}-{os.getpid()}"
-        self._verified: set[int] = set()
         if is_writer:
             folders.prepare(directory)
             self._known = folders.identity(directory)
@@ -103,7 +102,6 @@ class StepStore:
         """Writes `snapshot` to disk; the step exists when this returns, and nothing of it if this raises."""
         with self._writing(snapshot.step) as folder:
             _commit(folder, snapshot, [write_share(folder, snapshot.arrays, 0)], FORMAT_VERSION)
-        self._verified.add(snapshot.step)
 
     def write_together(self, snapshot: Snapshot, writers: Writers) -> None:
         """Like `write`, by all processes of `writers`, each with its shares; raises on all of them."""
@@ -114,8 +112,6 @@ class StepStore:
             lambda: self._writing(snapshot.step),
             lambda folder, notes: _commit(folder, snapshot, notes, BY_SHARE),
         )
-        if self.is_writer:
-            self._verified.add(snapshot.step)
 
     @contextmanager
     def _writing(self, step: int) -> Iterator[Path]:
@@ -127,10 +123,6 @@ class StepStore:
         with folders.writing(self.directory, step, self._owner) as folder:
             (folder / ARRAYS).mkdir(mode=0o700)
             yield folder
-
-    def _is_good(self, step: int) -> bool:
-        """Whether `step` verifies now, or was written by this object."""
-        return step in self._verified or not find_problems(step_folder(self.directory, step), step)
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of steps with a readable manifest; None if the newest has a different metric."""
@@ -145,22 +137,21 @@ class StepStore:
             found[step] = manifest.metric if measured[-1] == measured[0] else None
         return found
 
-    def prune(self, keep_last: int, keep_best: int, best: Best) -> list[int]:
-        """Deletes all but the newest and best steps, never the only good one; returns the deleted steps."""
+    def prune(self, keep_last: int, keep_best: int, best: Best, written: int | None = None) -> list[int]:
+        """Deletes all but the newest and best steps, never the only good one; returns the deleted steps.
+
+        written: a step that was just written, and need not be verified.
+        """
         metrics = self.metrics()
         kept = kept_steps(metrics, keep_last, keep_best, best)
         gone = sorted(metrics.keys() - kept) if self.is_writer else []
-        if gone and not any(self._is_good(step) for step in sorted(kept, reverse=True)):
-            last_good = next(filter(self._is_good, reversed(gone)), None)
+        is_good = lambda step: not find_problems(step_folder(self.directory, step), step)  # noqa: E731
+        if gone and written not in kept and not any(map(is_good, sorted(kept, reverse=True))):
+            last_good = next(filter(is_good, reversed(gone)), None)
             gone = [step for step in gone if step != last_good]
         for step in gone:
             folders.remove(self.directory, step, self._owner)
         return gone
-
-    def set_aside(self, step: int, why: str) -> Path:
-        """Renames `step`, so that it is no longer a step; returns the new path."""
-        self._verified.discard(step)
-        return folders.set_aside(self.directory, step, why)
 
 
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
