@@ -45,6 +45,7 @@ class Batch(NamedTuple):
 
 
 NO_CHECK = SplitCheck()
+LEFT_OUT = (0.0, -1.0)  # in place of the norm of the mean gradients: the strategy skipped the step
 BATCH_SPEC = Batch._make([PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA])
 
 
@@ -110,18 +111,18 @@ def next_state(
 
     grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, with signals in the last row;
     the norm of the mean gradients (`norm_row`) is inserted before it. A step that `sync` skipped changes and
-    measures nothing; only its signals count.
+    measures nothing: its sums are 0, with `LEFT_OUT` in place of the norm; only its signals count.
     """
     with step_value(sums[0]):
         stepped = Stepped(*sync.update(grads, state.sync, state.params))
     row = norm_row(stepped, state.step)
     params, strategy = written_after(row, stepped), stepped.state
-    sums = jnp.concatenate([sums[:-1], row[None], sums[-1:]])
     kept = sync.skipped(strategy) == sync.skipped(state.sync)
     model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
-    counts = kept | (jnp.arange(sums.shape[0]) == sums.shape[0] - 1)[:, None]
+    measured = jnp.where(kept, sums[:-1], 0.0)
+    row = jnp.where(kept, row, jnp.array(LEFT_OUT, jnp.float32))
     state = TrainState(state.step + 1, params, model_state, strategy, state.key)
-    return state, jnp.where(counts, sums, 0.0)
+    return state, jnp.concatenate([measured, row[None], sums[-1:]])
 
 
 def with_checks(sums: jax.Array, checks: jax.Array | None) -> jax.Array:

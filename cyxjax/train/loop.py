@@ -144,9 +144,9 @@ def _epoch(
         nonlocal sums, stop, save
         while len(waiting) > room:
             when, *of_step = waiting.popleft()
-            step_sums, signals, compared = program.read_sums(*of_step)
-            look(compared)
-            info = StepInfo(when, step_sums, (signals[0], signals[1]))
+            step = program.read_sums(*of_step)
+            look(step.compared)
+            info = StepInfo(when, step.metrics, (step.signals[0], step.signals[1]), step.left_out)
             sums = sums + info.sums
             stop |= info.signals[0] > 0
             for hook in watching:  # a step is short: no generator, no list
@@ -155,7 +155,7 @@ def _epoch(
 
     def now() -> RunState:
         """The run after the last dispatched step, including numbers that no hook has seen yet."""
-        return RunState(position, state, sum((program.read_sums(*on)[0] for _, *on in waiting), sums))
+        return RunState(position, state, sum((program.read_sums(*on).metrics for _, *on in waiting), sums))
 
     follow(now)
     watching, asking, acting = (

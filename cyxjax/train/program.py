@@ -59,6 +59,7 @@ class Recipe(NamedTuple):
     metrics: Metrics
     callbacks: tuple[Hook, ...] = ()
     augment: Augment | None = None
+    remat: str = "none"  # what backward recomputes; "none": as configured
 
 
 def recipe_of(
@@ -85,6 +86,15 @@ def recipe_of(
     )
 
 
+class StepSums(NamedTuple):
+    """The numbers that a training step returns."""
+
+    metrics: np.ndarray  # float64 (num_training_rows, 2); zeros if the step was left out
+    signals: np.ndarray  # float64 (2,): requests to stop and to save, summed over replicas
+    compared: np.ndarray  # float64 (number of checks, 2)
+    left_out: bool  # its gradients were not finite, so it changed nothing
+
+
 class Program(NamedTuple):
     """The compiled functions of a recipe on a mesh; fits with equal `StepPlan`s share one."""
 
@@ -103,10 +113,12 @@ class Program(NamedTuple):
     fns: ModelFns
     sync: Sync
 
-    def read_sums(self, handle: jax.Array, at: Any = ...) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(metric sums, signals, what was compared) of a training step; at: its place among several."""
+    def read_sums(self, handle: jax.Array, at: Any = ...) -> StepSums:
+        """The numbers of a training step; at: its place among several."""
         rows, count = np.asarray(handle, np.float64)[at], self.metrics.num_training_rows
-        return rows[:count], rows[count], rows[count + 1 :]
+        left_out = bool(rows[count - 1, 1] < 0)  # `LEFT_OUT`: nothing was measured
+        sums = np.zeros((count, 2)) if left_out else rows[:count]
+        return StepSums(sums, rows[count], rows[count + 1 :], left_out)
 
 
 def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Program:

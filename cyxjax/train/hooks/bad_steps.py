@@ -39,7 +39,7 @@ class TerminateOnNaN(SavingHook):
     def on_step(self, info: StepInfo) -> None:
         # Python's numbers: this runs in each step, and numpy's are slow one by one.
         total, weight = info.sums[0].tolist()
-        self._left_out = 0 if weight else self._left_out + 1
+        self._left_out = self._left_out + 1 if info.left_out else 0
         if self._left_out >= self._patience:
             first, last = info.position.step - self._left_out + 1, info.position.step
             steps = f"step {last}" if first == last else f"steps {first} to {last}"
@@ -48,7 +48,7 @@ class TerminateOnNaN(SavingHook):
                 "HINT: look for NaN in the data, or train in bfloat16.",
                 info.position,
             )
-        loss = total / max(weight, 1)
+        loss = total / (weight or 1)  # no weight: every sample of the batch is ignored
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the loss of step {info.position.step} (epoch {info.position.epoch + 1}) is {loss}. "

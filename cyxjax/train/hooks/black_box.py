@@ -74,11 +74,11 @@ class BlackBoxHook(Hook):
     def on_step(self, info: StepInfo) -> None:
         before, self._before = self._before, info.position
         loss_sum, weight = info.sums[0]
-        left_out = weight == 0 and self._left_out_too
-        if (left_out or not math.isfinite(loss_sum)) and self._written < _MOST:
+        is_bad = (info.left_out and self._left_out_too) or not math.isfinite(loss_sum)
+        if is_bad and self._written < _MOST:
             self._written += 1
-            first = before.samples if before.epoch == info.position.epoch else 0
-            self._write(info.position, first, "left out" if weight == 0 else plain(loss_sum / weight))
+            first = info.position.samples - info.position.samples_since(before)
+            self._write(info.position, first, "left out" if info.left_out else plain(loss_sum / weight))
 
     def _write(self, position: Position, first: int, loss: Any) -> None:
         facts, folder = self._tape.facts, self._folder.checkpoints

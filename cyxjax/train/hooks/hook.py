@@ -23,6 +23,10 @@ class Position(NamedTuple):
     samples: int = 0
     step_in_epoch: int = 0
 
+    def samples_since(self, before: "Position") -> int:
+        """Samples trained since `before`, a position of the same epoch or of its beginning."""
+        return self.samples - (before.samples if before.epoch == self.epoch else 0)
+
 
 class StepInfo(NamedTuple):
     """What hooks receive for one step, once its numbers have arrived."""
@@ -30,6 +34,7 @@ class StepInfo(NamedTuple):
     position: Position  # after the step
     sums: Sums
     signals: tuple[float, float]  # requests to stop and to save, summed over replicas; 0: none
+    left_out: bool = False  # its gradients were not finite, so it changed nothing and its sums are 0
 
 
 class EpochInfo(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.load import load_config
-from cyxjax.core.mesh import REPLICATED, local_value
+from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
@@ -134,8 +134,9 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackB
             state, sums = trainer.program.train_step(state, batch)
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
-            loss, weight = local_value(sums)[0]
-            yield Step(position, before, batch, state, float(loss / weight) if weight else math.nan)
+            found = trainer.program.read_sums(sums)
+            loss, weight = found.metrics[0]
+            yield Step(position, before, batch, state, math.nan if found.left_out else loss / (weight or 1))
             if position.step == box.step:
                 return
             if position.step == began.step:
