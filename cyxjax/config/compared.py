@@ -21,9 +21,11 @@ def differing_values(
 ) -> list[tuple[str, str, str]]:
     """(key, value of `then`, value of `now`) of the keys that change the numbers.
 
-    later: `now` may be of a later version, with keys that `then` lacks.
+    later: `now` may be of a later version, with keys that `then` lacks. If only one of them names a model,
+    the other came from a program, which names less: keys that both have are compared.
     """
     before, after = _flat(then), _flat(now)
+    both = ("model" in then) == ("model" in now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
     skipped = NO_NUMBERS if decays else NO_NUMBERS | {"length"}
     found = []
@@ -31,6 +33,7 @@ def differing_values(
         compared = key in before or "options." in key or not later or _knows(then, key)
         if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
             continue
+        compared &= both or (key in before and key in after)
         if compared and effect_of(key) not in skipped and before.get(key) != after.get(key):
             found.append((key, _shown(before, key), _shown(after, key)))
     return found

@@ -50,7 +50,7 @@ class DistributedTrainingConfig(Strict):
     drop_last: Numbers[bool] = False
     """Skip the last batch if it is not full; otherwise it is padded, and the padding has zero weight."""
     validation_split: Numbers[float] = Field(default=0.0, ge=0, lt=1)
-    """Fraction of the training data to use for validation if no validation data is given."""
+    """Fraction of the training data to validate on if none is given; loaders of others are not split."""
     num_workers: Speed[int] = Field(default=0, ge=0, le=1024)
     """Number of threads that read samples from datasets with `__getitem__`."""
     prefetch: Speed[int] = Field(default=2, ge=0, le=10_000)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import jax
 
-# Dense bfloat16 FLOP/s of a device by the beginning of its `device_kind`, from the vendors' data sheets; the
-# first match is used. As usual, MFU is relative to this number at any precision.
+# Dense bfloat16 FLOP/s of a device by its `device_kind`, or the first words of it, from the vendors' data
+# sheets; the first match is used. As usual, MFU is relative to this number at any precision.
 _PEAKS = {
     "NVIDIA B200": 2250e12,
     "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
     "NVIDIA A100": 312e12,
@@ -28,7 +29,8 @@ _PEAKS = {
 
 def peak_flops(device_kind: str) -> float:
     """The peak FLOP/s of a device of this kind; 0.0 if not known."""
-    return next((peak for kind, peak in _PEAKS.items() if device_kind.startswith(kind)), 0.0)
+    words = f"{device_kind} ".replace("-", " ")
+    return next((peak for kind, peak in _PEAKS.items() if words.startswith(f"{kind} ")), 0.0)
 
 
 def peak_memory_bytes(devices: Sequence[jax.Device]) -> int:

@@ -16,12 +16,10 @@ _MAX_BYTES = 64 << 20  # a larger file is not read back
 
 
 class Events:
-    """Discards events: for other ranks, and for `report: false`.
+    """Discards events: for other ranks, and for `report: false`."""
 
-    begun: whether the start was logged; always True here.
-    """
-
-    begun = True
+    def begin(self, step: int, starts_over: bool) -> None:
+        """Begins a start of a run at `step`. starts_over: whether an interrupted run is not continued."""
 
     def log(self, event: str, **values: Any) -> None:
         """Logs `event`, with plain values."""
@@ -35,19 +33,17 @@ class EventLog(Events):
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self._path, self._warn, self.begun = path, once(warn), False
+        self._path, self._warn = path, once(warn)
+
+    def begin(self, step: int, starts_over: bool) -> None:
+        names = [event["event"] for event in read_events(self._path)]
+        ended = "end" in names[-1 - names[::-1].index("start") if "start" in names else 0 :]
+        with warn_if_unwritten(self._path, self._warn):
+            if names and (starts_over or (step == 0 and ended)):
+                os.replace(self._path, self._path.with_name(self._path.name + ".old"))
 
     def log(self, event: str, **values: Any) -> None:
-        if event == "start" and not self.begun:
-            self.begun = True
-            with warn_if_unwritten(self._path, self._warn):
-                self._put_aside(values.get("step", 0))
         add_line(self._path, {"event": event, "at_unix_s": time.time(), **plain_tree(values)}, self._warn)
-
-    def _put_aside(self, step: int) -> None:
-        names = [event["event"] for event in read_events(self._path)]
-        if step == 0 and "end" in names[-1 - names[::-1].index("start") if "start" in names else 0 :]:
-            os.replace(self._path, self._path.with_name(self._path.name + ".old"))
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

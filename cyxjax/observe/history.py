@@ -105,8 +105,9 @@ class DistributedTrainingHistory:
                 columns[name] = (by_train if name.startswith("train_") else by_val, values)
         table: dict[int, dict[str, float]] = {}
         for name, (epochs, values) in columns.items():
-            for epoch, value in zip(epochs, values, strict=False):
-                table.setdefault(epoch, {"epoch": epoch})[name] = value
+            # From the end: a metric may have been added later.
+            for epoch, value in zip(reversed(epochs), reversed(values), strict=False):
+                table.setdefault(epoch, {"epoch": epoch}).setdefault(name, value)
         return [table[epoch] for epoch in sorted(table)]
 
     def to_pandas(self) -> Any:

@@ -178,7 +178,7 @@ class BackgroundSink(Sink):
         if self._thread.is_alive():
             self._warn(
                 f"WARNING: metrics sink {self._name} did not finish in time and is abandoned with "
-                f"{self._queue.qsize() - 1} records unwritten"
+                f"{max(self._queue.qsize() - 1, 0)} records unwritten"
             )
 
     def _run(self) -> None:

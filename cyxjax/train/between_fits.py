@@ -25,10 +25,10 @@ from cyxjax.train.start.dispatch import placer_for
 PyTree = Any
 
 
-def begin(run: Run, recipe: Recipe, group: ProcessGroup, inputs: PyTree, remat: str) -> None:
+def begin(run: Run, recipe: Recipe, group: ProcessGroup, inputs: PyTree) -> None:
     """Makes plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
     if run.last is None:
-        run.begin(plan_without_data(recipe, group, inputs, remat=remat))
+        run.begin(plan_without_data(recipe, group, inputs))
 
 
 def values(run: Run) -> tuple[PyTree, PyTree]:
@@ -57,12 +57,12 @@ def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
     return predict_all(program.predict_step, state, plan.group.mesh, source, each)
 
 
-def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup, remat: str) -> None:
+def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup) -> None:
     """Restores the newest good step in the folder `path`, or `step`. Raises: CheckpointError."""
     stored = resume.restorer_for(path, group)
     newest = stored.newest_manifest() if stored and run.last is None else None
     if newest is not None:
-        run.begin(plan_of_checkpoint(recipe, group, newest.meta, remat=remat))
+        run.begin(plan_of_checkpoint(recipe, group, newest.meta))
     if not (stored and run.last and resume.restore(*run.last, run, stored, step)):
         raise CheckpointError(
             f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "

@@ -60,7 +60,7 @@ def train(experiment: Experiment) -> int:
         sink = _begin_folder(experiment, step)
         return sink
 
-    with recorded(trainer, config, console, open_sink) as opening:
+    with recorded(trainer, plan, config, console, open_sink) as opening:
         try:
             trainer.fit_prepared(plan, console=console, open_sink=opening)
         except NotSavedError as error:
@@ -71,7 +71,8 @@ def train(experiment: Experiment) -> int:
     console.note(done_line(history, str(config.run_folder.root)), style="green")
     _say_how_to_go_on(config, history, console)
     if unsaved is None and not config.fast_dev_run:
-        console.note(_next_commands(config, history))
+        saving = plan.settings.saving
+        console.note(_next_commands(config, history, saving.saves and saving.resume != "never"))
     process_group.finalize()
     if unsaved is not None:
         raise unsaved  # last, after the results above are printed
@@ -83,7 +84,7 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
 
     Called after the step is known: a run that is refused has changed nothing.
     """
-    config, splits, trainer, _ = experiment
+    config, splits, trainer, plan = experiment
     try:
         if step and config.run_folder.data.exists():
             trained_on = stored_info(config).column_names
@@ -91,7 +92,7 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
         if trainer.is_master():
             write_atomic(config.run_folder.config, config.to_yaml())
             write_atomic(config.run_folder.data, splits.info.to_json())
-        return sinks_of(config, trainer, step)
+        return sinks_of(config, plan, trainer.is_master(), step)
     except OSError as err:  # nothing was trained yet
         raise CheckpointError(
             f"run_dir={config.run_dir}: {f'{err.filename}: ' if err.filename else ''}{err.strerror or err}. "
@@ -126,12 +127,13 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
         console.note(f"Stopped and saved after step {saved}. Run the same command again to continue.")
 
 
-def _next_commands(config: TrainConfig, history: DistributedTrainingHistory) -> str:
-    """A line with the commands to run next."""
+def _next_commands(config: TrainConfig, history: DistributedTrainingHistory, resumes: bool) -> str:
+    """A line with the commands to run next. resumes: whether the same command continues this run."""
     look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
     kept = config.run_folder.ledger.is_file()  # a stream has none
     audit = f"; cyxjax audit {config.run_dir}" if kept else ""
-    return f"Next: {look}{audit}; {reason_of(history.stopped_by).hint}."
+    again = f"; {reason_of(history.stopped_by).hint}" if resumes else ""
+    return f"Next: {look}{audit}{again}."
 
 
 def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
@@ -149,7 +151,7 @@ def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
             fetch(config, process_group.current())
         splits = data_of(config)
         trainer = trainer_of(config, splits.info)
-        plan = trainer.prepare(splits.train, splits.val, config=config, schedule=config.schedule)
+        plan = trainer.prepare(splits.train, splits.val, config=config, named=True)
         return Experiment(config, splits, trainer, plan)
 
 

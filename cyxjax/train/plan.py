@@ -18,8 +18,9 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import keying_for
+from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.fingerprints import Facts, config_of, own_code
-from cyxjax.train.hooks.hook import Feed
+from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings, resolve
@@ -48,6 +49,15 @@ class Plan(NamedTuple):
     feed: Feed | None = None
     steps_at_once: int = 1  # most steps per dispatch
     step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as for an exact step
+
+
+def total_steps(plan: Plan, start: Position) -> int | None:
+    """The number of steps at the end of a run from `start`; None if it is not known in advance."""
+    feed, course = plan.feed, plan.settings.course
+    if feed is None or feed.steps_per_epoch is None:
+        return course.max_steps
+    ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
+    return min(start.step + ahead, course.max_steps or start.step + ahead)
 
 
 def fit_arguments(
@@ -89,11 +99,14 @@ def plan_fit(
     data: tuple[Any, ...],
     config: DistributedTrainingConfig | None,
     tape: Tape,
+    positions: StreamPositions,
     *,
     schedule: Any,
-    remat: str,
+    named: bool,
 ) -> Plan:
     """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
+
+    schedule, named: see `resolve`.
 
     Raises: ConfigError and DataError for data and configuration that do not match.
     """
@@ -101,12 +114,13 @@ def plan_fit(
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     found = fit_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
-    settings = resolve(config, num_replicas(mesh), num_samples, schedule=schedule, remat=remat)
+    how = {"schedule": schedule, "remat": recipe.remat, "named": named}
+    settings = resolve(config, num_replicas(mesh), num_samples, **how)
     inputs = fit_data.one_input(found)
     augment = "none" if recipe.augment is None else check_augment(recipe.augment, inputs)
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
-    feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded)
+    feed = build_feed(found, settings.step, settings.reading, mesh, tape, positions, unpadded=unpadded)
     facts = Facts(config_of(settings.values, recipe, augment), own_code=own_code())
     return Plan(recipe, group, settings, inputs, facts, found, feed)
 
@@ -116,15 +130,13 @@ def plan_without_data(
     group: ProcessGroup,
     inputs: PyTree,
     config: DistributedTrainingConfig | None = None,
-    *,
-    remat: str,
 ) -> Plan:
     """A plan to evaluate, predict or load, for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
-    settings = resolve(config or DistributedTrainingConfig(), num_replicas(group.mesh), remat=remat)
+    settings = resolve(config or DistributedTrainingConfig(), num_replicas(group.mesh), remat=recipe.remat)
     return Plan(recipe, group, settings, inputs, Facts(config_of(settings.values, recipe)))
 
 
-def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, Any], *, remat: str) -> Plan:
+def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, Any]) -> Plan:
     """A plan to evaluate, predict or load, for the inputs and configuration in a checkpoint's metadata.
 
     A global batch that these replicas cannot share is replaced: only a fit depends on it, which has its own
@@ -136,7 +148,7 @@ def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, A
     total = config.global_batch_size
     if total is not None and total % parts and config.reproducibility != "exact":
         config = config.model_copy(update={"global_batch_size": None, "batch_size": -(-total // parts)})
-    return plan_without_data(recipe, group, stored_inputs(meta), config, remat=remat)
+    return plan_without_data(recipe, group, stored_inputs(meta), config)
 
 
 def stored_inputs(meta: Mapping[str, Any]) -> PyTree:

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import Mesh
@@ -33,7 +34,7 @@ from cyxjax.train.settings import BatchShape
 if TYPE_CHECKING:
     from cyxjax.observe.report.facts import Audit
 
-OpenSink = Callable[[int], Sink]  # steps done before the fit -> sink
+OpenSink = Callable[[int], Sink]  # step that the run resumes from, 0 for a new run -> sink
 Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # limit of an audit at the end of a run: about a second
 
@@ -129,15 +130,14 @@ def fit_into_folder(
     """
     check_names(config.sinks)
     console = console or build_console(trainer.is_master(), config.verbose)
-    plan = plan._replace(settings=plan.settings._replace(experiment=None))
-    with recorded(trainer, config, console, lambda step: sinks_of(config, trainer, step)) as open_sink:
+    open_sinks = partial(sinks_of, config, plan, trainer.is_master())
+    with recorded(trainer, plan, config, console, open_sinks) as open_sink:
         return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
 
 
-def sinks_of(config: TrainConfig, trainer: Any, step: int) -> Sink:
-    """The sinks that `config` names, of a run that begins at `step`."""
-    values = config.resolved()
-    return build_sinks(config.sinks, config.run_dir, trainer.is_master(), values, resume_step=step)
+def sinks_of(config: TrainConfig, plan: Plan, is_master: bool, step: int) -> Sink:
+    """The sinks that `config` names, of a run that resumes from `step`; 0: a new run."""
+    return build_sinks(config.sinks, config.run_dir, is_master, plan.facts.config, resume_step=step)
 
 
 def fetch(config: TrainConfig, group: ProcessGroup) -> None:
@@ -163,14 +163,16 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
 
 
 @contextmanager
-def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: OpenSink) -> Iterator[OpenSink]:
+def recorded(
+    trainer: Any, plan: Plan, config: TrainConfig, console: Console, open_sink: OpenSink
+) -> Iterator[OpenSink]:
     """Locks the run folder and copies it to its mirror; at the end, also after an error, the sink is closed
     and history and report are written.
 
     Yields an `open_sink` for the fit: a fit that is refused before it opens its sinks has changed nothing.
     """
     folder, is_master = config.run_folder, trainer.is_master()
-    draws, resolved = config.report, config.resolved()  # a callback may change `config` for the next fit
+    draws = config.report  # a callback may change `config` for the next fit
     opened: list[Sink] = []
     with locked(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
         try:
@@ -186,7 +188,7 @@ def recorded(trainer: Any, config: TrainConfig, console: Console, open_sink: Ope
                 with warn_if_unwritten(folder.history, console.note):
                     trainer.history.save(folder.history)
                 if draws:
-                    draw(folder, resolved, TrainConfig().resolved(), console.note)
+                    draw(folder, plan.facts.config, TrainConfig().resolved(), console.note)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def restore(
             "HINT: train on the classes of the checkpoint, or start over (resume: never)."
         )
     run.class_names = run.class_names or names
-    run.restored = meta
+    run.restored, run.first_step = meta, int(meta.get("first_step", 0))
     run.ledger.restore(meta, moment.position)
     history.stopped_by = ""
     run.history = history
@@ -127,6 +127,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "position": dict(moment.position._asdict()),
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
+        "first_step": run.first_step,
         "history": run.history.to_dict(),
         "inputs": shapes_of(plan.inputs),
         # the fields of a named tuple, also those without arrays

@@ -14,18 +14,16 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.lines import batch_plan_line
 from cyxjax.observe.records import Sink
 from cyxjax.observe.stop_reasons import EPOCHS, reason_of
-from cyxjax.train import loop, reporting, resume, rollback
+from cyxjax.train import loop, resume, rollback
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, loss_spike_hooks
-from cyxjax.train.hooks.build import Fit, build_hooks, saving_hook, timed_hooks
+from cyxjax.train.hooks.build import Fit, begin_callbacks, build_hooks
 from cyxjax.train.hooks.hook import EpochInfo, Feed, Position, RunState
 from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
-from cyxjax.train.plan import Plan
+from cyxjax.train.plan import Plan, total_steps
 from cyxjax.train.program import Program
 from cyxjax.train.resume import checkpointer_for
 from cyxjax.train.run_state import Run
-from cyxjax.train.settings import Course
 from cyxjax.train.signals import StopSignals
 
 
@@ -58,12 +56,10 @@ def run_fit(
     keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
     with StopSignals() as signals, keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
-        spikes = loss_spike_hooks(settings.guard, run.restored.get(LOSS_SPIKE, {}))
-        folder = settings.run_folder if settings.report else None
-        events = reporting.event_log(folder, group.topology.is_master, console.note)
-        opened = watchable, signals, spikes, checkpointer, sink, console, events
-        fit = Fit(plan, program, run, *opened, hand_out)
-        console.begin(_total_steps(plan.feed, start.position, course), course.epochs)
+        starts_over = not resumed and (settings.saving.resume == "never" or start.position.step > 0)
+        opened = watchable, signals, checkpointer, sink, console
+        fit = Fit(plan, program, run, *opened, starts_over, hand_out)
+        console.begin(total_steps(plan, start.position), course.epochs)
         try:
             end = train(fit, plan.feed, start)
         finally:
@@ -77,7 +73,7 @@ def run_fit(
     if history.stopped_by == "max_steps" and end.position.step_in_epoch:
         means = loop.training_means(program, start.position, end)
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
-        HistoryHook(history, program.learning_rate).add_row(cut_short)
+        HistoryHook(history, fit.learning_rate).add_row(cut_short)
     history.skipped_steps = int(local_value(program.sync.skipped(end.state.sync)))
     return unsaved
 
@@ -88,14 +84,6 @@ def saved_by_one_job(plan: Plan) -> AbstractContextManager[None]:
     folder, run_folder = settings.saving.folder, settings.run_folder
     is_run_folder = run_folder is not None and folder.absolute() == run_folder.root.absolute()
     return locked(folder) if is_master and settings.saving.saves and not is_run_folder else nullcontext()
-
-
-def _total_steps(feed: Feed, start: Position, course: Course) -> int | None:
-    """The number of steps at the end of the run; None if it is not known in advance."""
-    if feed.steps_per_epoch is None:
-        return course.max_steps
-    ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
-    return min(start.step + ahead, course.max_steps or start.step + ahead)
 
 
 def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
@@ -114,16 +102,17 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
 
 def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     """Trains from `start` to the end, with rollbacks to a checkpoint if the configuration asks for them."""
-    settings, course, timed = fit.plan.settings, fit.plan.settings.course, timed_hooks(fit)
+    settings, course, hooks = fit.plan.settings, fit.plan.settings.course, build_hooks(fit)
     wish = loop.Wish(partial(on_any_rank, fit.plan.group))
 
     def once(begin: RunState) -> RunState:
+        begin_callbacks(hooks, fit, begin.position.step)
         with translated(OutOfMemoryError):
             return loop.fit(
                 fit.program,
                 feed,
                 begin,
-                build_hooks(fit, timed, begin.position.step),
+                hooks,
                 epochs=course.epochs,
                 in_flight=course.in_flight,
                 at_once=fit.plan.steps_at_once,
@@ -133,11 +122,12 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 wish=wish,
             )
 
-    go_back = lambda good_step: _saved(fit, start, good_step)  # noqa: E731
+    saves_at = lambda position: any(hook.saves_at(position) for hook in hooks)  # noqa: E731
+    go_back = lambda good_step: _saved(fit, start, good_step, saves_at)  # noqa: E731
     return rollback.fit(once, start, go_back, fit.console.note, settings, fit.run.history)
 
 
-def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
+def _saved(fit: Fit, like: RunState, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:
     """The newest good checkpoint at or before `good_step`; later ones are set aside. None without one.
 
     History and ledger are kept. Waits for a save in progress. An exact run uses only checkpoints of its
@@ -147,8 +137,7 @@ def _saved(fit: Fit, like: RunState, good_step: int) -> RunState | None:
     fit.checkpointer.wait()
     group = fit.plan.group
     on_any_rank(group, "rollback: all saves have ended")
-    saves_at, is_exact = saving_hook(fit).saves_at, fit.plan.settings.step.is_exact
-    counts = saves_at if is_exact else lambda position: True
+    counts = saves_at if fit.plan.settings.step.is_exact else lambda position: True
     step = rollback.newest_to_go_back_to(fit.checkpointer, good_step, counts)
     if not on_any_rank(group, "rollback: a checkpoint to go back to", step is not None):
         return None

@@ -23,7 +23,7 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position, RunState
-from cyxjax.train.hooks.ledger import LedgerHook, Tape
+from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, build_program
 
@@ -46,6 +46,7 @@ class Run:
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.restored: dict[str, Any] = {}  # metadata of the checkpoint that the run continues from
         self.loaded_from: Path | None = None  # the folder of the state that the next fit continues from
+        self.first_step = 0  # at which the optimizer's state was new, and its schedule began
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
         self._is_fitting = False
@@ -87,12 +88,6 @@ class Run:
         """Whether the next fit continues from a loaded state."""
         return self.loaded_from is not None
 
-    def open_tape(self) -> Tape:
-        """An empty tape for the feed of the next fit."""
-        tape = self.ledger.open()
-        tape.stream_positions = self.stream_positions
-        return tape
-
     def begun(self) -> tuple[Plan, Program]:
         """Plan and program of the last fit, load or evaluation. Raises: GroupError before the first."""
         if self.last is None:
@@ -128,6 +123,7 @@ class Run:
             self.state, self.notes = first_state(plan, program, None if goes_on else first)
         elif not self.is_loaded:
             self.state = next_state(plan, program, made.agreed(self.state.state))
+            self.first_step = self.state.position.step
         else:
             state = program.sync.stow(made.sync.fetch(self.state.state))
             self.state = self.state._replace(state=state)

@@ -42,13 +42,14 @@ class RatesAsFactor(NamedTuple):
         return self.rates(step) / self.lr
 
 
-def schedule_of(schedule: Any, lr_schedule: Any, lr: Any) -> Any:
-    """The factor on the learning rate `lr`: `schedule` gives factors, `lr_schedule` gives rates.
+def schedule_of(schedule: Any, lr_schedule: Any, optimizer: Any) -> Any:
+    """The factor on the optimizer's learning rate: `schedule` gives factors, `lr_schedule` gives rates.
 
     Raises: ConfigError if both are given, or if the optimizer's own rate is not a number.
     """
     if lr_schedule is None:
         return schedule
+    lr = getattr(optimizer, "lr", None)
     if schedule is not None or not isinstance(lr, int | float):
         raise ConfigError(
             f"lr_schedule replaces `schedule` and needs an optimizer whose rate is a number, got {lr!r}. "

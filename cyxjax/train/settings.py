@@ -11,10 +11,14 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.model.lora import LoraPlan
+from cyxjax.core.precision import parse_policy
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.schedules import RatePlan, rate_plan
+
+_PARTS = ("model", "data", "loss", "optimizer", "schedule", "metrics", "callbacks")
+"""Sections of an experiment file that name what a program passes as objects."""
 
 
 class Evaluations(NamedTuple):
@@ -73,8 +77,8 @@ class StepPlan(NamedTuple):
 
     @property
     def uses_float16(self) -> bool:
-        """Whether float16 is used, with which steps are regularly skipped to find the loss scale."""
-        return "float16" in {part.rpartition("=")[2].strip() for part in self.precision.split(",")}
+        """Whether the model computes in float16, with which some steps are skipped to find the loss scale."""
+        return parse_policy(self.precision).needs_loss_scale
 
 
 class Reading(NamedTuple):
@@ -172,13 +176,16 @@ def resolve(
     *,
     schedule: Any = None,
     remat: str = "none",
+    named: bool = False,
 ) -> Settings:
     """Resolves `config` for `num_replicas`. num_samples: samples of an epoch; None if a loader decides.
 
-    schedule: a ScheduleConfig, a callable (steps -> factor on the rate), or None for a constant rate.
-    remat: unless "none", overrides the value of `config`.
+    schedule: a callable (steps -> factor on the rate); None: that of `config`, or a constant rate.
+    remat: unless "none", overrides the value of `config`. named: whether `config` names model, data and
+    optimizer; if not, they came from a program, and these sections of a `TrainConfig` are not recorded.
     Raises: ConfigError and DataError if the batch does not divide, or leaves no step.
     """
+    schedule = getattr(config, "schedule", None) if schedule is None else schedule
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
@@ -243,8 +250,8 @@ def resolve(
         run_folder=config.run_folder,
         report=isinstance(config, TrainConfig) and config.report,
         profile=config.profiled_steps if isinstance(config, TrainConfig) else None,
-        experiment=config.to_yaml() if isinstance(config, TrainConfig) else None,
-        values=config.resolved(),
+        experiment=config.to_yaml() if isinstance(config, TrainConfig) and named else None,
+        values={name: value for name, value in config.resolved().items() if named or name not in _PARTS},
     )
 
 

@@ -52,10 +52,6 @@ class StopSignals:
             return None
         return INTERRUPT if self.received is signal.SIGINT else SIGNAL
 
-    def take_save(self) -> bool:
-        """Whether a checkpoint was asked for since the last call."""
-        return save_request.take()
-
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             self._is_open = True

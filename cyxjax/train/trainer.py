@@ -27,7 +27,7 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit
-from cyxjax.train.program import Program, Recipe, recipe_of
+from cyxjax.train.program import Program, recipe_of
 from cyxjax.train.run import run_fit, saved_by_one_job
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
@@ -60,7 +60,6 @@ class DistributedTrainer:
         self._recipe = recipe_of(model, loss_fn, optimizer, metrics, callbacks, augment)
         self._model, self._model_sync = model, ModelSync(model)
         self._group = process_group.ensure()
-        self._remat = "none"
         self._run = Run()
 
     # The constructor's arguments. They are read-only: steps are compiled from them.
@@ -70,6 +69,7 @@ class DistributedTrainer:
     metrics = property(attrgetter("_recipe.metrics"))
     callbacks = property(attrgetter("_recipe.callbacks"))
     augment = property(attrgetter("_recipe.augment"))
+    recipe = property(attrgetter("_recipe"))
 
     def fit(
         self,
@@ -100,8 +100,7 @@ class DistributedTrainer:
         if ckpt_path is not None:
             self.load_checkpoint(ckpt_path)
         data, config = fit_arguments(data, config, validation_data, settings)
-        lr = getattr(self.recipe.optimizer, "lr", None)
-        schedule = schedule_of(schedule, lr_schedule, lr)
+        schedule = schedule_of(schedule, lr_schedule, self.recipe.optimizer)
         if isinstance(config, TrainConfig):
             reporting.fetch(config, self._group)  # before a resume is planned
         plan = self.prepare(*data, config=config, schedule=schedule)
@@ -113,9 +112,14 @@ class DistributedTrainer:
         return history
 
     def prepare(
-        self, *data: Any, config: DistributedTrainingConfig | None = None, schedule: Any = None
+        self,
+        *data: Any,
+        config: DistributedTrainingConfig | None = None,
+        schedule: Any = None,
+        named: bool = False,
     ) -> Plan:
         """Returns the plan that `fit` makes before it writes or trains anything, for `fit_prepared`.
+        schedule: None for that of `config`. named: whether `config` names model, data and optimizer too.
         Raises: ConfigError and DataError if data, model and configuration do not match.
         """
         self._model_sync.refuse_changed_parameters()
@@ -123,8 +127,9 @@ class DistributedTrainer:
         if config is not None:
             programs.keep(config.compile_cache, tell=self.is_master())
             pages.use(config.memory_pages, self._group.topology.local_world_size)
-        run, tape = self._run, self._run.open_tape()
-        plan = plan_fit(self._recipe, self._group, data, config, tape, schedule=schedule, remat=self._remat)
+        run, what = self._run, (self._recipe, self._group, data, config)
+        noting = run.ledger.open(), run.stream_positions
+        plan = plan_fit(*what, *noting, schedule=schedule, named=named)
         assert plan.data is not None
         run.stream_positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
@@ -148,7 +153,7 @@ class DistributedTrainer:
                 console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to continue training.")
                 if not resumed:  # loaded from elsewhere: the run in this folder stays unchanged
                     return run.history
-            sink = open_sink(start.position.step)
+            sink = open_sink(start.position.step if resumed else 0)
             unsaved = run_fit(plan, program, run, start, sink, console, resumed=resumed, hand_out=hand_out)
         self._hand_out_values()
         if unsaved is not None:
@@ -189,7 +194,7 @@ class DistributedTrainer:
     def _begin_untrained(self, call: str, inputs: PyTree) -> None:
         """Makes plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
         self._model_sync.refuse_changed_parameters()
-        between_fits.begin(self._run, self._recipe, self._group, inputs, self._remat)
+        between_fits.begin(self._run, self._recipe, self._group, inputs)
         self._run.warn_if_untrained(call)
 
     def save_checkpoint(self, path: str) -> None:
@@ -206,7 +211,7 @@ class DistributedTrainer:
         """
         self._run.refuse_in_fit("load_checkpoint")  # first: a single rank would wait below
         on_any_rank(self._group, "load_checkpoint")  # a peer may still be writing what is read here
-        between_fits.load(self._run, path, step, self._recipe, self._group, self._remat)
+        between_fits.load(self._run, path, step, self._recipe, self._group)
         self._hand_out_values()
 
     validate = test = evaluate_metrics
@@ -220,7 +225,7 @@ class DistributedTrainer:
 
     def enable_gradient_checkpointing(self, policy: str = "full") -> None:
         """Recomputes activations in the backward pass from the next fit on: less memory, more time."""
-        self._remat = policy
+        self._recipe = self._recipe._replace(remat=policy)
 
     def is_master(self) -> bool:
         return self._group.topology.is_master
@@ -260,11 +265,6 @@ class DistributedTrainer:
     def stream_facts(self) -> StreamFacts | None:
         """The order of samples of the last fit or check; None if samples have no numbers."""
         return self._run.ledger.tape.facts
-
-    @property
-    def recipe(self) -> Recipe:
-        """What is trained: the model's functions, loss, optimizer and metrics."""
-        return self._recipe
 
     @property
     def class_names(self) -> tuple[str, ...]:

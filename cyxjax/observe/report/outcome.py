@@ -18,7 +18,8 @@ def headline(run: RunFacts) -> str:
     if history is None or (begun and not begun[-1].ended):
         steps = max((points[-1][0] for points in run.curves.values()), default=0)
         return f"The run is in progress, or was interrupted; step {steps:,.0f} was recorded."
-    how = f"Stopped by {reason_of(history.stopped_by).note}" if history.stopped_by else "Finished"
+    ended = "Finished" if begun else "Recorded"  # without events it is not known how the run ended
+    how = f"Stopped by {reason_of(history.stopped_by).note}" if history.stopped_by else ended
     took = span(history.total_time_seconds)
     done = f"{counted(len(history.train_losses), 'epoch')}, {counted(history.num_steps, 'step')}"
     return f"{how}: {done} in {took}."

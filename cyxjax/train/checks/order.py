@@ -27,8 +27,9 @@ from cyxjax.train.checks.batch_checks import (
 from cyxjax.train.comparison import compare_ranks
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.hooks import all_callbacks
+from cyxjax.train.hooks.hook import Position
 from cyxjax.train.monitor import watchable_in
-from cyxjax.train.plan import Plan
+from cyxjax.train.plan import Plan, total_steps
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import first_state
 from cyxjax.train.schedules import RatesAsFactor, Schedule
@@ -63,7 +64,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     all_callbacks.check_watched(recipe.callbacks, watchable)
     own = settings.step.rate.own
     if own is not None:
-        _check_schedule(own, getattr(recipe.optimizer, "lr", None), _num_steps(plan))
+        _check_schedule(own, getattr(recipe.optimizer, "lr", None), total_steps(plan, Position()))
     unpadded = is_own(recipe.loss, recipe.metrics) and has_whole_batch(settings.step, mesh)
     for line in [] if unpadded else check_norms(plan):
         if group.topology.is_master:
@@ -94,13 +95,6 @@ def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: 
     shape = plan.settings.step.batch._replace(batch_size=size)
     check_full_batches(plan.recipe.loss, dataset, shape, "data")
     return dataset
-
-
-def _num_steps(plan: Plan) -> int | None:
-    """Optimizer steps of the run; None if not known."""
-    course, feed = plan.settings.course, plan.feed
-    ends = course.max_steps, feed and feed.steps_per_epoch and course.epochs * feed.steps_per_epoch
-    return min((end for end in ends if end), default=None)
 
 
 def _check_exact(plan: Plan, data: FitData) -> dict[str, Any]:

@@ -30,11 +30,19 @@ PyTree = Any
 
 
 def build_feed(
-    data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh, tape: Tape, *, unpadded: bool = False
+    data: FitData,
+    plan: StepPlan,
+    reading: Reading,
+    mesh: Mesh,
+    tape: Tape,
+    positions: StreamPositions,
+    *,
+    unpadded: bool = False,
 ) -> Feed:
     """The batches of a fit: from datasets with an index, or from loaders.
 
-    unpadded: a step that has the whole batch is not padded; see `RowPlacer`.
+    tape: notes the samples of datasets; positions: those of loaders in their streams. unpadded: a step that
+    has the whole batch is not padded; see `RowPlacer`.
     """
     whole_steps = unpadded and plan.batch.accumulation == 1
     if reading.epoch is None:
@@ -44,7 +52,7 @@ def build_feed(
         reader = LoaderReader(
             data.train,
             local,
-            tape.stream_positions or StreamPositions(),
+            positions,
             accumulation=plan.batch.accumulation,
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,

@@ -7,18 +7,26 @@ from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import num_replicas
 from cyxjax.distributed.agreement import on_any_rank
+from cyxjax.launch import save_request
 from cyxjax.observe.console import Console
-from cyxjax.observe.events import Events
 from cyxjax.observe.records import Sink
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
 from cyxjax.train.feeding import stream_positions
+from cyxjax.train.feeding.stream_positions import PositionHook
 from cyxjax.train.hooks import all_callbacks
-from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN, loss_spike_meta
+from cyxjax.train.hooks.bad_steps import (
+    LOSS_SPIKE,
+    LossSpikeHook,
+    TerminateOnNaN,
+    loss_spike_hooks,
+    loss_spike_meta,
+)
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.hook import Hook
+from cyxjax.train.hooks.hook import Hook, RunState
+from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import EventsHook, HistoryHook, RecordHook
 from cyxjax.train.hooks.saving import CheckpointHook, HandOutHook, StopHook
@@ -39,11 +47,10 @@ class Fit(NamedTuple):
     run: Run
     watchable: Watchable
     signals: StopSignals
-    spikes: list[LossSpikeHook]  # created once: what they have seen outlives a rollback
     checkpointer: Checkpoints
     sink: Sink
     console: Console
-    events: Events  # one log: hooks built after a rollback continue it
+    starts_over: bool  # whether an earlier run in the same folder is over, also one that was interrupted
     hand_out: Callable[[], None] | None  # copies the current values into a model that holds values
 
     @property
@@ -51,61 +58,55 @@ class Fit(NamedTuple):
         """Where this rank records the run; None where it records nothing."""
         return self.plan.settings.run_folder if self.plan.group.topology.is_master else None
 
-
-class Timed(NamedTuple):
-    """The hooks that measure time: created once, because time continues across a rollback."""
-
-    history: HistoryHook
-    stop: StopHook
-    profile: list[Hook]
-    goodput: list[Hook]
+    def learning_rate(self, step: int) -> float | None:
+        """The learning rate of the last of `step` optimizer steps; None if it is not known."""
+        return self.program.learning_rate(step - self.run.first_step)
 
 
-def timed_hooks(fit: Fit) -> Timed:
-    """The hooks that measure time, from now on."""
-    course, history = fit.plan.settings.course, fit.run.history
-    return Timed(
-        HistoryHook(history, fit.program.learning_rate),
-        StopHook(history, fit.signals.reason, course.max_time_s, course.max_steps),
-        _profile(fit),
-        _goodput(fit),
-    )
-
-
-def build_hooks(fit: Fit, timed: Timed, step: int) -> list[Hook]:
-    """New hooks, which begin with the state of the run at `step`; the user's callbacks start over."""
-    settings, history, rate = fit.plan.settings, fit.run.history, fit.program.learning_rate
-    early = _early_stopping(settings.watch)
-    theirs, monitor = fit.plan.recipe.callbacks, fit.watchable.of(settings.watch)
-    hooks: list[Hook] = [
+def build_hooks(fit: Fit) -> list[Hook]:
+    """The hooks of a fit. They outlive a rollback: `on_start` gives them the state to continue from."""
+    settings, history = fit.plan.settings, fit.run.history
+    monitor, course = fit.watchable.of(settings.watch), settings.course
+    recorded = HistoryHook(history, fit.learning_rate)
+    spikes = loss_spike_hooks(settings.guard, fit.run.restored.get(LOSS_SPIKE, {}))
+    return [
         *_black_box(fit),  # first: it writes before another hook ends the run
-        timed.history,  # before all that read the history
+        recorded,  # before all that read the history
         RecordHook(
-            *(fit.console, fit.sink, fit.plan.recipe.metrics, settings.course.log_every, rate),
-            total_seconds=timed.history.seconds,
+            *(fit.console, fit.sink, fit.plan.recipe.metrics, course.log_every, fit.learning_rate),
+            total_seconds=recorded.seconds,
             is_best=lambda: monitor.is_best(history),
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
-        *fit.spikes,
-        timed.stop,
+        *spikes,
+        StopHook(history, fit.signals.reason, course.max_time_s, course.max_steps),
         # After our own hooks, whose numbers they see.
         *_hand_out(fit),
-        *theirs,
-        *early,
+        *fit.plan.recipe.callbacks,
+        *_early_stopping(settings.watch),
         *_sentinel(fit),  # before saving: what is saved has been compared
         *_digests(fit),  # before saving: a step on disk has its digests
         fit.run.ledger.begin(  # part of a save
             fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note
         ),
         *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
-        saving_hook(fit),  # after all hooks that add to what is saved
-        *timed.profile,
-        *timed.goodput,  # after saves, whose time it counts
+        _saving(fit, spikes),  # after all hooks that add to what is saved
+        *_profile(fit),
+        *_goodput(fit),  # after saves, whose time it counts
         *_events(fit),  # last: the end is logged when all is done
     ]
-    save = lambda path, moment: resume.save_at(path, fit.plan, fit.program, fit.run, moment)  # noqa: E731
-    all_callbacks.begin([*theirs, *early], RunParts(history, step, fit.watchable, save))
-    return hooks
+
+
+def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
+    """Begins the callbacks among `hooks`, before each start: of the fit, and after a rollback to `step`."""
+    gathering = [hook for hook in hooks if isinstance(hook, LedgerHook | PositionHook)]
+
+    def save(path: str, moment: RunState) -> None:
+        for hook in gathering:
+            hook.on_state(moment)
+        resume.save_at(path, fit.plan, fit.program, fit.run, moment)
+
+    all_callbacks.begin(hooks, RunParts(fit.run.history, step, fit.watchable, save))
 
 
 def _black_box(fit: Fit) -> list[Hook]:
@@ -155,22 +156,22 @@ def _digests(fit: Fit) -> list[Hook]:
     return [DigestHook(fit.program.sentinel, path, every, fit.console.note)]
 
 
-def saving_hook(fit: Fit) -> CheckpointHook:
+def _saving(fit: Fit, spikes: list[LossSpikeHook]) -> CheckpointHook:
     saving, monitor = fit.plan.settings.saving, fit.watchable.of(fit.plan.settings.watch)
     return CheckpointHook(
         fit.checkpointer,
-        lambda moment: resume.to_meta(fit.plan, fit.run, moment) | loss_spike_meta(fit.spikes),
+        lambda moment: resume.to_meta(fit.plan, fit.run, moment) | loss_spike_meta(spikes),
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
         every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save
         measured=monitor.of,
-        requested=fit.signals.take_save if saving.saves else lambda: _refuse_save(fit),
+        requested=save_request.take if saving.saves else lambda: _refuse_save(fit),
         portable=lambda state: portable.to_portable(state, fit.program.sync, fit.plan.group.mesh),
     )
 
 
 def _refuse_save(fit: Fit) -> bool:
-    if fit.signals.take_save():
+    if save_request.take():
         fit.console.note(
             "SIGUSR1 asks for a checkpoint, but checkpoints are off. HINT: set checkpoint_every_n_epochs=1."
         )
@@ -189,13 +190,15 @@ def _goodput(fit: Fit) -> list[Hook]:
         return []
     batch, mesh = fit.plan.settings.step.batch, fit.plan.group.mesh
     use = lambda steps_per_s: reporting.device_use(fit.plan.step_flops(), batch, mesh, steps_per_s)  # noqa: E731
-    return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, fit.console.note, use)]
+    say, over = fit.console.note, fit.starts_over
+    return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, say, use, starts_over=over)]
 
 
 def _events(fit: Fit) -> list[Hook]:
     """On all ranks of an experiment: all must ask for the same states."""
-    if fit.plan.settings.run_folder is None or not fit.plan.settings.report:
-        return []
     plan = fit.plan
+    if plan.settings.run_folder is None or not plan.settings.report:
+        return []
+    events = reporting.event_log(plan.settings.run_folder, plan.group.topology.is_master, fit.console.note)
     facts = lambda: reporting.start_facts(plan.group, plan.facts.data)  # noqa: E731
-    return [EventsHook(fit.events, facts)]
+    return [EventsHook(events, facts, fit.starts_over)]

@@ -47,11 +47,15 @@ class GoodputHook(Hook):
         sink: Sink,
         say: Callable[[str], None],
         use: Callable[[float], dict[str, Any]] = lambda steps_per_s: {},
+        *,
+        starts_over: bool = False,
     ):
-        """use: steps per second -> fields of the history about device use."""
+        """use: steps per second -> fields of the history about device use. starts_over: whether the run that
+        the folder holds is over, also if it was interrupted.
+        """
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
-        self._use = use
+        self._use, self._starts_over = use, starts_over
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
@@ -64,7 +68,8 @@ class GoodputHook(Hook):
             return
         self._base, self._written_s, self._step = heartbeat.spent(), time.monotonic(), moment.position.step
         previous = read(self._path)
-        if previous and previous["ended"] and moment.position == Position():
+        ended = bool(previous) and previous["ended"] and moment.position == Position()
+        if ended or self._starts_over:
             previous = {}  # another run in the same folder
         self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
         # A process that has trained before spent most of its time on other runs, or idle.

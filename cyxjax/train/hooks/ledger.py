@@ -31,7 +31,6 @@ class Tape:
     """The steps delivered to this process that are not part of a span yet."""
 
     def __init__(self, facts: StreamFacts | None = None) -> None:
-        self.stream_positions: Any = None  # of a stream: see feeding.stream_positions
         self.facts = facts  # None: a source without ids, for which nothing can be recorded
         self._fresh: list[tuple[int, int, int, Any, Any]] = []
         self._summed: list[Span] = []  # one per step, with this rank's share of the samples

@@ -36,11 +36,13 @@ class HistoryHook(SavingHook):
         self._samples = history.samples_per_second * self._before_s
 
     def on_start(self, moment: RunState) -> None:
+        self._at = moment.position
         if moment.position.step_in_epoch:
             self._drop_row(moment.position.epoch)
 
     def on_step(self, info: StepInfo) -> None:
-        self._samples += info.sums[0, 1]
+        self._samples += info.position.samples_since(self._at)
+        self._at = info.position
 
     def on_epoch(self, info: EpochInfo) -> None:
         self.add_row(info)
@@ -123,15 +125,14 @@ class RecordHook(Hook):
         self._is_best, self._total_seconds = is_best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate = every, learning_rate
-        self._sums, self._since = np.zeros((metrics.num_training_rows, 2)), time.monotonic()
-        self._epoch_started = self._since
+        self._reset(Position())
 
     def on_start(self, moment: RunState) -> None:
-        self._reset()
+        self._reset(moment.position)
         self._epoch_started = time.monotonic()
 
     def on_step(self, info: StepInfo) -> None:
-        self._sums = self._sums + info.sums
+        self._sums += info.sums
         if info.position.step_in_epoch % self._every:
             return
         record = {
@@ -140,9 +141,10 @@ class RecordHook(Hook):
             "batch": info.position.step_in_epoch,
             **self._known(self._metrics.means(self._sums)),
             **_rate_entry(self._rate(info.position.step)),
-            "samples_per_second": self._sums[0, 1] / max(time.monotonic() - self._since, 1e-9),
+            "samples_per_second": info.position.samples_since(self._at)
+            / max(time.monotonic() - self._since, 1e-9),
         }
-        self._reset()
+        self._reset(info.position)
         self._console.step(record)
         self._log(record)
 
@@ -155,7 +157,7 @@ class RecordHook(Hook):
             **_rate_entry(self._rate(info.position.step)),
             "seconds": time.monotonic() - self._epoch_started,
         }
-        self._reset()
+        self._reset(info.position)
         self._epoch_started = time.monotonic()
         self._console.epoch(record, bool(info.val) and self._is_best())
         self._log(record)
@@ -173,8 +175,11 @@ class RecordHook(Hook):
     def _log(self, record: dict[str, Any]) -> None:
         self._sink.log(record | {"total_time_seconds": self._total_seconds()})
 
-    def _reset(self) -> None:
-        self._sums, self._since = np.zeros((self._metrics.num_training_rows, 2)), time.monotonic()
+    def _reset(self, position: Position) -> None:
+        """Begins to count for the next record."""
+        self._sums: np.ndarray = np.zeros((self._metrics.num_training_rows, 2))
+        self._since: float = time.monotonic()
+        self._at: Position = position
 
     def _known(self, means: dict[str, float]) -> dict[str, float]:
         """The numbers among `means`, without NaN metrics (accuracy of a regression); a NaN loss is kept."""
@@ -184,17 +189,20 @@ class RecordHook(Hook):
 class EventsHook(SavingHook):
     """Logs events. It runs on every rank, so that all ask for the same states; one rank keeps the log.
 
-    facts: what a start event holds besides its position. Comes after the hook that saves.
+    facts: what a start event holds besides its position. starts_over: see `Events.begin`. Comes after the
+    hook that saves.
     """
 
-    def __init__(self, events: Events, facts: Callable[[], dict[str, Any]]):
-        self._events, self._facts = events, facts
+    def __init__(self, events: Events, facts: Callable[[], dict[str, Any]], starts_over: bool):
+        self._events, self._facts, self._starts_over, self._begun = events, facts, starts_over, False
 
     def on_start(self, moment: RunState) -> None:
-        if self._events.begun:
+        if self._begun:
             self._events.log("rollback", **_place(moment))
         else:
+            self._events.begin(moment.position.step, self._starts_over)
             self._events.log("start", **_place(moment), **self._facts())
+        self._begun = True
 
     def on_state(self, moment: RunState) -> None:
         self._events.log("save", **_place(moment))

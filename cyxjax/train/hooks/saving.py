@@ -31,12 +31,13 @@ class CheckpointHook(SavingHook):
         portable: Callable[[Any], Any] = lambda state: state,
     ):
         self._checkpointer, self._describe, self._portable = checkpointer, describe, portable
-        self._measured, self._newest = measured, (-1, 0.0)  # the step of the newest value, and the value
+        self._measured = measured
         self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
-        self._requested, self._saved_at, self._saved_step = requested, time.monotonic(), -1
+        self._requested, self._saved_at = requested, time.monotonic()
 
     def on_start(self, moment: RunState) -> None:
         self._saved_step = moment.position.step
+        self._newest = -1, 0.0  # the step of the newest value, and the value
 
     def ask(self) -> tuple[float, bool]:
         late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s

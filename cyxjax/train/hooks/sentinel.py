@@ -33,6 +33,8 @@ class SentinelHook(Hook):
     ):
         self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
         self._every, self._warned = every, False
+
+    def on_start(self, moment: RunState) -> None:
         self._seen = -1  # the step that was compared last
 
     def wants_state(self, position: Position, saving: bool) -> bool:

@@ -42,6 +42,7 @@ class StoredRun:
     info: DatasetInfo  # facts of the data that the model was made with
     trainer: DistributedTrainer
     """In the state of the loaded step; `trainer.fit` continues from that step."""
+    meta: Mapping[str, Any]  # of the loaded checkpoint, on rank 0
 
     @property
     def step(self) -> int:
@@ -73,9 +74,8 @@ class StoredRun:
         """
         found = data_of(self.config)
         if self.trainer.is_master():
-            meta = read_manifest(step_folder(self.config.checkpoint_path, self.step)).meta
             now = data_of_fit(FitData(found.train, found.val, True))
-            for line in changed_data(meta, now):
+            for line in changed_data(self.meta, now):
                 warn_on_stderr(f"WARNING: {line}.")
         return found
 
@@ -103,7 +103,8 @@ def load_run(path: str | Path, step: int | None = None) -> StoredRun:
     info = stored_info(config)
     trainer = trainer_of(config, info)
     trainer.load_checkpoint(str(config.checkpoint_path), step)
-    return StoredRun(config, info, trainer)
+    loaded = step_folder(config.checkpoint_path, trainer.run_state.position.step)
+    return StoredRun(config, info, trainer, read_manifest(loaded).meta if trainer.is_master() else {})
 
 
 def stored_config(root: Path) -> TrainConfig:

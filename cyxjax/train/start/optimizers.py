@@ -269,6 +269,7 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     Raises: ValueError for an unknown key; ConfigError, before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
+    optimizer = for_trainer(optimizer)  # at the rate that was set
     own = {str(n): _rule_of(optimizer, group) for n, group in enumerate(made)}
     rules: dict[Any, Any] = {"": optimizer} | own
 

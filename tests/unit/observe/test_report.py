@@ -15,6 +15,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.report import predictions
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, line_chart, powers, smoothed, thinned, ticks
 from cyxjax.observe.report.facts import Audit, RunFacts, curves_of, read_facts
+from cyxjax.observe.report.outcome import headline
 from cyxjax.observe.report.page import page
 from cyxjax.observe.report.predictions import confusion_matrix, png
 from cyxjax.run_folder import RunFolder
@@ -76,8 +77,11 @@ def read(folder, **more):
 
 
 def test_the_page_of_a_run_says_what_came_out_first(tmp_path):
-    facts = read(write_run(tmp_path / "run"), audit=Audit(True, ["8 steps: every sample came once"]))
-    seen = Reader(page([facts]))
+    run = write_run(tmp_path / "run")
+    assert headline(read(run)) == "Recorded: 2 epochs, 8 steps in 2 min 5 s."  # with `report: false`
+    for event in ("start", "end"):
+        EventLog(run.events, pytest.fail).log(event)
+    seen = Reader(page([read(run, audit=Audit(True, ["8 steps: every sample came once"]))]))
     assert seen.words.index("Finished: 2 epochs, 8 steps in 2 min 5 s.") < seen.words.index("Curves")
     for part in (
         "0.5000 best validation accuracy",  # the highest
@@ -285,8 +289,9 @@ def test_the_command_tells_a_script_writes_into_the_run_folder_or_says_what_is_w
 def test_events_of_a_new_run_begin_anew_and_those_of_one_cut_short_go_on(tmp_path):
     path = tmp_path / "events.jsonl"
 
-    def logged(**steps):
+    def logged(*, starts_over=False, **steps):
         log = EventLog(path, print)
+        log.begin(next(iter(steps.values())), starts_over)
         for name, step in steps.items():
             log.log(name, step=step)
         return [event["event"] for event in read_events(path)]
@@ -295,6 +300,7 @@ def test_events_of_a_new_run_begin_anew_and_those_of_one_cut_short_go_on(tmp_pat
     assert logged(start=0, end=4, test=4) == ["start", "start", "end", "test"]
     assert logged(start=4, end=8)[4:] == ["start", "end"]  # raised `epochs`
     assert logged(start=0) == ["start"]  # trained anew
+    assert logged(start=0, starts_over=True) == ["start"]  # although the last one was cut short
     assert (tmp_path / "events.jsonl.old").exists()
 
 

@@ -28,7 +28,9 @@ def test_the_strongest_wish_is_known_from_the_sum_over_replicas(replicas):
 
 @pytest.mark.parametrize("name", REASONS)
 def test_more_epochs_are_offered_only_where_they_train_on(name):
-    message = _next_commands(TrainConfig(), DistributedTrainingHistory(stopped_by=name))
+    history = DistributedTrainingHistory(stopped_by=name)
+    assert reason_of(name).hint not in _next_commands(TrainConfig(), history, False)
+    message = _next_commands(TrainConfig(), history, True)
     assert reason_of(name).hint in message
     assert ("--epochs" in message) is (name == "")
 

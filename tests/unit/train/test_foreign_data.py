@@ -293,6 +293,6 @@ def test_the_batch_of_a_loader_that_does_not_tell_it_is_not_made_up(capsys):
 def test_a_stored_batch_that_the_replicas_cannot_share_does_not_keep_a_model_from_being_loaded(stored, size):
     config = {"gradient_accumulation_steps": 2, "global_batch_size": stored}
     meta = {"config": config, "inputs": {"": [[4], "float32"]}}
-    plan = plan_of_checkpoint(untrained().recipe, process_group.ensure(), meta, remat="none")
+    plan = plan_of_checkpoint(untrained().recipe, process_group.ensure(), meta)
     assert plan.inputs.shape == (1, 4)
     assert plan.settings.step.batch == (size, 8, 2)

@@ -72,6 +72,8 @@ def test_micro_batches_leave_the_work_of_a_sample_as_it_is(tmp_path):
 def test_the_peak_of_a_device_is_that_of_its_kind():
     assert devices.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
     assert devices.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert devices.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert devices.peak_flops("NVIDIA L40") == 0.0  # not an L4
     assert devices.peak_flops("TPU v5 lite") == 197e12
     assert devices.peak_flops("cpu") == 0.0
 

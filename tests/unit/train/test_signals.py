@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from cyxjax.errors import EXIT_INTERRUPT
+from cyxjax.launch import save_request
 from cyxjax.launch.save_request import ONE_REQUEST_S
 from cyxjax.train.signals import StopSignals
 
@@ -97,7 +98,7 @@ def test_what_was_ignored_stays_ignored_and_sigusr1_asks_for_a_checkpoint(handle
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGUSR1)
         assert signals.reason() is None
-        assert [signals.take_save(), signals.take_save()] == [True, False]
+        assert [save_request.take(), save_request.take()] == [True, False]
 
 
 def test_outside_the_main_thread_nothing_is_caught(handler):

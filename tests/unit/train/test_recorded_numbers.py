@@ -1,0 +1,148 @@
+"""A run records what it did: bad steps, samples per second, learning rates, settings, and its own records."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.config.experiment import TrainConfig
+from cyxjax.observe.events import read_events
+from cyxjax.observe.history import DistributedTrainingHistory
+from tests.support.trainers import X, Y, config, fitted, run_experiment, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+DATA = (X[:24], Y[:24])  # 3 steps of 8 samples
+SAVING = {"checkpoint_every_n_epochs": 1, "verbose": False, "batch_size": 4, "epochs": 1}
+
+
+def records(folder):
+    """The records of steps in a run folder."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if "batch" in line]
+
+
+@pytest.mark.parametrize("policy", ["abort", "skip", "rollback"])
+def test_a_batch_whose_labels_are_all_ignored_is_not_a_bad_step(policy, tmp_path):
+    labels = Y.copy()
+    labels[8:16] = -100
+    one = trainer(loss=cx.CrossEntropyLoss(ignore_index=-100))
+    saving = {"run_dir": str(tmp_path), "checkpoint_every_n_steps": 1}
+    history = one.fit(X, labels, config(on_nonfinite=policy, shuffle=False), **saving)
+    assert (history.num_steps, history.skipped_steps, history.rollback_steps) == (16, 0, [])
+    assert np.isfinite(history.train_losses).all()
+    assert not list(tmp_path.glob("black_box*"))
+
+
+@pytest.mark.parametrize(
+    "loss", [cx.CrossEntropyLoss(weight=[10.0, 10.0, 10.0]), cx.CrossEntropyLoss(ignore_index=0)]
+)
+def test_samples_per_second_counts_samples_whatever_their_weight(loss, tmp_path):
+    history = trainer(loss=loss).fit(X, Y, config(log_every_n_batches=2), run_dir=str(tmp_path))
+    assert history.samples_per_second * history.total_time_seconds == pytest.approx(2 * len(X))
+    assert {line["samples_per_second"] > 0 for line in records(tmp_path)} == {True}
+
+
+def test_a_second_fit_records_the_rate_of_its_own_schedule_also_when_it_is_resumed(
+    tmp_path, as_users_promote
+):
+    def halves(step):
+        return 0.5**step
+
+    one = trainer(linen.Dense(3))
+    for folder in ("first", "second"):  # 3 steps each
+        one.fit(*DATA, config(**SAVING, checkpoint_dir=str(tmp_path / folder)), schedule=halves)
+        assert one.history.learning_rates == pytest.approx([0.1 * 0.5**2])
+    more = config(**SAVING | {"epochs": 2}, checkpoint_dir=str(tmp_path / "second"), resume="auto")
+    history = trainer(linen.Dense(3)).fit(*DATA, more, schedule=halves)
+    assert history.learning_rates == pytest.approx([0.1 * 0.5**2, 0.1 * 0.5**5])
+
+
+def test_a_program_s_run_stores_what_the_program_trains_with(tmp_path, capsys):
+    def fit(lr, **values):
+        where = {"run_dir": str(tmp_path), "verbose": False, "checkpoint_every_n_epochs": 1}
+        return trainer(lr=lr).fit(X, Y, batch_size=8, **where | values)
+
+    fit(0.1, epochs=1)
+    kept = read_manifest(step_folder(tmp_path / "checkpoints", 4)).meta["config"]
+    assert (kept["optimizer"]["lr"], {"model", "data", "loss"} & kept.keys()) == (0.1, set())
+    assert "<td>0.1</td>" in (tmp_path / "report.html").read_text()
+    capsys.readouterr()
+    fit(5.0, epochs=2)
+    assert "optimizer.lr was 0.1, is 5.0" in capsys.readouterr().err
+
+
+def test_a_stored_run_is_trained_on_with_its_schedule_and_without_warnings(
+    tmp_path, capsys, as_users_promote
+):
+    run_experiment(tmp_path, checkpoint_every_n_epochs=1, schedule={"name": "cosine"})
+    run = cx.load_run(tmp_path)
+    capsys.readouterr()
+    more = TrainConfig(**{**run.config.resolved(), "run_dir": str(tmp_path / "more"), "epochs": 2})
+    history = run.trainer.fit(run.data.train, run.data.val, config=more)
+    assert "WARNING" not in capsys.readouterr().err
+    assert run.trainer.plan.settings.step.rate.name == "cosine"
+    assert (history.num_steps, run.step) == (2, 2)
+    assert run.evaluate()["loss"] > 0  # step 2 is in another folder
+
+
+def test_records_of_another_run_are_put_aside_when_a_loaded_state_is_trained_in_its_folder(tmp_path):
+    fitted(**SAVING, checkpoint_dir=str(tmp_path / "loaded"))
+    into = {"run_dir": str(tmp_path / "run"), "log_every_n_batches": 1}
+    fitted(**SAVING, **into)
+    one = trainer(linen.Dense(3))
+    one.load_checkpoint(str(tmp_path / "loaded"))
+    one.fit(*DATA, **SAVING | {"epochs": 2}, **into)
+    assert [line["step"] for line in records(tmp_path / "run")] == [4, 5, 6]
+    assert (tmp_path / "run" / "metrics.jsonl.old").exists()
+    assert [e["event"] for e in read_events(tmp_path / "run" / "events.jsonl")].count("start") == 1
+
+
+def test_a_best_checkpoint_of_a_stream_holds_its_place(tmp_path):
+    best = cx.BestCheckpoint(str(tmp_path / "best"), monitor="train_loss")
+    stream = cx.data.Rows([(x, y) for x, y in zip(*DATA, strict=True)])
+    fitted(best, data=(stream,), **SAVING | {"checkpoint_every_n_epochs": 0, "steps_per_epoch": 2})
+    (step,) = list_steps(tmp_path / "best")
+    assert "stream_places" in read_manifest(step_folder(tmp_path / "best", step)).meta
+
+
+def test_a_run_that_starts_over_does_not_count_the_time_of_an_interrupted_one(tmp_path):
+    run = {"run_dir": str(tmp_path), "resume": "never"}
+    fitted(**SAVING, **run)
+    left = json.loads((tmp_path / "goodput.json").read_text())
+    left |= {"ended": False, "at_unix_s": time.time() - 86_400}
+    (tmp_path / "goodput.json").write_text(json.dumps(left))
+    events = [
+        json.dumps(event) for event in read_events(tmp_path / "events.jsonl") if event["event"] != "end"
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(events) + "\n")
+    fitted(**SAVING, **run)
+    assert json.loads((tmp_path / "goodput.json").read_text())["seconds"]["restart"] == 0
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")].count("start") == 1
+
+
+def test_a_metric_that_was_added_later_has_the_rows_of_the_later_epochs():
+    history = DistributedTrainingHistory(
+        epochs=[0, 1, 2], train_losses=[3.0, 2.0, 1.0], metrics={"train_f1": [0.5, 0.6]}
+    )
+    assert [row.get("train_f1") for row in history.rows()] == [None, 0.5, 0.6]
+
+
+def test_groups_are_made_of_an_optimizer_at_the_rate_that_was_set():
+    optimizer = cx.SGDOptimizer(0.1)
+    optimizer.lr = 1.0
+    grouped = cx.with_groups(optimizer, [{"match": "*/bias", "lr": 0.5}])
+    params = {"Dense_0": {"kernel": np.ones(2, np.float32), "bias": np.ones(2, np.float32)}}
+    updates, _ = grouped.update(params, grouped.init(params), params)
+    assert (updates["Dense_0"]["kernel"][0], updates["Dense_0"]["bias"][0]) == (-1.0, -0.5)
+
+
+@pytest.mark.parametrize(("values", "trains_on"), [({}, True), ({"resume": "never"}, False)])
+def test_the_last_line_says_that_the_command_trains_on_where_it_does(values, trains_on, tmp_path, capsys):
+    run_experiment(tmp_path, checkpoint_every_n_epochs=1, verbose=True, **values)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: ")]
+    assert ("trains on" in line) == trains_on
