@@ -1,6 +1,6 @@
-"""Arrays of a checkpoint as orbax and as safetensors keep them: seconds to save and restore, files, bytes.
+"""Seconds to save and restore the arrays of a checkpoint with orbax and with safetensors; files, bytes.
 
-python scripts/bench/array_formats.py [--rounds 4]     the two in turns, medians
+python scripts/bench/array_formats.py [--rounds 4]     alternates the formats; medians
 """
 
 import argparse
@@ -46,7 +46,7 @@ FORMATS: dict[str, tuple[Callable, Callable]] = {
 
 
 def timed(write: Callable, read: Callable, named: dict[str, np.ndarray]) -> tuple[float, float, int, int]:
-    """(seconds to save and fsync, seconds to restore, files, bytes)."""
+    """(seconds to save, with fsync and checksums; seconds to restore; files; bytes)."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "arrays"
         begun = time.perf_counter()

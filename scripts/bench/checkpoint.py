@@ -1,9 +1,9 @@
-"""How long a save holds up the training loop, beside a step, and how long until the step is on disk.
+"""Time per step, time for which a save blocks the training loop, and time until the save is on disk.
 
     python scripts/bench/checkpoint.py [--saves 5] [--batch-size 64]
 
-One CPU device; an MLP whose parameters and Adam's two moments are 100 MB; a save every 20 steps into a folder
-that is deleted afterwards. The loop waits for the copy to the host only; a thread writes it.
+One CPU device; an MLP whose parameters and Adam's two moments are 100 MB; a save every 20 steps to a folder
+that is deleted afterwards. The loop waits only for the copy to the host; a thread writes the files.
 """
 
 import argparse
@@ -23,7 +23,7 @@ FEATURES, WIDTH, EVERY = 1024, 2416, 20  # 3 x 8.3 million float32 numbers
 
 
 class Clock(Hook):
-    """What happened when. `saves` holds (begun, loop goes on) and `written` (bytes, on disk), in seconds."""
+    """The times (s) of steps and saves: `saves` has (start, loop continues), `written` (bytes, on disk)."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -35,7 +35,7 @@ class Clock(Hook):
         self.steps.append(time.perf_counter())
 
     def watch(self) -> None:
-        """Times every save of this process from now on."""
+        """Records the times of every later save of this process."""
         on_state, write = CheckpointHook.on_state, StepStore.write
 
         def timed_on_state(hook: CheckpointHook, moment: Any) -> None:
@@ -50,15 +50,18 @@ class Clock(Hook):
         CheckpointHook.on_state, StepStore.write = timed_on_state, timed_write  # type: ignore[method-assign]
 
     def step_ms(self, beside_a_write: bool) -> float:
-        """The median step that began and ended while a save was (not) written; none that held a save."""
+        """The median duration of steps that (do not) overlap the writing of a save; NaN without such steps.
+
+        Steps that wait for the copy of a save do not count.
+        """
         busy = [(began, end) for (began, _), (_, end) in zip(self.saves, self.written, strict=True)]
-        told = [
+        times_ms = [
             1000 * (end - begin)
             for begin, end in zip(self.steps[3:], self.steps[4:], strict=False)
-            if not any(begin < goes_on and began < end for began, goes_on in self.saves)
+            if not any(begin < continued and began < end for began, continued in self.saves)
             and any(begin < done and began < end for began, done in busy) == beside_a_write
         ]
-        return statistics.median(told) if told else float("nan")
+        return statistics.median(times_ms) if times_ms else float("nan")
 
 
 def main() -> None:
@@ -83,12 +86,12 @@ def main() -> None:
         trainer.fit(x, y, config)
     pairs = list(zip(clock.saves, clock.written, strict=True))
     print(f"state                            {clock.written[0][0] / 1e6:8.1f} MB")
-    print(f"a step                           {clock.step_ms(False):8.1f} ms")
-    print(f"a step while a save is written   {clock.step_ms(True):8.1f} ms")
-    blocked = statistics.median(1000 * (goes_on - began) for (began, goes_on), _ in pairs)
-    print(f"a save holds up the loop for     {blocked:8.1f} ms")
+    print(f"step                             {clock.step_ms(False):8.1f} ms")
+    print(f"step while a save is written     {clock.step_ms(True):8.1f} ms")
+    blocked = statistics.median(1000 * (continued - began) for (began, continued), _ in pairs)
+    print(f"loop blocked per save            {blocked:8.1f} ms")
     committed = statistics.median(done - began for (began, _), (_, done) in pairs)
-    print(f"until the step is on disk        {committed:8.2f} s")
+    print(f"from start of save to disk       {committed:8.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Samples per second of each strategy between two hosts on a slow wire, torch DDP beside them.
+"""Samples per second of each strategy, and of torch DDP, between two hosts on a slow network.
 
     sudo python scripts/bench/comm.py [--rates 1gbit 100mbit] [--seconds 4] [--torch-python PATH] [--only ROW]
-    sudo python scripts/bench/comm.py --cut    # backward in two programs: whether gradients travel meanwhile
+    sudo python scripts/bench/comm.py --cut    # a split backward pass: does its all-reduce overlap it?
 
-Two network namespaces stand for two hosts; the pair of interfaces that joins them is limited by tc. An MLP
-of 5.8 M parameters trains between two processes with one core each. Needs root, iproute2 and Linux;
-without them it says so and ends with code 0. Prints a Markdown table; leaves nothing behind.
+Two network namespaces stand for two hosts; tc limits the pair of interfaces that connects them. An MLP of
+5.8 M parameters trains in two processes with one core each. Prints a Markdown table and removes the
+namespaces. Needs root, iproute2 and Linux; without them it prints what is missing and exits with code 0.
 """
 
 import argparse
@@ -42,23 +42,23 @@ TORCH = {
     "torch DDP, bf16 hook": ["bf16", {}],
     "torch DDP, PowerSGD rank 4": ["power_sgd", {"rank": 4}],
 }
-CUT = dict.fromkeys(("one program", "no exchange", *(f"cut behind layer {n}" for n in (2, 4, 6))))
+CUT = dict.fromkeys(("one program", "no exchange", *(f"cut after layer {n}" for n in (2, 4, 6))))
 _LIMIT_S = 300  # for one pair of processes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"], help="as tc spells them")
-    parser.add_argument("--seconds", type=float, default=4.0, help="measured for each row")
+    parser.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"], help="in tc's notation")
+    parser.add_argument("--seconds", type=float, default=4.0, help="measured time per row")
     parser.add_argument("--batch", type=int, default=64, help="samples per process and step")
-    parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
-    parser.add_argument("--only", default="", help="rows whose name holds this, and mean")
-    parser.add_argument("--cut", action="store_true", help="a step whose backward is cut by depth, alone")
+    parser.add_argument("--torch-python", help="a Python with torch; without it no torch rows")
+    parser.add_argument("--only", default="", help="only rows whose name contains this, and mean")
+    parser.add_argument("--cut", action="store_true", help="only steps with a backward pass split by depth")
     args = parser.parse_args()
     if missing := what_is_missing():
         print(f"skipped: {missing}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hosts are taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `two_hosts` removes the namespaces
     results: dict[str, dict[str, float | str]] = {}
     for rate in args.rates:
         with two_hosts(rate):
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def what_is_missing() -> str:
-    """Why this cannot run here; empty if it can."""
+    """The reason why the benchmark cannot run on this machine, or ""."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root. HINT: run it with sudo."
     absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -83,7 +83,7 @@ def what_is_missing() -> str:
 
 @contextmanager
 def two_hosts(rate: str) -> Iterator[None]:
-    """Two namespaces joined by a wire of `rate` in each direction; gone afterwards, whatever happens."""
+    """Two namespaces, connected with bandwidth `rate` in each direction; always removed afterwards."""
     try:
         for host in HOSTS:
             run("ip", "netns", "add", host)
@@ -93,7 +93,7 @@ def two_hosts(rate: str) -> Iterator[None]:
         for i, (host, address) in enumerate(zip(HOSTS, ADDRESSES, strict=True)):
             run("ip", "-n", host, "addr", "add", f"{address}/24", "dev", f"wire{i}")
             run("ip", "-n", host, "link", "set", f"wire{i}", "up")
-            # 20 ms of queue: enough for TCP to fill the wire, little enough to feel it at once.
+            # A queue of 20 ms: long enough for TCP to use the full bandwidth, and still a short delay.
             run("tc", "-n", host, "qdisc", "add", "dev", f"wire{i}", "root",
                 "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")  # fmt: skip
         yield
@@ -109,7 +109,7 @@ def run(*command: str) -> None:
 def measure(
     python: str, script: str, rows: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, float | str]:
-    """Samples/s by row, or why there is none, from a pair of processes that run `script`."""
+    """Samples/s by row, or the reason for no result, from a pair of processes that run `script`."""
     rows = {row: what for row, what in rows.items() if row == "mean" or args.only in row}
     task = json.dumps({"rows": rows, "seconds": args.seconds, "batch": args.batch})
     out = output_of([start(rank, [python, str(HERE / script), task]) for rank in range(2)], _LIMIT_S)
@@ -146,7 +146,7 @@ def start(rank: int, command: list[str]) -> subprocess.Popen:
 
 
 def table(results: dict[str, dict[str, float | str]], rates: list[str]) -> str:
-    """Markdown: samples/s and how many times the first row that is, a column for each rate."""
+    """Markdown: samples/s and, in brackets, the ratio to the first row; one column per rate."""
     lines = [f"| samples/s | {' | '.join(rates)} |", f"| --- |{' ---: |' * len(rates)}"]
     first = next(iter(results.values()))
     for row, values in results.items():

@@ -1,8 +1,8 @@
-"""One process of `comm.py --cut`: backward cut by depth, so that gradients could travel early.
+"""One process of `comm.py --cut`: a backward pass split by depth, to start an all-reduce before its end.
 
-An MLP of nine layers in plain JAX. One program computes forward, and backward of the layers behind the cut;
-another sums their gradients while a third computes the rest of backward. Rank 0 prints a JSON line
-[row, samples/s] for each cut; "no exchange" is what a step takes alone.
+An MLP of nine layers in plain JAX. One program computes the forward pass and the backward pass of the layers
+after the cut; a second averages their gradients while a third computes the rest of the backward pass. Rank 0
+prints a JSON line [row, samples/s] for each kind of step; "no exchange" is a step without an all-reduce.
 """
 
 import json
@@ -28,7 +28,7 @@ Layers = list[tuple[jax.Array, jax.Array]]
 
 
 def hidden(layers: Layers, x: jax.Array) -> list[jax.Array]:
-    """The input, and what each layer makes of the one before."""
+    """The input, and the output of each layer, after ReLU."""
     found = [x]
     for kernel, bias in layers:
         found.append(jax.nn.relu(found[-1] @ kernel + bias))
@@ -46,7 +46,7 @@ def updated(layers: Layers, grads: Layers) -> Layers:
 
 
 def build_steps(mesh: Mesh) -> dict[str, Callable[..., Layers]]:
-    """Steps (layers, x, y) -> layers: whole, without an exchange, and cut behind a layer."""
+    """Steps (layers, x, y) -> layers by row: in one program, without an all-reduce, and cut after a layer."""
     rows, all_equal = P("data"), P()
 
     def program(f: Callable, given: Any, made: Any) -> Callable:
@@ -62,7 +62,7 @@ def build_steps(mesh: Mesh) -> dict[str, Callable[..., Layers]]:
             all_equal,
         )
 
-    own = lambda grads: jax.tree.map(lambda g: g[None], grads)  # noqa: E731  # a row per replica
+    own = lambda grads: jax.tree.map(lambda g: g[None], grads)  # noqa: E731  # one row per replica
     reduced = program(lambda grads: mean(jax.tree.map(lambda g: g[0], grads)), (rows,), all_equal)
     write = program(updated, (all_equal, all_equal), all_equal)
 
@@ -92,7 +92,7 @@ def build_steps(mesh: Mesh) -> dict[str, Callable[..., Layers]]:
     return {
         "one program": whole(mean),
         "no exchange": whole(lambda grads: grads),
-        **{f"cut behind layer {n}": lambda *args, n=n: cut(n, *args) for n in (2, 4, 6)},
+        **{f"cut after layer {n}": lambda *args, n=n: cut(n, *args) for n in (2, 4, 6)},
     }
 
 
@@ -117,7 +117,7 @@ def main() -> None:
             jax.block_until_ready(layers)
             return time.perf_counter() - started
 
-        timed(2)  # compiles, and opens connections
+        timed(2)  # compiles and opens connections
         count = np.int32(max(4, task["seconds"] / (timed(2) / 2)))
         steps = int(multihost_utils.broadcast_one_to_all(count))
         if process_group.is_master():

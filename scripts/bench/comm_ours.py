@@ -51,7 +51,7 @@ def samples_per_s(name: str, options: dict[str, Any], batch_size: int, seconds: 
         return time.perf_counter() - started
 
     round_steps = options.get("every", 1)
-    timed(round_steps)  # compiles, and opens connections
+    timed(round_steps)  # compiles and opens connections
     each = timed(round_steps)
     rounds = int(multihost_utils.broadcast_one_to_all(np.int32(max(2, min(200, seconds / each)))))
     return rounds * round_steps * batch_size * mesh.size / timed(rounds * round_steps)

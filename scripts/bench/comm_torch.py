@@ -16,7 +16,7 @@ def samples_per_s(name: str, options: dict, batch_size: int, seconds: float) -> 
     layers = []
     for n, m in ((784, 2048), (2048, 2048)):
         layers += [torch.nn.Linear(n, m), torch.nn.ReLU()]
-    # One bucket for PowerSGD: with two, gloo may meet their reductions in another order on each rank.
+    # One bucket for PowerSGD: with two, ranks may start their all-reduces in different orders.
     bucket = {"bucket_cap_mb": 100} if name == "power_sgd" else {}
     model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(2048, 10)), **bucket)
     if name == "power_sgd":
@@ -24,7 +24,7 @@ def samples_per_s(name: str, options: dict, batch_size: int, seconds: float) -> 
         model.register_comm_hook(powerSGD_hook.PowerSGDState(None, **settings), powerSGD_hook.powerSGD_hook)
     elif name != "plain":
         compress = getattr(default_hooks, f"{name}_compress_hook")
-        # Under a name of our own: torch refuses bf16's by name without CUDA, though gloo carries it.
+        # In a lambda: without CUDA, torch rejects the bf16 hook by its name, although gloo supports it.
         model.register_comm_hook(None, lambda state, bucket: compress(state, bucket))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x, y = torch.randn(batch_size, 784), torch.arange(batch_size) % 10
@@ -37,7 +37,7 @@ def samples_per_s(name: str, options: dict, batch_size: int, seconds: float) -> 
             optimizer.step()
         return time.perf_counter() - started
 
-    timed(3)  # buckets are rebuilt, PowerSGD starts
+    timed(3)  # DDP rebuilds its buckets, and PowerSGD starts
     steps = torch.tensor(max(2, min(200, int(seconds / timed(1)))))
     dist.broadcast(steps, 0)
     return int(steps) * batch_size * dist.get_world_size() / timed(int(steps))
@@ -50,7 +50,7 @@ def main() -> None:
     for row, (name, options) in task["rows"].items():
         try:
             result = samples_per_s(name, options, task["batch"], task["seconds"])
-        except RuntimeError as err:  # a dtype this torch's gloo cannot send fails on both ranks alike
+        except RuntimeError as err:  # a dtype that this torch's gloo cannot send: fails on both ranks
             result = f"refused: {str(err).splitlines()[0][:60]}"
         if dist.get_rank() == 0:
             print(json.dumps([row, result]), flush=True)

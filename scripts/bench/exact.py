@@ -1,12 +1,12 @@
-"""What `reproducibility: exact` costs: samples per second beside `mean`, in turns in one process.
+"""Cost of `reproducibility: exact`: samples per second compared with `mean`, in alternating turns.
 
     python scripts/bench/exact.py [--write]     # under 15 minutes: 1x1, 1x2 and 2x1 processes x devices
-    python scripts/bench/exact.py --quick --layouts 1x1 2x1  # one turn of MLP and GPT: that it runs
+    python scripts/bench/exact.py --quick --layouts 1x1 2x1  # one turn of MLP and GPT, as a test
 
-Each layout goes through the launcher. Both ways compute with the same number of threads, as an exact run must
-(--threads), and `mean` once more with as many as it takes by itself, in processes of its own. A cell is the
-median rate and, in brackets, how many times longer exact takes (the median over the turns, and their range).
-`--write` puts the table into README.md beside this file. Measure on a quiet machine.
+The launcher starts each layout. Both alternatives run in the same process with the number of threads that an
+exact run needs (--threads); `mean` also runs in a separate process with its default number of threads. A cell
+is the median rate and, in brackets, how many times longer exact takes (the median over the turns, and their
+range). `--write` puts the table into README.md beside this file. Measure on an idle machine.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train.trainer import DistributedTrainer
 
 HERE = Path(__file__).parent
-# (model, global batch, steps of a turn, parts), what tells most first: a layout ends when its time is up.
+# (model, global batch, steps per turn, parts). The most important come first: a layout has a time limit.
 WORKS = (
     ("mlp", 64, 150, (8, 2, 4, 16)),
     ("mlp", 512, 40, (8, 2, 4, 16)),
@@ -61,7 +61,7 @@ def problem(name: str, rng: np.random.Generator, num_samples: int) -> tuple[Any,
 
 
 def runner(name: str, batch: int, steps: int, **options: Any) -> Callable[[], float]:
-    """A function that trains `steps` steps and gives samples per second; compiled when this returns."""
+    """A function that trains `steps` steps and returns samples per second; it is already compiled."""
     model, x, y = problem(name, np.random.default_rng(0), batch * steps)
     trainer = DistributedTrainer(model, cx.CrossEntropyLoss(), cx.AdamOptimizer(0.001))
     config = DistributedTrainingConfig(
@@ -69,7 +69,7 @@ def runner(name: str, batch: int, steps: int, **options: Any) -> Callable[[], fl
     )
 
     def once() -> float:
-        return trainer.fit(x, y, config).samples_per_second  # of the steps alone
+        return trainer.fit(x, y, config).samples_per_second  # of the training loop
 
     once()
     return once
@@ -100,9 +100,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", metavar="PxD", default=["1x1", "1x2", "2x1"])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=14, help="of all; what is not done then is left out")
-    parser.add_argument("--quick", action="store_true", help="one turn of two works: proves that it runs")
-    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
+    parser.add_argument("--minutes", type=float, default=14, help="limit; later cells remain empty")
+    parser.add_argument("--quick", action="store_true", help="one turn of two works, to test the program")
+    parser.add_argument("--write", action="store_true", help="write the table to README.md beside this file")
     parser.add_argument("--child", choices=("plain", "pairs"), help=argparse.SUPPRESS)
     parser.add_argument("--cpu-devices", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -112,7 +112,7 @@ def parse() -> argparse.Namespace:
 
 
 def launched(layout: str, kind: str, given: argparse.Namespace, limit_s: float) -> Iterator[dict]:
-    """What this script measured in `layout`, processes x devices of each; all of it is gone afterwards."""
+    """The results of this script in `layout` (processes x devices per process); then kills its processes."""
     processes, devices = map(int, layout.split("x"))
     words = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", str(processes), __file__]
     words += ["--child", kind, "--turns", str(given.turns), "--threads", str(given.threads)]
@@ -122,7 +122,7 @@ def launched(layout: str, kind: str, given: argparse.Namespace, limit_s: float) 
     timer.start()
     try:
         for line in process.stdout or ():
-            at = line.find('{"kind"')  # the launcher puts the rank before it
+            at = line.find('{"kind"')  # after the rank, which the launcher prepends
             if at >= 0:
                 yield json.loads(line[at:])
     finally:
@@ -137,29 +137,29 @@ def end_of(process: subprocess.Popen) -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """A line of JSON for each cell, from rank 0."""
+    """Prints one line of JSON per cell, on rank 0."""
     threads = given.threads if given.child == "pairs" else None
     group = cx.distributed.init(cpu_devices=given.cpu_devices, threads=threads)
     for model, batch, steps, every in QUICK if given.quick else WORKS:
         plain = runner(model, batch, steps)
         work = {"model": model, "batch": batch}
         if given.child == "plain":
-            say(group, {"kind": "plain"} | work | {"rates": [plain() for _ in range(given.turns)]})
+            print_json(group, {"kind": "plain"} | work | {"rates": [plain() for _ in range(given.turns)]})
             continue
         for parts in every:
             options = {"virtual_replicas": parts, "exact_threads": given.threads}
             exact = runner(model, batch, steps, reproducibility="exact", **options)
             pairs = [(plain(), exact()) for _ in range(given.turns)]
-            say(group, {"kind": "pairs"} | work | {"parts": parts, "rates": pairs})
+            print_json(group, {"kind": "pairs"} | work | {"parts": parts, "rates": pairs})
 
 
-def say(group: Any, found: dict) -> None:
+def print_json(group: Any, found: dict) -> None:
     if group.topology.is_master:
         print(json.dumps(found), flush=True)
 
 
 def table(rows: dict[tuple, dict], given: argparse.Namespace) -> str:
-    """Markdown: a line for each work and layout."""
+    """Markdown: one line per work and layout."""
     command = f"{machine()}; `python scripts/bench/exact.py`, {given.turns} turns, samples/s, medians."
     heads = ["mean", f"mean, {given.threads} threads", *(f"exact, {parts} parts" for parts in PARTS)]
     lines = [command, "", f"| work | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
@@ -167,7 +167,7 @@ def table(rows: dict[tuple, dict], given: argparse.Namespace) -> str:
         pairs = found.get("pairs", {})
         same = [plain for each in pairs.values() for plain, _ in each]
         cells = [rate(found.get("plain", {}).get(0, [])), rate(same)]
-        cells += [told(pairs.get(parts, [])) for parts in PARTS]
+        cells += [exact_cell(pairs.get(parts, [])) for parts in PARTS]
         lines.append(f"| {model}, batch {batch}, {layout} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -176,7 +176,7 @@ def rate(rates: list[float]) -> str:
     return f"{statistics.median(rates):,.0f}" if rates else ""
 
 
-def told(pairs: list[tuple[float, float]]) -> str:
+def exact_cell(pairs: list[tuple[float, float]]) -> str:
     if not pairs:
         return ""
     ratio = [plain / exact for plain, exact in pairs]

@@ -1,9 +1,9 @@
-"""Time of a step: the compiled step, the wrapper by hand, and the wrapper with an explicit reduction.
+"""Time per step of the compiled step, of the DDP wrapper, and of the wrapper with an explicit all-reduce.
 
     python scripts/bench/facade.py [--devices 2] [--batch 64] [--steps 50] [--rounds 5]
 
-One process, an MLP 784-256-10 with Adam. Rounds alternate, so that a busy machine slows all rows alike; the
-median of the rounds is printed as a Markdown table, with the programs each row runs a step.
+One process, an MLP 784-256-10 with Adam. Each round measures every row, so that other load slows all rows
+alike. Prints a Markdown table of the medians of the rounds, with the number of programs that a step runs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CRITERION = cx.CrossEntropyLoss()
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--devices", type=int, default=2, help="CPU devices, where there is no GPU")
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices, if there is no GPU")
     parser.add_argument("--batch", type=int, default=64, help="samples per device")
     parser.add_argument("--steps", type=int, default=50, help="per round")
     parser.add_argument("--rounds", type=int, default=5)
@@ -60,7 +60,7 @@ def model() -> cx.models.SequentialModel:
 
 
 def compiled(x: np.ndarray, y: np.ndarray) -> Callable[[], jax.Array]:
-    """A function that makes one step of the trainer's program, batch on the devices already."""
+    """A function that runs one step of the trainer's program; the batch is already on the devices."""
     mesh, fns, sync = current().mesh, adapt(model()), mean(cx.AdamOptimizer(0.001))
     held = [init_state(sync, mesh, *fns.init(jax.random.key(0), x[:1]), 0)]
     step = build_train_step(fns, as_per_example(CRITERION), sync, mesh)
@@ -76,7 +76,7 @@ def compiled(x: np.ndarray, y: np.ndarray) -> Callable[[], jax.Array]:
 
 
 def by_hand(x: np.ndarray, y: np.ndarray, explicit: bool) -> Callable[[], jax.Array]:
-    """A function that makes one step of a loop written by hand, batch on the devices already."""
+    """A function that runs one step of a loop written by hand; the batch is already on the devices."""
     ddp, optimizer = dist.DistributedDataParallel(model()), cx.AdamOptimizer(0.001)
     inputs, targets = put_rows(current().mesh, (x, y))
 
@@ -92,7 +92,7 @@ def by_hand(x: np.ndarray, y: np.ndarray, explicit: bool) -> Callable[[], jax.Ar
 
 
 def timed(run: Callable[[], jax.Array], steps: int) -> float:
-    """Seconds a step, over `steps`."""
+    """Seconds per step, the mean of `steps`."""
     start = time.perf_counter()
     for _ in range(steps):
         run()

@@ -1,13 +1,13 @@
-"""fsdp beside mean, ZeRO-2 and zero1, and torch's DDP and FSDP2, in processes on this machine over gloo.
+"""Throughput and memory of fsdp, ZeRO-2, zero1 and mean, and of torch's DDP and FSDP2, on CPUs over gloo.
 
     python scripts/bench/fsdp.py [--ranks 2] [--rounds 5] [--seconds 3] [--torch-python PATH] [--layers 12]
-    python scripts/bench/fsdp.py --quick    # one round of a GPT of 2 layers, a few steps: that it runs
+    python scripts/bench/fsdp.py --quick    # one round of a GPT of 2 layers, a few steps, as a test
 
-A GPT is trained in turns: each round starts every row in processes of its own, so that a slow moment meets
-all alike. Prints a Markdown table of medians: tokens/s of all ranks, tokens/s as a share of the same round's
-`mean`, CPU seconds of rank 0 in a step, and its peak memory (the interpreter and its libraries included).
-No round begins that would not end within --limit-s, 330 s. `--write` puts the table into README.md beside
-this file. Measure on a quiet machine.
+Trains a GPT in rounds; each round starts every row in new processes, so that other load slows all rows alike.
+Prints a Markdown table of medians: tokens/s of all ranks, tokens/s relative to `mean` in the same round, CPU
+seconds per step of rank 0, and its peak memory (with the interpreter and its libraries). A round does not
+start if the longest round so far would exceed --limit-s (330 s). `--write` puts the table into README.md
+beside this file. Measure on an idle machine.
 """
 
 import argparse
@@ -32,7 +32,7 @@ OURS = {
 TORCH = {"torch DDP": ["mean", {}], "torch FSDP2": ["fsdp", {}]}
 SIZES = {"layers": 12, "width": 256, "heads": 4, "length": 64, "vocab": 256, "batch": 4}
 QUICK = {"layers": 2, "width": 64, "heads": 2, "length": 32, "vocab": 64, "batch": 2}
-_LIMIT_S = 120  # for one row
+_LIMIT_S = 120  # per row
 
 
 def main() -> int:
@@ -66,16 +66,16 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="measured for each row and round")
-    parser.add_argument("--limit-s", type=float, default=330.0, help="of all rounds together")
-    parser.add_argument("--torch-python", help="an interpreter that has torch; none: no torch rows")
-    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
-    parser.add_argument("--quick", action="store_true", help="one round, few steps: proves that it runs")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured time per row and round")
+    parser.add_argument("--limit-s", type=float, default=330.0, help="limit of all rounds together")
+    parser.add_argument("--torch-python", help="a Python with torch; without it no torch rows")
+    parser.add_argument("--write", action="store_true", help="write the table to README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="one round of few steps, to test the program")
     for name, value in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     if args.quick and args.write:
-        parser.error("--quick measures nothing worth writing. HINT: leave one of the two out.")
+        parser.error("--quick gives no valid measurement for --write. HINT: omit one of the two.")
     if args.quick:
         vars(args).update(QUICK, rounds=1, seconds=0.2)
     return args
@@ -90,7 +90,7 @@ def heading(args: argparse.Namespace, rounds: int) -> str:
 
 
 def measure(command: list[str], ranks: int) -> dict[str, float]:
-    """What rank 0 printed; {} if it did not come to its end. No process is left."""
+    """The numbers that rank 0 prints, or {} if the ranks do not finish; kills all processes at the end."""
     port = free_port()
     out = output_of([start(rank, ranks, port, command) for rank in range(ranks)], _LIMIT_S)
     lines = [line for line in out.splitlines() if line.startswith('{"')]
@@ -115,7 +115,7 @@ def start(rank: int, ranks: int, port: str, command: list[str]) -> subprocess.Po
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """Markdown; a round in which a row or `mean` came to no end is left out of that row."""
+    """Markdown; a row omits the rounds in which it or `mean` has no result."""
     lines = ["| | tokens/s | of mean | CPU s a step | peak MB | parameters |", "| --- |" + " ---: |" * 5]
     for row, results in found.items():
         pairs = [(one, mean) for one, mean in zip(results, found["mean"], strict=True) if one and mean]

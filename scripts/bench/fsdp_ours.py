@@ -1,4 +1,4 @@
-"""One process of fsdp.py: one strategy; rank 0 prints a JSON line of what was measured."""
+"""One process of fsdp.py: one strategy; rank 0 prints a JSON line with the measured numbers."""
 
 import json
 import resource
@@ -50,7 +50,7 @@ def main() -> None:
             sums.block_until_ready()
         return time.perf_counter() - started
 
-    timed(2)  # compiles, and opens connections
+    timed(2)  # compiles and opens connections
     steps = int(multihost_utils.broadcast_one_to_all(np.int32(max(2, min(200, task["seconds"] / timed(1))))))
     cpu_s, wall_s = time.process_time(), timed(steps)
     found = {

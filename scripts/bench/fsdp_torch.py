@@ -1,4 +1,4 @@
-"""One process of fsdp.py under torch: DDP or FSDP2 (`fully_shard`) over gloo, a GPT of the same sizes."""
+"""One process of fsdp.py with torch: DDP or FSDP2 (`fully_shard`) over gloo, with a GPT of the same size."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ class GPT(torch.nn.Module):
             for _ in range(task["layers"])
         )
         self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, task["vocab"], bias=False)
-        self.head.weight = self.tokens.weight  # as ours
+        self.head.weight = self.tokens.weight  # tied, as in fsdp_ours.py
         self.register_buffer(
             "mask", torch.nn.Transformer.generate_square_subsequent_mask(task["length"]), persistent=False
         )

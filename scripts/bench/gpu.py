@@ -1,10 +1,10 @@
-"""GPT-2 small in bfloat16 on one device: milliseconds a step and device memory, a setting at a time.
+"""Milliseconds per step and device memory of GPT-2 small in bfloat16 on one device, for several settings.
 
-    python scripts/bench/gpu.py              # a GPU; a table, a process for each row
-    python scripts/bench/gpu.py --quick      # a tiny GPT on whatever device there is: proves that it runs
+    python scripts/bench/gpu.py              # on a GPU: a table, one process per row
+    python scripts/bench/gpu.py --quick      # a tiny GPT on any device, to test the program
 
-Timed is the whole public `fit` of 20 steps after one of 4, on random tokens. Memory is what the allocator
-of the device tells: its peak, and what it holds between steps; a CPU tells nothing.
+Measures a whole public `fit` of 20 steps on random tokens, after a `fit` of 4 steps that compiles. Memory is
+read from the device's allocator: its peak, and the bytes in use between steps; a CPU has no such statistics.
 """
 
 import argparse
@@ -28,13 +28,13 @@ QUICK = {"vocab_size": 96, "context_length": 32, "num_layers": 2, "num_heads": 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tiny model: proves that it runs")
-    parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)  # one row, in a process of its own
+    parser.add_argument("--quick", action="store_true", help="a tiny model, to test the program")
+    parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)  # measures one row in this process
     args = parser.parse_args()
     if args.row:
         print(json.dumps(measured(dict(ROWS[args.row]), args.quick)))
         return 0
-    print("| setting | ms a step | peak, GB | between steps, GB |\n| --- | ---: | ---: | ---: |")
+    print("| setting | ms per step | peak, GB | between steps, GB |\n| --- | ---: | ---: | ---: |")
     failed = 0
     for name in ROWS:
         command = [sys.executable, __file__, "--row", name, *(["--quick"] if args.quick else [])]
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def measured(settings: dict, quick: bool) -> dict[str, float]:
-    """ms_step, and GB of the device where it tells."""
+    """`ms_step`, and GB of device memory if the device has statistics: `peak` and `held` (between steps)."""
     import jax
 
     import cyxjax as cx
@@ -64,12 +64,12 @@ def measured(settings: dict, quick: bool) -> dict[str, float]:
         checkpoint_every_n_epochs=0, resume="never", **settings,
     )  # fmt: skip
     trainer.fit(*data, config)
-    config.max_steps = WARM + TIMED  # steps count on
+    config.max_steps = WARM + TIMED  # the step count continues
     start = time.perf_counter()
     trainer.fit(*data, config)
     seconds = time.perf_counter() - start
-    told = jax.local_devices()[0].memory_stats() or {}
-    held = [told[key] / 1e9 for key in ("peak_bytes_in_use", "bytes_in_use") if key in told]
+    stats = jax.local_devices()[0].memory_stats() or {}
+    held = [stats[key] / 1e9 for key in ("peak_bytes_in_use", "bytes_in_use") if key in stats]
     return {"ms_step": 1e3 * seconds / TIMED, **dict(zip(("peak", "held"), held, strict=False))}
 
 

@@ -1,11 +1,11 @@
-"""What the host does for a step, beside the compiled program, as data, devices and epochs grow.
+"""Work of the host per step, without the compiled program, as data, devices and epochs grow.
 
     python scripts/bench/growth.py [--steps 400] [--quick]
 
-Each cell is a process of its own: a whole `fit` whose compiled step is replaced by one that gives back what
-it was given, so that what is left is ours: order, gather, placing, hooks, history, ledger. Two fits of
-different length are compared: what they pay at their start and end falls out. Calls of functions repeat
-exactly; CPU time (the least of five) does not, so compare it on a quiet machine.
+Each cell runs in its own process: a whole `fit` whose compiled step is replaced by a function that returns
+the state unchanged, so that only the host's work remains: order, gather, placement, hooks, history, ledger.
+The difference of two fits of different lengths excludes the cost of start and end. The number of function
+calls is reproducible; CPU time (the minimum of five) is not, so compare it on an idle machine.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _LIMIT_S = 1800
 
 
 class Numbers:
-    """A dataset of any size that holds nothing."""
+    """A dataset of any length that stores nothing; all values are zero."""
 
     def __init__(self, num_samples: int):
         self._length = num_samples
@@ -44,15 +44,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument(
-        "--quick", action="store_true", help="a few steps of a few cells: proves that it runs"
+        "--quick", action="store_true", help="a few steps of a few cells, to test the program"
     )
-    parser.add_argument("--cell", type=json.loads, help="one of the cells, in this process")
+    parser.add_argument("--cell", type=json.loads, help="measure this cell (JSON) in this process")
     args = parser.parse_args()
     if args.cell is not None:
         print(json.dumps(measured(args.steps, **args.cell)))
         return 0
     failed = False
-    print("| | calls a step | CPU time a step |\n| --- | ---: | ---: |")
+    print("| | calls per step | CPU time per step |\n| --- | ---: | ---: |")
     for cell in CELLS[:-1:3] if args.quick else CELLS:
         command = [sys.executable, __file__, "--steps", "40" if args.quick else str(args.steps)]
         out, errors = run_process([*command, "--cell", json.dumps(cell)], devices=1, limit_s=_LIMIT_S)
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _row(out: str, errors: str) -> str:
-    """The numbers a cell printed last, or why there are none."""
+    """The numbers in the last line of a cell's output, or the reason for no result."""
     if not out:
         return f"not run: {(errors.splitlines() or ['no result'])[-1][:80]} |"
     calls, seconds = json.loads(out.splitlines()[-1])
@@ -71,9 +71,9 @@ def _row(out: str, errors: str) -> str:
 
 
 def measured(steps: int, samples: int = 10**5, devices: int = 1, epochs: int = 0) -> tuple[float, float]:
-    """(calls of functions, seconds of CPU) of a step: of the main thread, of the process.
+    """(function calls of the main thread, CPU seconds of the process) per step.
 
-    epochs: of a step each; measured are the last ones of so many, their ends and saves with them.
+    epochs: if not 0, train this many epochs of one step and measure the last ones, with their ends and saves.
     """
     import optax
     from flax import linen
@@ -87,7 +87,7 @@ def measured(steps: int, samples: int = 10**5, devices: int = 1, epochs: int = 0
     short = long - min(long // 2, 100)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         run = lambda count: fit(trainer, data, count, folder)  # noqa: E731
-        run(2)  # what is made once
+        run(2)  # creates what later runs reuse
         counts = [calls(lambda n=n: run(n)) for n in (short, long)]
         times = [min(spent(lambda n=n: run(n)) for _ in range(5)) for n in (short, long)]
     each = [(b - a) / (long - short) for a, b in (counts, times)]
@@ -95,7 +95,7 @@ def measured(steps: int, samples: int = 10**5, devices: int = 1, epochs: int = 0
 
 
 def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
-    """A run of so many steps, none of which is computed: the state stays as it was."""
+    """Runs `num_steps` steps without computing them: the state does not change."""
     import jax
     import jax.numpy as jnp
 
@@ -119,7 +119,7 @@ def fit(trainer, data: Numbers, num_steps: int, folder: str) -> None:
 
 
 def calls(run) -> int:
-    """Functions of Python and C that `run` calls on this thread."""
+    """The number of Python and C functions that `run` calls on this thread."""
     count = 0
 
     def noted(frame, event, arg):

@@ -1,14 +1,14 @@
-"""Bytes on one replica for each way to save memory, read from compiled training steps. Nothing is trained.
+"""Bytes per replica for each way to save memory, read from compiled training steps; nothing is trained.
 
     python scripts/bench/memory.py [--replicas 4] [--models mlp gpt] [--write]
-    python scripts/bench/memory.py --quick    # two cells: that it runs
+    python scripts/bench/memory.py --quick    # two rows, as a test
 
-Prints a Markdown table; `--write` puts it into README.md beside this file. Each row is compiled in a process
-of its own; one that does not begin within --limit-s, 330 s, says so. Parameters and optimizer state are
-what the state's arrays occupy, gradients a value for each parameter. "kept for backward" is what the step
-asks to keep between forward and backward, parameters left out; "temporaries" is what the compiler gave it:
+Prints a Markdown table; `--write` puts it into README.md beside this file. Each row is compiled in its own
+process; rows that cannot start within --limit-s (330 s) are marked. "parameters" and "optimizer state" are
+the sizes of the state's arrays, "gradients" has one value per parameter. "kept for backward" is what the
+forward pass keeps for the backward pass, without parameters; "temporaries" is what the compiler allocates for
 gradients, activations and buffers together (`compiled.memory_analysis()`). "whole step" adds the arguments,
-and results that get new memory.
+and the outputs that need new memory.
 """
 
 import argparse
@@ -51,18 +51,18 @@ COLUMNS = (
 
 
 class Choice(NamedTuple):
-    """One row: what differs from the plain step."""
+    """One row: its differences from the plain step."""
 
     accumulation: int = 1
     remat: str = "none"
-    blocks: bool = False  # the model's own `remat`: block by block
+    blocks: bool = False  # the model's own `remat`, for each block
     precision: str = "float32"
     comm: str = "mean"
-    regather: bool = True  # of fsdp; without: ZeRO-2
+    regather: bool = True  # option of fsdp; False is ZeRO-2
 
     @property
     def is_about_activations(self) -> bool:
-        """Whether it changes what is kept for backward, which is little in the MLP."""
+        """Whether it changes what is kept for the backward pass; in the MLP this is little."""
         return self.accumulation > 1 or self.remat != "none" or self.blocks
 
     @property
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A model with its rows: inputs (rows, ...) and targets of one replica and optimizer step."""
+    """A model, with inputs (samples, ...) and targets of one replica and optimizer step."""
 
     model: Any
     inputs: np.ndarray
@@ -117,13 +117,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--replicas", type=int, default=4, help="devices; virtual ones on CPU")
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--limit-s", type=float, default=330.0, help="no row begins later")
-    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
-    parser.add_argument("--quick", action="store_true", help="two rows: proves that it runs")
-    parser.add_argument("--cell", nargs=2, metavar=("MODEL", "CHOICE"), help="one row, as JSON")
+    parser.add_argument("--limit-s", type=float, default=330.0, help="seconds after which no row starts")
+    parser.add_argument("--write", action="store_true", help="write the table to README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="two rows, to test the program")
+    parser.add_argument("--cell", nargs=2, metavar=("MODEL", "CHOICE"), help="measure one row, print JSON")
     args = parser.parse_args()
     if args.quick and args.write:
-        parser.error("--quick measures two rows. HINT: leave one of the two out.")
+        parser.error("--quick measures only two rows, too few for --write. HINT: omit one of the two.")
     rows = [(name, row) for name in args.models for row, choice in CHOICES.items()]
     args.rows = [(name, row) for name, row in rows if name == "gpt" or not CHOICES[row].is_about_activations]
     if args.quick:
@@ -137,16 +137,16 @@ def asked(name: str, row: str, replicas: int) -> tuple[str, str]:
 
 
 def read(out: str, errors: str) -> list[str] | str:
-    """The numbers that `cell` printed; else the last line of what it said."""
+    """The numbers that `cell` printed; otherwise the last line of its errors or output."""
     found = [line for line in out.splitlines() if line.startswith("[")]
-    said = (errors or out).strip().splitlines() or ["no result"]
-    return json.loads(found[-1]) if found else f"not run: {said[-1][:80]}".replace("|", "/")
+    messages = (errors or out).strip().splitlines() or ["no result"]
+    return json.loads(found[-1]) if found else f"not run: {messages[-1][:80]}".replace("|", "/")
 
 
 def cell(name: str, row: str, replicas: int) -> int:
-    jax.config.update("jax_num_cpu_devices", replicas)  # before the first device is asked for
+    jax.config.update("jax_num_cpu_devices", replicas)  # before jax initializes its devices
     if jax.device_count() < replicas:
-        print(f"{jax.device_count()} devices here. HINT: --replicas {jax.device_count()}.", file=sys.stderr)
+        print(f"{jax.device_count()} devices found. HINT: --replicas {jax.device_count()}.", file=sys.stderr)
         return 2
     choice = CHOICES[row]
     print(json.dumps([size(count) for count in measure(CASES[name](choice), choice, replicas)]), flush=True)
@@ -189,7 +189,7 @@ def measure(case: Case, choice: Choice, replicas: int) -> tuple[int, ...]:
 
 
 def global_batch(case: Case, mesh: Any) -> Batch:
-    """Every replica's rows: `case` on each of them."""
+    """The global batch: the samples of `case` on every replica."""
     rows = len(case.inputs)
     here = (case.inputs, case.targets, np.ones(rows, np.float32))
     tiled = jax.tree.map(lambda a: np.concatenate([a] * mesh.size), here)
@@ -198,7 +198,7 @@ def global_batch(case: Case, mesh: Any) -> Batch:
 
 
 def kept_bytes(fns: ModelFns, params: PyTree, model_state: PyTree, inputs: np.ndarray) -> int:
-    """Bytes of the pullback's arrays that are neither parameters nor numbers known beforehand."""
+    """Bytes of the pullback's arrays that are neither parameters nor constants such as `inputs`."""
 
     def pullback(p: PyTree) -> PyTree:
         return jax.vjp(lambda q: fns.apply(q, model_state, inputs, jax.random.key(1), True)[0], p)[1]

@@ -1,9 +1,10 @@
-"""Memory pages of training on CPUs: each work under each choice of `--pages`, whole `fit`, in turns.
+"""Throughput, system time, page faults and memory of CPU training, for each choice of `--pages`.
 
     python scripts/bench/pages.py [--works wide_mlp gpt] [--turns 3] [--json FILE]
 
-Ranks run under the launcher, which sets the pages. Of rank 0, medians: samples/s; system time (ms) and page
-faults of a step; the peak of resident memory. `--json` adds to what FILE holds: a table measured in parts.
+The choices alternate in turns; each is a whole `fit`. Prints medians: samples/s of all ranks, and of rank 0
+system time (ms) and page faults per step and the peak of resident memory. `--json` adds to
+the results in FILE, so that a table can be measured in parts.
 """
 
 import argparse
@@ -53,23 +54,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--replicas", nargs="+", type=int, choices=(1, 2), default=[1, 2])
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--json", help="every turn's numbers, added to those in this file")
-    parser.add_argument("--cell", choices=STEPS, help="one rank of one cell, as JSON")
+    parser.add_argument("--json", help="add the numbers of every turn to this file")
+    parser.add_argument("--cell", choices=STEPS, help="measure one cell in this rank, print JSON")
     return parser.parse_args()
 
 
 def measured(work: str, processes: int, word: str) -> dict[str, float] | str:
-    """What rank 0 of one job says."""
+    """The numbers that rank 0 of one job prints; without them the last line of its errors."""
     launcher = ["-m", "cyxjax.launch", "--nproc-per-node", str(processes), "--pages", word]
     out, errors = run([sys.executable, *launcher, __file__, "--cell", work], 1)
     for line in out.splitlines():
-        if (at := line.find("{")) >= 0:  # the launcher puts the rank before it
+        if (at := line.find("{")) >= 0:  # after the rank, which the launcher prepends
             return json.loads(line[at:])
     return (errors.strip().splitlines() or ["no result"])[-1]
 
 
 def cell(work: str) -> None:
-    """Trains one rank's part of `work` and prints the numbers of its steps."""
+    """Trains this rank's part of `work`; rank 0 prints the numbers as JSON."""
     cx.distributed.init()
     (x, y), steps, warm = data(work), STEPS[work], 8
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
@@ -95,10 +96,10 @@ def cell(work: str) -> None:
 
 
 def table(kept: dict[str, list[dict[str, float]]]) -> str:
-    """Markdown: a row for each work and number of processes, its numbers under each choice."""
+    """Markdown: one row per work and number of processes, one column per choice."""
     lines = [
-        f"{machine()}; `python scripts/bench/pages.py`. Each cell: samples/s, ms of system time a step, page "
-        "faults a step, peak in MB; medians.",
+        f"{machine()}; `python scripts/bench/pages.py`. Each cell: samples/s, ms of system time per step, "
+        "page faults per step, peak in MB; medians.",
         "",
         f"| work | {' | '.join(CHOICES)} |",
         f"| --- |{' --- |' * len(CHOICES)}",

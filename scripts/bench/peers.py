@@ -1,13 +1,13 @@
-"""Ours beside what else one would pick: a JAX loop written by hand, torch DDP over gloo, Keras 3 on JAX.
+"""Throughput of cyxjax, of a JAX loop written by hand, of torch DDP over gloo and of Keras 3 on JAX.
 
     python scripts/bench/peers.py [--torch-python PATH] [--keras-python PATH] [--turns 5] [--json FILE]
-    python scripts/bench/peers.py --quick     # a few steps of everything, to prove that it runs
+    python scripts/bench/peers.py --quick     # a few steps of everything, as a test
     python scripts/bench/peers.py --device gpu --peak-tflops 989 --replicas 1    # one H100; torch is compiled
 
-Each turn of each peer is processes of its own, which compile, warm up and time the same number of optimizer
-steps of the same work; turns go A B A B, so that a slower hour is slower for all. Printed are medians,
-the ratio of ours to each peer pair by pair (their median), and the command. `--write` puts the table into
-README.md beside this file. A peer whose library is absent, or that fails, is a cell that says so.
+Each turn of each library compared runs in its own processes, which compile, warm up and time the same number
+of optimizer steps of the same work. Turns alternate (A B A B), so that other load slows all alike. Prints the
+command, median samples/s, and the median over turns of the ratio of cyxjax to each library. The cell of a
+library that is absent or fails gives the reason. `--write` puts the table into README.md beside this file.
 """
 
 import argparse
@@ -29,13 +29,13 @@ HERE = Path(__file__).parent
 PEERS = {
     "ours": "cyxjax",
     "hand": "JAX by hand",
-    "paged": "by hand, our pages",  # the same loop, its processes started with what `--pages` sets
+    "paged": "by hand, our pages",  # the same loop, started with the settings of `--pages auto`
     "torch": "torch DDP",
     "keras": "Keras 3 on JAX",
 }
 _LIMIT_S = 300
 
-Turns = list[float | str]  # samples/s of each turn, or why there is none
+Turns = list[float | str]  # samples/s of each turn, or the reason for no result
 
 
 def main() -> int:
@@ -65,18 +65,18 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--works", nargs="+", choices=WORKS, help="all but those of a GPU's size")
+    parser.add_argument("--works", nargs="+", choices=WORKS, help="default: all but those for GPUs")
     parser.add_argument("--replicas", nargs="+", type=int, choices=(1, 2), default=[1, 2])
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument(
-        "--peak-tflops", type=float, help="of a device, dense: samples/s with their share of it"
+        "--peak-tflops", type=float, help="dense peak of one device: adds the share of it that is used"
     )
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--torch-python", default=sys.executable, help="a python that has torch")
-    parser.add_argument("--keras-python", default=sys.executable, help="a python that has keras and jax")
-    parser.add_argument("--json", help="every turn's samples/s, into this file")
-    parser.add_argument("--write", action="store_true", help="the table, into README.md beside this file")
-    parser.add_argument("--quick", action="store_true", help="a few steps, one turn: proves that it runs")
+    parser.add_argument("--torch-python", default=sys.executable, help="a Python with torch")
+    parser.add_argument("--keras-python", default=sys.executable, help="a Python with keras and jax")
+    parser.add_argument("--json", help="write the samples/s of every turn to this file")
+    parser.add_argument("--write", action="store_true", help="write the table to README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="a few steps, one turn, to test the program")
     args = parser.parse_args()
     args.works = args.works or [name for name, work in WORKS.items() if work.gflop is None]
     if args.quick:
@@ -85,7 +85,7 @@ def parse() -> argparse.Namespace:
 
 
 def turn(peer: str, work: str, replicas: int, args: argparse.Namespace) -> float | str:
-    """Samples/s of one turn; a text where there is none."""
+    """Samples/s of one turn, or the reason for no result."""
     script = [
         str(HERE / f"peers_{peer.replace('paged', 'hand')}.py"),
         work,
@@ -118,9 +118,9 @@ def python_of(peer: str, args: argparse.Namespace) -> str:
 
 
 def run(command: list[str], devices: int, device: str = "cpu", limit_s: float = _LIMIT_S) -> tuple[str, str]:
-    """(stdout, stderr) of a command in a session of its own, all of which is gone afterwards."""
+    """(stdout, stderr) of a command in its own session, whose processes are killed at the end."""
     env = {**os.environ, "JAX_PLATFORMS": {"gpu": "cuda"}.get(device, device), "PEERS_PORT": free_port()}
-    if devices > 1:  # several devices of one process starve on a pool of one thread a core
+    if devices > 1:  # one thread per core is too few for several devices in one process
         env["NPROC"] = str(max(devices, os.cpu_count() or 1))
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as process:
@@ -134,7 +134,7 @@ def run(command: list[str], devices: int, device: str = "cpu", limit_s: float = 
 
 
 def output_of(ranks: list[subprocess.Popen], limit_s: float) -> str:
-    """What rank 0 printed; "" if they did not come to their end. None of these sessions is left."""
+    """The output of rank 0, or "" if the ranks do not end in time; kills all their sessions at the end."""
     try:
         out = ranks[0].communicate(timeout=limit_s)[0]
         for process in ranks[1:]:
@@ -150,9 +150,9 @@ def output_of(ranks: list[subprocess.Popen], limit_s: float) -> str:
 
 
 def read(out: str, errors: str) -> float | str:
-    """What `say` printed; else the last line of the errors, which says why there is nothing."""
+    """The samples/s that `say` printed; otherwise "not run: " and the last line of the errors."""
     for line in reversed(out.splitlines()):
-        at = line.find('{"samples_per_s"')  # the launcher puts the rank before it
+        at = line.find('{"samples_per_s"')  # after the rank, which the launcher prepends
         if at >= 0:
             return float(json.loads(line[at:])["samples_per_s"])
     lines = [line for line in errors.splitlines() if "Error" in line] or errors.splitlines()[-1:]
@@ -166,11 +166,11 @@ def free_port() -> str:
 
 
 def table(cells: dict[str, dict[str, Turns]], args: argparse.Namespace) -> str:
-    """Markdown: medians, and how many times each peer we are."""
+    """Markdown: median samples/s, and in brackets the ratio of cyxjax to each library."""
     others = [peer for peer in args.peers if peer != "ours"]
     lines = [
         f"{machine(args.device)}; `python scripts/bench/peers.py`, {args.turns} turns, medians; in brackets "
-        f"cyxjax's rate divided by this one{', in % of its peak' if args.peak_tflops else ''}.",
+        f"cyxjax's rate divided by this one{'; in % the share of the peak' if args.peak_tflops else ''}.",
         "",
         f"| samples/s | {' | '.join(PEERS[peer] for peer in args.peers)} |",
         f"| --- |{' ---: |' * len(args.peers)}",
@@ -193,7 +193,7 @@ def middle(turns: Turns) -> str:
 
 
 def of_peak(gflop: float | None, peak_tflops: float | None, turns: Turns) -> str:
-    """The share of a device's peak that the model's own operations use (MFU), where both are known."""
+    """Model FLOPs utilization (MFU), the share of the device's peak that is used; "" if it is not known."""
     known = [t for t in turns if isinstance(t, float)]
     return (
         f", {statistics.median(known) * gflop / peak_tflops / 10:.0f} %"
@@ -203,7 +203,7 @@ def of_peak(gflop: float | None, peak_tflops: float | None, turns: Turns) -> str
 
 
 def ratio(ours: Turns, theirs: Turns) -> str:
-    """The median of the turns' ratios: of turns that followed each other."""
+    """The median of the ratios of turns that ran one after the other."""
     pairs = [
         a / b for a, b in zip(ours, theirs, strict=False) if isinstance(a, float) and isinstance(b, float)
     ]
@@ -225,7 +225,7 @@ def machine(device: str = "cpu") -> str:
 
 
 def write(readme: Path, text: str, name: str) -> None:
-    """Puts `text` between the marks `name` of the file."""
+    """Replaces the text between the marks `name` in the file."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     whole = readme.read_text()
     before, _, rest = whole.partition(begin)

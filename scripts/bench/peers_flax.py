@@ -1,4 +1,4 @@
-"""The models of peers.py in Flax: ours and the hand-written loop train the same ones."""
+"""The Flax models of peers.py, for cyxjax and for the loop written by hand."""
 
 from typing import Any
 

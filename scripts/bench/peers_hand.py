@@ -1,7 +1,7 @@
-"""A loop written by hand in JAX, one process of peers.py: what an expert writes for this one model.
+"""One process of peers.py for a JAX loop written by hand, as an expert writes it for this one model.
 
-Shuffled numpy batches, one compiled step, state donated, metrics read every ten steps; between processes the
-gradients and metrics cross as one flat buffer.
+Shuffled numpy batches, one compiled step, donated state, metrics read every ten steps; one all-reduce of a
+flat buffer averages gradients, batch statistics and metrics over the processes.
 """
 
 import os
@@ -77,7 +77,7 @@ def main() -> None:
             rows = order[at : at + batch]
             *state, loss, accuracy = step(*state, place(x[rows]), place(y[rows]))
             waiting.append((loss, accuracy))
-            if i % 10 == 9:  # what a loop shows its user: the mean since the last line
+            if i % 10 == 9:  # as a loop prints it: the mean since the last line
                 np.mean([float(a) for a, _ in waiting]), np.mean([float(b) for _, b in waiting])
                 waiting.clear()
         jax.block_until_ready(state)

@@ -1,4 +1,4 @@
-"""Keras 3 on JAX, the process of peers.py: `fit` with its progress and history.
+"""The process of peers.py for Keras 3 on JAX: `fit` with its progress output and history.
 
 Two replicas are two devices of this one process under `keras.distribution.DataParallel`.
 """

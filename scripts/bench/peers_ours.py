@@ -1,4 +1,4 @@
-"""Ours, one process of peers.py: the whole public `fit` with history, metrics, progress and last save."""
+"""One process of peers.py for cyxjax: a whole `fit` with history, metrics, progress and, on CPUs, saves."""
 
 import contextlib
 import sys
@@ -23,11 +23,11 @@ def main() -> None:
             epochs=10**6, batch_size=WORKS[args.work].batch, max_steps=steps_of(args), checkpoint_dir=folder,
             resume="never", precision=WORKS[args.work].dtype,
         )  # fmt: skip
-        if args.device == "gpu":  # else as by default: a GPT-2 writes 1.5 GB
+        if args.device == "gpu":  # no saves: a checkpoint of GPT-2 has 1.5 GB
             config.checkpoint_every_n_epochs = 0
-        with contextlib.redirect_stdout(sys.stderr):  # progress is on, the result stands alone
+        with contextlib.redirect_stdout(sys.stderr):  # progress; stdout has only the result
             trainer.fit(x, y, config)  # compiles
-            config.max_steps = 2 * steps_of(args)  # steps count on
+            config.max_steps = 2 * steps_of(args)  # the step count continues
             start = time.perf_counter()
             trainer.fit(x, y, config)
             seconds = time.perf_counter() - start

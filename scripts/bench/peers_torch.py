@@ -1,4 +1,4 @@
-"""torch, one process of peers.py: DDP over gloo fed by a gather of shuffled rows; on a GPU NCCL, compiled."""
+"""One process of peers.py for torch: DDP over gloo, gathered batches; on a GPU NCCL, compiled."""
 
 import contextlib
 import os
@@ -95,7 +95,7 @@ def main() -> None:
     rank, batch, gpu = int(os.environ.get("RANK", 0)), WORKS[args.work].batch, args.device == "gpu"
     net, place, autocast = model(args.work), lambda rows: rows, contextlib.nullcontext
     if gpu:
-        torch.set_float32_matmul_precision("high")  # as JAX does there
+        torch.set_float32_matmul_precision("high")  # TF32, as JAX on GPUs
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         net = net.cuda().to(memory_format=torch.channels_last)
         place = lambda rows: rows.pin_memory().cuda(non_blocking=True)  # noqa: E731
@@ -108,7 +108,7 @@ def main() -> None:
         net = nn.parallel.DistributedDataParallel(net)
     x, y = data(args.work)
     x, y = torch.from_numpy(x), torch.from_numpy(y).long()
-    if args.work in sizes.IMAGES:  # channels first; on a GPU they lie as they came
+    if args.work in sizes.IMAGES:  # channels first; on a GPU only as a view
         x = x.permute(0, 3, 1, 2) if gpu else x.permute(0, 3, 1, 2).contiguous()
     optimizer = torch.optim.Adam(net.parameters(), 1e-3, fused=gpu)
 
@@ -129,10 +129,10 @@ def main() -> None:
             loss = loss_of(place(x[rows]), place(y[rows]))
             loss.backward()
             optimizer.step()
-        loss.item()  # waits for a GPU
+        loss.item()  # waits for the GPU
         return time.perf_counter() - start
 
-    run(3)  # buckets are rebuilt, and a GPU's program is compiled
+    run(3)  # DDP rebuilds its buckets; on a GPU the program is compiled
     seconds = run(steps_of(args))
     if rank == 0:
         say(args, seconds)

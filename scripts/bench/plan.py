@@ -1,13 +1,13 @@
-"""How far `cyxjax plan` is from real runs of 1, 2 and 4 processes on this machine.
+"""Errors of `cyxjax plan`, compared with real runs of 1, 2 and 4 processes on this machine.
 
     python scripts/bench/plan.py [--works mlp wide_mlp cnn] [--write]
-    python scripts/bench/plan.py --quick      # a few steps of one work, to prove that it runs
+    python scripts/bench/plan.py --quick      # a few steps of one work, as a test
 
-The wire between two processes is measured first (all-reduces of one number and of 4 MiB). `cyxjax plan`, in
-one process with one thread, then predicts each row before it is run; where there are more processes than
-cores its computing time is multiplied by processes / cores. A real run is the launcher, `cyxjax.train` and
-the same configuration: the median epoch but the first, by its steps. `--write` puts the table into
-README.md beside this file.
+First measures the network between two processes (all-reduces of one number and of 4 MiB). `cyxjax plan`, in
+one process with one thread, then predicts each row before its run; with more processes than cores, its
+compute time is multiplied by processes / cores. A real run uses the launcher, `cyxjax.train` and the same
+configuration; its step time is the median time per epoch, without the first, divided by the steps per epoch.
+`--write` puts the table into README.md beside this file.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import peers
 from peers_work import WORKS
 
 HERE = Path(__file__).parent
-COMMS = {"wide_mlp": ("mean", "bf16", "int8", "zero1", "fsdp")}  # of other works: SOME
+COMMS = {"wide_mlp": ("mean", "bf16", "int8", "zero1", "fsdp")}  # for other works: SOME
 SOME = ("mean", "zero1")
 PROCESSES = (1, 2, 4)
 EPOCHS, QUICK_EPOCHS = 6, 2
@@ -34,7 +34,7 @@ Row = tuple[str, str, int, float, float]  # work, comm, processes, predicted s, 
 def main() -> int:
     args = parse()
     wire = measured_wire()
-    print(f"wire: {wire['bytes_per_s'] / 1e6:,.0f} MB/s, {1e6 * wire['latency_s']:.0f} us", file=sys.stderr)
+    print(f"link: {wire['bytes_per_s'] / 1e6:,.0f} MB/s, {1e6 * wire['latency_s']:.0f} us", file=sys.stderr)
     rows: list[Row] = []
     for work in args.works:
         plan = predicted(work, wire)
@@ -56,24 +56,24 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--works", nargs="+", choices=WORKS, default=["mlp", "wide_mlp", "cnn"])
     parser.add_argument("--processes", nargs="+", type=int, choices=PROCESSES, default=list(PROCESSES))
-    parser.add_argument("--write", action="store_true", help="the table, into README.md")
-    parser.add_argument("--quick", action="store_true", help="few steps of one work: proves that it runs")
+    parser.add_argument("--write", action="store_true", help="write the table to README.md beside this file")
+    parser.add_argument("--quick", action="store_true", help="few steps of one work, to test the program")
     args = parser.parse_args()
     if args.quick:
         args.works, args.processes = ["mlp"], [1, 2]
     if args.quick and args.write:
-        parser.error("--write needs the whole measurement")
+        parser.error("--write needs the whole measurement. HINT: omit --quick.")
     return args
 
 
 def measured_wire() -> dict[str, float]:
-    """Bytes per second and latency of all-reduces between two processes: t(n) = 2 latency + n / rate."""
+    """Bytes per second and latency (s) of all-reduces of two processes: t(n) = 2 latency + n / rate."""
     small_s, large_s = told(launched(2, str(HERE / "plan_wire.py"), str(_LARGE)))["seconds"]
     return {"bytes_per_s": _LARGE / max(large_s - small_s, 1e-9), "latency_s": small_s / 2}
 
 
 def predicted(work: str, wire: dict[str, float]) -> dict:
-    """What `cyxjax plan --json` says of the work."""
+    """The output of `cyxjax plan --json` for the work."""
     words = ["--bandwidth", f"{wire['bytes_per_s'] * 8 / 1e6:.6f}Mbit", "--replicas", "1:4", "--json"]
     words += ["--latency", f"{1e6 * wire['latency_s']:.6f}us"]
     with tempfile.TemporaryDirectory() as folder:
@@ -83,12 +83,12 @@ def predicted(work: str, wire: dict[str, float]) -> dict:
 
 
 def waiting_for_cores(plan: dict, processes: int) -> float:
-    """Seconds a step computes longer because processes share cores."""
+    """Seconds by which a step takes longer because processes share cores."""
     return plan["compute_s"] * max(0.0, processes / (os.cpu_count() or 1) - 1)
 
 
 def step_s(work: str, comm: str, processes: int, args: argparse.Namespace) -> float:
-    """Of a real run: the median epoch but the first, which compiles, by its steps."""
+    """Seconds per step of a real run, from the median epoch without the first, which compiles."""
     with tempfile.TemporaryDirectory() as folder:
         config = write_config(Path(folder), work, comm)
         words = ["-m", "cyxjax.train", "--config", str(config)]
@@ -100,7 +100,7 @@ def step_s(work: str, comm: str, processes: int, args: argparse.Namespace) -> fl
 
 
 def write_config(folder: Path, work: str, comm: str) -> Path:
-    """The experiment, without evaluation and saves: only steps are timed."""
+    """The path of the experiment's configuration, without evaluation and saves: only steps are timed."""
     config = {
         "run_dir": str(folder / "run"),
         "model": {"name": "peers_flax:model", "options": {"work": work}},
@@ -124,7 +124,7 @@ def launched(processes: int, *words: str) -> str:
 
 
 def run(command: list[str]) -> str:
-    """Its output, with one thread a process, as each of several has here. Ends the bench if it fails."""
+    """The output of `command`, run with one thread per process. Exits the benchmark if it fails."""
     os.environ |= {"NPROC": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(HERE)}
     out, errors = peers.run(command, devices=1)
     if not out or "Traceback" in errors:
@@ -133,13 +133,13 @@ def run(command: list[str]) -> str:
 
 
 def told(out: str) -> dict:
-    """The JSON object that is its last line; the launcher puts the rank before it."""
+    """The JSON object in the last line of `out`, after the rank, which the launcher prepends."""
     line = out.splitlines()[-1]
     return json.loads(line[line.index("{") :])
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Markdown: one line per row."""
     lines = ["| work | comm | processes | predicted | measured | off by |", "| --- | --- |" + " ---: |" * 4]
     for work, comm, processes, guess, real in rows:
         off = f"{guess / real - 1:+.0%}"

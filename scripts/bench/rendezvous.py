@@ -1,12 +1,12 @@
-"""How long a thousand ranks take to meet, on one machine, and to hear of a death.
+"""Time in which 1,000 ranks on one machine join a group, and in which all are notified of a death.
 
     python scripts/bench/rendezvous.py [--ranks 1000] [--turns 3]
-    python scripts/bench/rendezvous.py --quick     # 24 ranks, once: proves that it runs
+    python scripts/bench/rendezvous.py --quick     # 24 ranks, once, as a test
 
-The server is the launcher's, in this process, and does nothing else; the ranks are threads of a few
-other processes, each with a socket of its own and the code that real ranks run (`client.join`). They all
-come at once. Then the process of one breaks off its connection, the others hear of it, and die too. CPU time
-is the server's alone; wall time has that of the ranks in it, since they share this machine.
+This process runs only the launcher's server. The ranks are threads of 8 other processes; each has its own
+socket and runs the code of real ranks (`client.join`). All ranks join at the same time. Then one rank closes
+its connection, the others are notified, and all processes are killed. CPU time is that of the server; wall
+time includes the work of the ranks, because they share this machine.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TOKEN = "of a benchmark"
 
 
 class Turn(NamedTuple):
-    """Wall seconds, and those of CPU time of the server: until all have met, have heard, have gone."""
+    """(wall seconds, CPU seconds of the server) until all have joined, are notified of a death, are gone."""
 
     met: tuple[float, float]
     told: tuple[float, float]
@@ -46,8 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="24 ranks, once: proves that it runs")
-    parser.add_argument("--part", type=json.loads, help="[port, ranks, first, end]: those, in this process")
+    parser.add_argument("--quick", action="store_true", help="24 ranks, once, to test the program")
+    parser.add_argument("--part", type=json.loads, help="[port, ranks, first, end]: run those ranks")
     args = parser.parse_args()
     if args.part:
         be_ranks(*args.part)
@@ -62,15 +62,15 @@ def turn(ranks: int) -> Turn:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * ranks + 256)), hard))
     with parts(ranks) as (meeting, children):
         for child in children:
-            hear(child, "ready")
+            receive(child, "ready")
         began, cpu = time.monotonic(), time.process_time()
         for child in children:
-            say(child, "go")
-        met_s = max(hear(child, "met") for child in children) - began
+            send(child, "go")
+        met_s = max(receive(child, "met") for child in children) - began
         met_cpu, cpu = time.process_time() - cpu, time.process_time()
-        say(children[-1], "die")
-        broke = hear(children[-1], "broke")
-        told_s = max(hear(child, "told") for child in children) - broke
+        send(children[-1], "die")
+        broke = receive(children[-1], "broke")
+        told_s = max(receive(child, "told") for child in children) - broke
         told_cpu, cpu, began = time.process_time() - cpu, time.process_time(), time.monotonic()
         for child in children:
             child.kill()
@@ -82,7 +82,7 @@ def turn(ranks: int) -> Turn:
 
 @contextmanager
 def parts(ranks: int) -> Iterator[tuple[Rendezvous, list[subprocess.Popen]]]:
-    """The meeting of so many, and the processes that hold them; all of it gone afterwards."""
+    """The rendezvous of `ranks` ranks, and the processes that run them; all are ended afterwards."""
     listener = ports.listen("127.0.0.1", 0)
     server = GroupServer(listener, TOKEN, lambda line: None)
     job = Job(ranks, "bench", timeout_s=LIMIT_S)
@@ -115,10 +115,10 @@ def parts(ranks: int) -> Iterator[tuple[Rendezvous, list[subprocess.Popen]]]:
 
 
 def be_ranks(port: int, ranks: int, first: int, end: int) -> None:
-    """Ranks `first` to `end` - 1 of one group, a thread each; does what the parent says."""
+    """Runs ranks `first` to `end` - 1 of the group, one thread each, at the parent's commands."""
     members: list[GroupConnection] = []
-    heard = threading.Semaphore(0)
-    client.versions()  # loads what it reads from
+    notified = threading.Semaphore(0)
+    client.versions()  # loads modules, outside of the measured time
     print("ready 0", flush=True)
     sys.stdin.readline()
 
@@ -136,36 +136,36 @@ def be_ranks(port: int, ranks: int, first: int, end: int) -> None:
     print(f"met {time.monotonic()}", flush=True)
     dies = [members.pop()] if end == ranks else []
     for member in members:
-        member.watch(lambda why: heard.release())
+        member.watch(lambda why: notified.release())
     if dies:
         sys.stdin.readline()
-        dies[0]._channel.socket.shutdown(socket.SHUT_RDWR)  # as the end of its process does
+        dies[0]._channel.socket.shutdown(socket.SHUT_RDWR)  # as the end of a process does
         print(f"broke {time.monotonic()}", flush=True)
     for _ in members:
-        heard.acquire()
+        notified.acquire()
     print(f"told {time.monotonic()}", flush=True)
     sys.stdin.readline()
     os._exit(0)
 
 
-def say(child: subprocess.Popen, word: str) -> None:
+def send(child: subprocess.Popen, word: str) -> None:
     assert child.stdin
     child.stdin.write(f"{word}\n")
     child.stdin.flush()
 
 
-def hear(child: subprocess.Popen, word: str) -> float:
-    """When it happened. Raises: RuntimeError when the child says something else, or has ended."""
+def receive(child: subprocess.Popen, word: str) -> float:
+    """The time (s) that the child prints after `word`. Raises: RuntimeError if it prints anything else."""
     assert child.stdout
-    said = child.stdout.readline().split()
-    if not said or said[0] != word:
-        raise RuntimeError(f"expected {word!r} from a process of ranks, got {said} (it has {LIMIT_S:g} s)")
-    return float(said[1])
+    reply = child.stdout.readline().split()
+    if not reply or reply[0] != word:
+        raise RuntimeError(f"expected {word!r} from a process of ranks, got {reply} (it has {LIMIT_S:g} s)")
+    return float(reply[1])
 
 
 def table(ranks: int, turns: list[Turn]) -> str:
     """Markdown: medians."""
-    rows = (f"{ranks:,} ranks meet", "all have heard of a death", "all others die, and are seen to have gone")
+    rows = (f"{ranks:,} ranks meet", "all are notified of a death", "all others die and are removed")
     lines = ["| | wall | CPU time of the server |", "| --- | ---: | ---: |"]
     for row, values in zip(rows, zip(*turns, strict=True), strict=True):
         wall, cpu = (statistics.median(column) for column in zip(*values, strict=True))

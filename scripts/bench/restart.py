@@ -1,8 +1,8 @@
-"""Seconds from the SIGKILL of one rank to the next step of the whole group, and where they go.
+"""Seconds from the SIGKILL of one rank to the next step of the whole group, divided into phases.
 
     python scripts/bench/restart.py [--ranks 2] [--rounds 3] [--torch-python PYTHON]
 
-A small model on the CPU. With a python that has torch: torchrun with the same model beside it, in turns.
+A small model on the CPU. With --torch-python, torchrun with the same model alternates with cyxjax.launch.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LIMIT_S = 60
 PARTS = (
-    ("noticed, and processes started", "killed", "began"),
+    ("noticed, processes started", "killed", "began"),
     ("libraries loaded", "began", "loaded"),
     ("group formed", "loaded", "formed"),
     ("model built, first step", "formed", "stepped"),
-    ("in all", "killed", "stepped"),
+    ("total", "killed", "stepped"),
 )
 
 
@@ -39,10 +39,10 @@ def command(python: str, ranks: int, ours: bool) -> list[str]:
 
 
 def one_round(words: list[str]) -> dict[str, float] | None:
-    """When the last rank passed each mark, in seconds; None, with the reason shown, if the group did not."""
-    with tempfile.TemporaryDirectory() as folder:  # also for what the launchers leave of the first error
+    """Seconds at which the last rank passed each mark; None if the group fails, whose output is printed."""
+    with tempfile.TemporaryDirectory() as folder:  # also for error files of the launchers
         own = {"JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": folder}
-        env = os.environ | own | {"PYTHONDONTWRITEBYTECODE": ""}  # as where a package was installed
+        env = os.environ | own | {"PYTHONDONTWRITEBYTECODE": ""}  # cache bytecode, as usual
         marks, output = Path(folder) / "marks", Path(folder) / "output"
         with output.open("w") as file:
             process = subprocess.Popen([*words, str(marks)], env=env, stdout=file, stderr=file)
@@ -55,7 +55,7 @@ def one_round(words: list[str]) -> dict[str, float] | None:
 
 
 def end_of(process: subprocess.Popen) -> int | str:
-    """Its exit code; past the limit it is told to stop, so that its ranks stop too."""
+    """The exit code of `process`; after the limit terminates it with its ranks and returns a message."""
     try:
         return process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--torch-python", default="", help="a python that has torch")
+    parser.add_argument("--torch-python", default="", help="a Python with torch")
     args = parser.parse_args()
     rows = {"cyxjax.launch": command(sys.executable, args.ranks, ours=True)}
     if args.torch_python:

@@ -1,4 +1,4 @@
-"""One rank of restart.py: a small model; rank 1 of the first start is killed after some steps."""
+"""One rank of restart.py: a small model; in the first start, rank 1 kills itself after some steps."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import time
 
 began = time.time()
 
-import jax  # noqa: E402  # what is loaded from here on is part of what is measured
+import jax  # noqa: E402  # loading these libraries is part of the measurement
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from flax import linen as nn  # noqa: E402

@@ -7,7 +7,7 @@ import time
 
 began = time.time()
 
-import torch  # noqa: E402  # what is loaded from here on is part of what is measured
+import torch  # noqa: E402  # loading these libraries is part of the measurement
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 

@@ -1,9 +1,9 @@
-"""What comparing the replicas costs: runs without it, with it at every step, and at its default, in turns.
+"""Cost of comparing the replicas: never, at every step, and at the default interval, in alternating runs.
 
     python scripts/bench/sentinel.py [--rounds 5] [--epochs 2]
 
-Two CPU devices, the MLP 784-256-10 with Adam, 1,000 steps of 64 samples an epoch: steps of about a
-millisecond, beside which a comparison weighs most. Each first compiles in a run that is not measured.
+Two CPU devices, the MLP 784-256-10 with Adam, 1,000 steps of 64 samples per epoch. A step takes one to two
+milliseconds, so that the relative cost is high. A first run of each, which compiles, is not measured.
 """
 
 import argparse
@@ -44,10 +44,10 @@ def main() -> None:
     step = statistics.median(found[0] for found in rounds)
     one = statistics.median(found[1] - found[0] for found in rounds)
     default = statistics.median(found[DEFAULT] / found[0] for found in rounds)
-    print(f"a step without it            {step:6.3f} ms")
+    print(f"step without comparison      {step:6.3f} ms")
     print(f"one comparison               {one:6.3f} ms (from runs that compare at every step)")
     print(f"every {DEFAULT} steps, computed    {one / DEFAULT / step:6.2%} of a step")
-    print(f"every {DEFAULT} steps, measured    {default - 1:+6.2%} (runs themselves differ by more)")
+    print(f"every {DEFAULT} steps, measured    {default - 1:+6.2%} (equal runs differ by more)")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Seconds from the command to the first step of configs/digits.yaml on one device, and where they go.
+"""Seconds from the command to the first step of configs/digits.yaml on one device, by phases.
 
     python scripts/bench/starts.py [--rounds 5]
 
-Beside it the same model, optimizer and batch in a loop by hand. Each start is a process of its own, in turns;
-compiled programs are kept from a first start that does not count. The table has the least of all rounds: CPU
-seconds, and in brackets seconds of the clock.
+The baseline is a loop written by hand with the same model, optimizer and batch. Each start runs in its own
+process; the two alternate. A first start of each, which is not counted, fills the compilation cache. The
+table has the minimum of all rounds: CPU seconds and, in brackets, wall seconds.
 """
 
 import argparse
@@ -23,19 +23,19 @@ _LIMIT_S = 120
 
 
 def mark(what: str) -> None:
-    """Notes the seconds since this process began: (CPU, clock)."""
+    """Writes down (CPU seconds, wall seconds) since this process started."""
     at_s = time.process_time(), time.time() - float(os.environ["STARTS_BEGAN_S"])
     with open(os.environ["STARTS_MARKS"], "a") as file:
         file.write(json.dumps([what, *at_s]) + "\n")
 
 
 def one_start(words: list[str], cache: str) -> dict[str, tuple[float, float]]:
-    """Each mark of a process: (CPU, clock) seconds."""
+    """(CPU seconds, wall seconds) of each mark of the process that runs `words`."""
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder, "marks")
         env = os.environ | {
             "JAX_PLATFORMS": "cpu",
-            "PYTHONDONTWRITEBYTECODE": "",  # as where a package was installed
+            "PYTHONDONTWRITEBYTECODE": "",  # cache bytecode, as usual
             "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
             "JAX_COMPILATION_CACHE_DIR": cache,
             "STARTS_MARKS": str(marks),

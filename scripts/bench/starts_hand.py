@@ -1,4 +1,4 @@
-"""The loop by hand of starts.py: data, network and optimizer of configs/digits.yaml, one step."""
+"""The loop written by hand of starts.py: data, network and optimizer of configs/digits.yaml, one step."""
 
 from importlib.util import find_spec
 from pathlib import Path

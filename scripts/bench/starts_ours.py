@@ -1,4 +1,4 @@
-"""A callback for starts.py: notes the start of training, and ends the process at the first step."""
+"""A callback for starts.py that marks the phases of a start and ends the process after the first step."""
 
 import os
 
