@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 TABLES = Path("tests/house/mutants")
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks")
 _RESULTS = {"runs", "build", "dist"}  # in the root alone; cyxjax/train/runs is a package
-_LIMIT_S = 600  # per mutant; a test that hangs is killed: neither caught nor survived
+_LIMIT_S = 600  # per mutant; a test that hangs is killed, and the mutant counts as BROKEN
 
 
 class Mutant(NamedTuple):
@@ -48,7 +48,7 @@ class Mutant(NamedTuple):
 
 
 def read_table(root: Path = ROOT) -> list[Mutant]:
-    """All mutants, by file of the table. Raises: TypeError for an unknown or a missing field."""
+    """All mutants, in the order of their files. Raises: TypeError for an unknown or a missing field."""
     tables = [tomllib.loads(path.read_text()) for path in sorted((root / TABLES).glob("*.toml"))]
     return [Mutant(**fields) for table in tables for fields in table["mutant"]]
 

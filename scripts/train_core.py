@@ -4,8 +4,8 @@
     JAX_NUM_CPU_DEVICES=2 python scripts/train_core.py    two replicas, half the batch each: the same losses
 
 Only cyxjax.core (one step) and cyxjax.data (the order of samples) are used. The losses equal the trainer's
-(tests/device/test_train_core.py). A trainer adds features around the loop, not in the step: checkpoints and
-resuming, several processes, precision, other ways to send gradients, guards and metrics to watch.
+(tests/device/test_train_core.py). The trainer adds checkpoints and resuming, several processes, mixed
+precision, other strategies for gradients, guards and monitored metrics.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from cyxjax.core.replica import model_map, pmean, psum, sync_map
 from cyxjax.data import BatchPlan, Order, iterate, load_dataset
 
 SEED, GLOBAL_BATCH_SIZE, LEARNING_RATE = 42, 64, 0.002
-CUT = (PER_REPLICA, PER_REPLICA, PER_REPLICA)  # inputs, targets, weights: rows divided among the replicas
+CUT = (PER_REPLICA, PER_REPLICA, PER_REPLICA)  # inputs, targets, weights: each replica has its rows
 
 
 class Net(linen.Module):
@@ -72,7 +72,7 @@ def build_steps(mesh):
         return jax.tree.map(lambda a: a[None], (grads, metrics.sums(losses, output, labels, weight)))
 
     def reduce_and_update(state, rows):
-        """The only place where replicas communicate; jax checks that the results are the same on all."""
+        """The only communication in a train step; jax checks that all replicas have the same results."""
         grads, sums = jax.tree.map(lambda a: a[0], rows)
         updates, rule = optimizer.update(pmean(grads), state.optimizer, state.params)
         return State(optax.apply_updates(state.params, updates), rule), psum(sums)
@@ -101,8 +101,8 @@ def train(mesh, epochs):
     for epoch in range(epochs):
         plan, sums = BatchPlan(len(digits.train), batch_size, num_replicas(mesh)), []
         for host in iterate(digits.train, Order(len(digits.train), SEED, epoch), plan, mine):
-            state, told = step(state, *put_rows(mesh, host[:3]), jnp.float32(host.total))
-            sums.append(told)  # not read yet: the device computes while the host prepares the next batch
+            state, step_sums = step(state, *put_rows(mesh, host[:3]), jnp.float32(host.total))
+            sums.append(step_sums)  # not read yet: the device computes while the host prepares the next batch
         history.append(metrics.means(np.sum(np.array(sums, np.float64), axis=0)))
         print(f"Epoch {epoch}, Loss: {history[-1]['loss']:.4f}, Accuracy: {history[-1]['accuracy']:.4f}")
 

@@ -19,7 +19,7 @@ BEST, MODEL = "best_model.pt", "model.cyxmodel"
 def main() -> None:
     options = parse_arguments()
 
-    # 1. The group. The rank comes from environment variables that a launcher sets (else: one process).
+    # 1. The group. A launcher sets the rank in environment variables; without them there is one process.
     #    Nothing here depends on the number of processes. A replica is a device; a rank may own several.
     rank, local_rank, world_size = cx.distributed.setup_distributed()
     print(f"Process {rank}/{world_size} started (local rank {local_rank})")
@@ -93,7 +93,7 @@ def save(trainer, history, model: cx.SequentialModel, folder: Path) -> None:
     if trainer.is_master():
         model.save(folder / MODEL)
         history.save(folder / "history.json")
-    cx.distributed.barrier()  # nobody reads before rank 0 has written
+    cx.distributed.barrier()  # no rank reads before rank 0 has written
 
 
 def use(folder: Path, test) -> None:
@@ -101,7 +101,7 @@ def use(folder: Path, test) -> None:
     images, labels = test.take(range(5))
     guesses = cx.SequentialModel.load(folder / MODEL).eval()(images).argmax(axis=-1)
     if cx.distributed.is_master():
-        print(f"First five of the test: guessed {guesses.tolist()}, labelled {labels.tolist()}")
+        print(f"First five test samples: predicted {guesses.tolist()}, labels {labels.tolist()}")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
-"""Contrastive learning: each picture finds its caption among those of the whole global batch.
+"""Contrastive learning: each picture is matched with the captions of the whole global batch.
 
-python scripts/examples/contrastive.py    (under the launcher too: the losses are the same)
+python scripts/examples/contrastive.py    (also under the launcher, with the same losses)
 """
 
 import numpy as np
@@ -20,8 +20,8 @@ class Towers(linen.Module):
 def pairs(count=96):
     rng = np.random.default_rng(0)
     meaning = rng.normal(size=(count, 4))
-    see, say = rng.normal(size=(4, 12)), rng.normal(size=(4, 10))
-    return (meaning @ see).astype(np.float32), (meaning @ say).astype(np.float32)
+    to_picture, to_caption = rng.normal(size=(4, 12)), rng.normal(size=(4, 10))
+    return (meaning @ to_picture).astype(np.float32), (meaning @ to_caption).astype(np.float32)
 
 
 def main(epochs=4):

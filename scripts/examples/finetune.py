@@ -1,6 +1,6 @@
-"""Fine-tuning: a body from a safetensors file, adapters beside its kernels, a new head; all else stays.
+"""Fine-tuning: a frozen body from a safetensors file, LoRA adapters for its kernels, and a new head.
 
-python scripts/examples/finetune.py    (under the launcher too: the losses are the same)
+python scripts/examples/finetune.py    (also under the launcher, with the same losses)
 """
 
 import os
@@ -31,7 +31,7 @@ def samples(classes, seed):
 
 
 def pretrained(path):
-    """A body that somebody trained with torch, say: their names, their layout."""
+    """Writes a body to `path`, with the names and the layout of a model that was trained with torch."""
     rng = np.random.default_rng(0)
     shapes = {"body.0": (32, 8), "body.1": (32, 32)}
     arrays = {
@@ -39,7 +39,7 @@ def pretrained(path):
     }
     arrays |= {f"{name}.bias": np.zeros(32, np.float32) for name in shapes}
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}")  # ranks write the same bytes, none reads half of them
+    draft = path.with_suffix(f".{os.getpid()}")  # all ranks write it; none reads half a file
     save_file({name: array.astype(np.float32) for name, array in arrays.items()}, draft)
     os.replace(draft, path)
 

@@ -1,6 +1,6 @@
 """A GAN on handwritten digits: two optimizers over two groups of parameters, in one compiled step.
 
-python scripts/examples/gan.py    (under the launcher too: the losses are the same)
+python scripts/examples/gan.py    (also under the launcher, with the same losses)
 """
 
 import jax
@@ -26,7 +26,7 @@ class Discriminator(linen.Module):
 
 
 class Gan(linen.Module):
-    """Both, with all that the losses look at as output."""
+    """Generator and discriminator; the output has everything that the losses need."""
 
     def setup(self):
         self.generator, self.discriminator = Generator(), Discriminator()
@@ -45,7 +45,7 @@ def tells(output, target):
 
 
 def task(typical):
-    """Each loss trains its own; `gap` is how far what is made lies from a typical digit."""
+    """Each loss trains its own network; `gap` is the mean squared difference of fakes to `typical`."""
     adam = lambda lr: optax.adam(lr, b1=0.5)  # noqa: E731
     return cx.Task(
         {

@@ -1,6 +1,6 @@
-"""A model and data of your own: a folder of arrays, classes by their names, a measure of your own.
+"""A model, a dataset and a metric of your own, and metrics per class with the names of the classes.
 
-python scripts/examples/own_model.py    (under the launcher too: the losses are the same)
+python scripts/examples/own_model.py    (also under the launcher, with the same losses)
 """
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ KINDS = ("circle", "cross", "stripes")
 
 
 class Net(nnx.Module):
-    """Any module of yours: dropout and batch norm know by themselves whether it trains."""
+    """Any nnx module; the trainer switches dropout and batch norm between training and evaluation."""
 
     def __init__(self, classes, rngs):
         self.conv = nnx.Conv(1, 8, (3, 3), rngs=rngs)
@@ -27,7 +27,7 @@ class Net(nnx.Module):
 
 
 class Drawings:
-    """Any class with a length and items: read by number, so shuffled over all and cut among all ranks."""
+    """Any class with a length and items by index; the trainer shuffles and divides them among the ranks."""
 
     def __init__(self, first, count):
         self._first, self._count = first, count
@@ -48,7 +48,7 @@ class Drawings:
 
 
 def margin(output, target):
-    """How far the right class is above the best other one: a value a sample."""
+    """(B,): by how much the logit of the target exceeds the largest other logit."""
     own = jnp.take_along_axis(output, target[:, None], 1)
     others = jnp.where(jnp.arange(output.shape[1]) == target[:, None], -jnp.inf, output)
     return own[:, 0] - others.max(1)

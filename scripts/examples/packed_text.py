@@ -1,6 +1,6 @@
-"""A language model on texts of many lengths: packed into rows, each text attending to itself alone.
+"""A language model on texts of different lengths, packed into rows; attention stays within each text.
 
-python scripts/examples/packed_text.py    (under the launcher too: the losses are the same)
+python scripts/examples/packed_text.py    (also under the launcher, with the same losses)
 """
 
 import re
@@ -17,14 +17,14 @@ LENGTH, WIDTH = 48, 32
 
 
 class Model(linen.Module):
-    """One block of attention; inputs come by these names."""
+    """One transformer block; its arguments have the names of the inputs."""
 
     vocabulary: int
 
     @linen.compact
     def __call__(self, tokens, segments, positions):
         x = linen.Embed(self.vocabulary, WIDTH)(tokens) + linen.Embed(LENGTH, WIDTH)(positions)
-        same = segments[:, :, None] == segments[:, None, :]  # one text
+        same = segments[:, :, None] == segments[:, None, :]  # the same text
         mask = linen.combine_masks(linen.make_causal_mask(tokens), same[:, None].astype(jnp.float32))
         x = x + linen.MultiHeadDotProductAttention(num_heads=2)(linen.LayerNorm()(x), mask=mask)
         x = x + linen.Dense(WIDTH)(jax.nn.gelu(linen.Dense(4 * WIDTH)(linen.LayerNorm()(x))))
@@ -38,7 +38,7 @@ def main(epochs=2, texts=120):
     tokens = [np.array([vocabulary[character] for character in part], np.int32) for part in sentences]
     packed = cx.data.pack(tokens, LENGTH)
     inputs = {"tokens": packed.tokens, "segments": packed.segments, "positions": packed.positions}
-    loss = cx.CrossEntropyLoss(ignore_index=-100)  # of padding
+    loss = cx.CrossEntropyLoss(ignore_index=-100)  # the target of padding
     trainer = cx.distributed.DistributedTrainer(Model(len(vocabulary)), loss, cx.SGDOptimizer(0.5))
     config = cx.distributed.DistributedTrainingConfig(
         epochs=epochs, global_batch_size=16, max_grad_norm=1.0, checkpoint_every_n_epochs=0

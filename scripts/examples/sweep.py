@@ -1,4 +1,4 @@
-"""A sweep: one run for each point of a grid, each in its own run folder, then one page that compares them.
+"""A sweep: one run per point of a grid, each in its own run folder, then one page that compares them.
 
 python scripts/examples/sweep.py && cyxjax report runs/sweep --output sweep.html
 """
@@ -11,7 +11,7 @@ GRID = {"lr": (0.003, 0.01), "hidden": (32, 64)}
 
 
 class Pruning(cx.Callback):
-    """Ends a run that optuna prunes, on all ranks. trial: on rank 0; None on the others."""
+    """Ends a run on all ranks if optuna prunes it. trial: optuna's on rank 0, None on the others."""
 
     def __init__(self, trial):
         self.trial, self.pruned = trial, False

@@ -1,6 +1,6 @@
-"""Samples from tar shards, mixed three to one with others, decoded by threads, augmented on the device.
+"""Samples from tar shards, decoded by threads, mixed 3:1 with arrays, and augmented on the device.
 
-python scripts/examples/tar_stream.py    (under the launcher too: the losses are the same)
+python scripts/examples/tar_stream.py    (also under the launcher, with the same losses)
 """
 
 import io
@@ -23,7 +23,7 @@ class Net(linen.Module):
 
 
 def flipped(key, x):
-    """One picture (H, W, C), left to right or as it is; its key is the same wherever it is trained on."""
+    """One picture (H, W, C), flipped horizontally or unchanged; its key does not depend on the device."""
     return jax.lax.cond(jax.random.bernoulli(key), lambda x: x[:, ::-1], lambda x: x, x)
 
 
@@ -34,7 +34,7 @@ def picture(label, rng):
 
 
 def write_shards(folder, rng):
-    """What webdataset would write: 000.npy and 000.cls beside each other."""
+    """Writes shards as webdataset does: 000.npy and 000.cls are one sample."""
     for number in range(2):
         with tarfile.open(Path(folder, f"train-{number}.tar"), "w") as archive:
             for i in range(40):
@@ -60,7 +60,7 @@ def main(epochs=3):
             epochs=epochs, global_batch_size=16, checkpoint_every_n_epochs=0
         )
         losses = trainer.fit(data, config=config).train_losses
-        shards.close()  # its threads
+        shards.close()  # ends its threads
         return losses
 
 

@@ -1,6 +1,6 @@
-"""A stream that worker processes make: each decodes its share of the samples, a loader joins them to batches.
+"""A stream from worker processes: each decodes its share of the samples; a loader combines them to batches.
 
-python scripts/examples/worker_stream.py    (under the launcher too: the losses are the same)
+python scripts/examples/worker_stream.py    (also under the launcher, with the same losses)
 """
 
 import subprocess
@@ -12,9 +12,9 @@ from flax import linen
 
 import cyxjax as cx
 
-SAMPLES, BATCH, WORKERS, CLASSES = 192, 24, 2, 4  # BATCH: samples of a step, over all ranks
+SAMPLES, BATCH, WORKERS, CLASSES = 192, 24, 2, 4  # BATCH: samples per step of all ranks
 
-# What a worker runs: sample `index` is the same whoever makes it. A program of its own, that imports no jax.
+# The program of a worker, which does not import jax. Sample `index` is the same in every worker.
 WORK = """
 import sys
 import numpy as np
@@ -23,13 +23,13 @@ first, stop, step, classes = map(int, sys.argv[1:])
 for index in range(first, stop, step):
     rng = np.random.default_rng(index)
     label = rng.integers(0, classes)
-    features = np.eye(classes, 8)[label] + rng.normal(0, 0.4, 8)  # as a decoder of pictures would give
+    features = np.eye(classes, 8)[label] + rng.normal(0, 0.4, 8)  # in place of decoded pictures
     sys.stdout.buffer.write(np.float32([*features, label]).tobytes())
 """
 
 
 class Stream:
-    """Batches of this rank's share. Each `iter` starts its workers anew; they end with it."""
+    """Batches of this rank's share of the samples. Each iterator starts its own workers and ends them."""
 
     def __init__(self, rank, ranks):
         self._rank, self._ranks = rank, ranks
@@ -42,13 +42,13 @@ class Stream:
         with ExitStack() as running:
             workers = [running.enter_context(self._worker(number)) for number in range(WORKERS)]
             for worker in workers:
-                running.callback(worker.kill)  # where nobody reads to the end
+                running.callback(worker.kill)  # if the iteration ends early
             for _ in range(len(self)):
                 rows = np.stack([_read(workers[i % WORKERS]) for i in range(self.batch_size)])
                 yield rows[:, :-1], rows[:, -1].astype(np.int32)
 
     def _worker(self, number):
-        # Of all samples every `ranks`-th is this rank's; of those each worker makes every `WORKERS`-th.
+        # This rank has every `ranks`-th sample; each worker decodes every `WORKERS`-th of these.
         share = (self._rank + self._ranks * number, SAMPLES, self._ranks * WORKERS, CLASSES)
         return subprocess.Popen([sys.executable, "-c", WORK, *map(str, share)], stdout=subprocess.PIPE)
 

@@ -1,6 +1,6 @@
-"""Two ranks as two Ray tasks, each on a node that has room for it.   Start: python scripts/ray/digits.py
+"""Two ranks as two Ray tasks, each on a node with enough free CPUs.   Start: python scripts/ray/digits.py
 
-Ray finds the nodes; the ranks meet by themselves, with what `rank_environment` gives each of them.
+Ray chooses the nodes; the ranks then connect to each other with the variables of `rank_environment`.
 """
 
 import os
@@ -14,7 +14,7 @@ COMMAND = [sys.executable, "-m", "cyxjax.train", "--config", "configs/digits.yam
 
 
 def rank_environment(rank: int, world_size: int, address: str, port: int, token: str) -> dict[str, str]:
-    """What a rank needs to find the others. Rank 0 must run on the host of `address`."""
+    """The variables with which a rank finds the others. Rank 0 must run on the host of `address`."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -23,12 +23,12 @@ def rank_environment(rank: int, world_size: int, address: str, port: int, token:
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "CYXJAX_TOKEN": token,
-        "DISTRIBUTED_TIMEOUT_MS": "300000",  # tasks start when there is room for them
+        "DISTRIBUTED_TIMEOUT_MS": "300000",  # tasks wait for free CPUs
     }
 
 
 def run_rank(environment: dict[str, str], command: list[str]) -> int:
-    """The exit code of one rank, which runs in a process of its own: jax and Ray share nothing."""
+    """The exit code of one rank, which runs in its own process, separate from Ray's."""
     return subprocess.run(command, env=os.environ | environment, check=False).returncode
 
 
