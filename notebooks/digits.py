@@ -2,7 +2,7 @@
 # # Digits, from data to a saved model
 #
 # Trains a Flax network on the handwritten digits that scikit-learn bundles, on every device this notebook's
-# process can see. On a machine without GPUs two virtual CPU devices stand in for two real ones.
+# process can see. On a machine without GPUs it uses two virtual CPU devices.
 
 # %%
 import cyxjax as cx
@@ -17,7 +17,7 @@ print(len(data.train), len(data.val), len(data.test))
 
 # %% [markdown]
 # The network is plain Flax. The trainer gives dropout a key per sample and averages the gradients over all
-# samples, so that two replicas learn what one device would learn from the whole batch.
+# samples, so two replicas compute the same update as one device with the whole batch.
 
 # %%
 from flax import linen as nn
@@ -35,7 +35,7 @@ class Net(nn.Module):
 # %%
 trainer = cx.DistributedTrainer(Net(), cx.CrossEntropyLoss(), cx.AdamOptimizer(0.003))
 history = trainer.fit(data.train, data.val, epochs=4, batch_size=32, checkpoint_every_n_epochs=0)
-history  # its epochs as a table, and the curves of the losses
+history  # displays a table of the epochs
 
 # %%
 history.plot()  # a matplotlib Figure; with a path it writes a file
@@ -46,7 +46,7 @@ print(f"test loss {loss:.4f}, accuracy {accuracy:.4f}")
 assert accuracy > 0.85
 
 # %% [markdown]
-# A checkpoint holds all that the next step depends on. To train in several processes, use
+# A checkpoint contains everything that the next step depends on. To train in several processes, use
 # `python -m cyxjax.launch` in a terminal.
 
 # %%

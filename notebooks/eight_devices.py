@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Data parallelism, seen on eight devices
+# # Data parallelism on eight devices
 #
-# What happens to a batch, to gradients and to parameters when several devices train one model. Eight virtual
-# CPU devices stand in for eight real ones; nothing else differs.
+# This notebook shows what happens to a batch, to gradients and to parameters when several devices train one
+# model. It uses eight virtual CPU devices; the program is the same on real devices.
 
 # %%
 import jax
@@ -17,7 +17,7 @@ print(f"{cx.distributed.get_num_replicas()} replicas in 1 process, {group.backen
 # %% [markdown]
 # ## A batch is split over the devices
 #
-# Each device holds its own two of sixteen samples. The array is still one array of sixteen.
+# Each device holds two of the sixteen samples. To the program it remains one array of shape (16,).
 
 # %%
 x = np.arange(16, dtype=np.float32)
@@ -29,18 +29,19 @@ print("together:", spread.shape)
 # %% [markdown]
 # ## The mean of the devices' gradients is the gradient of the batch
 #
-# The loss is `mean(w * x)`, so the gradient of `w` is the mean of the samples that a device sees.
+# The loss is `mean(w * x)`, so the gradient of `w` on a device is the mean of its samples.
 
 # %%
 own = [float(shard.data.mean()) for shard in spread.addressable_shards]
-print("of each device:   ", own)
-print("their mean:       ", np.mean(own))
-print("of the whole batch:", x.mean())
+print("gradient on each device:    ", own)
+print("mean of these gradients:    ", np.mean(own))
+print("gradient of the whole batch:", x.mean())
 assert np.mean(own) == x.mean() == 7.5
 
 # %% [markdown]
-# This holds while every device has the same number of samples. In a short last batch it does not: the mean of
-# means is another number. The trainer weights the samples, so that each counts once.
+# This holds if every device has the same number of samples. In a short last batch the mean of the devices'
+# means differs from the mean of all samples. The trainer weights the gradients so that each sample counts
+# once.
 
 # %%
 parts = np.split(x[:12], [2, 4, 6, 8, 9, 10, 11])  # twelve samples on eight devices
@@ -48,10 +49,10 @@ print("mean of means:", np.mean([part.mean() for part in parts]), " mean of samp
 assert np.mean([part.mean() for part in parts]) != x[:12].mean()
 
 # %% [markdown]
-# ## One device and eight learn the same
+# ## One device and eight devices give the same parameters
 #
-# `check_replicas` trains three steps on one device and on eight, with the same batches of the same samples,
-# and compares every parameter.
+# `check_replicas` trains three steps on one device and on eight, with the same global batches, and compares
+# every parameter.
 
 # %%
 from flax import linen as nn
@@ -67,16 +68,14 @@ class Net(nn.Module):
 data = cx.load_dataset("digits")
 images, labels = data.train.take(np.arange(256))
 cx.distributed.finalize()
-cx.testing.check_replicas(
-    Net(), cx.CrossEntropyLoss(), images, labels, replicas=8
-)  # raises where they differ
+# raises an error if a parameter differs
+cx.testing.check_replicas(Net(), cx.CrossEntropyLoss(), images, labels, replicas=8)
 print("one device and eight agree")
 
 # %% [markdown]
 # ## After each step all devices hold the same parameters
 #
-# A whole training run, and its parameters: every device holds all of them, and after each step they
-# are equal.
+# After a training run, every device holds a full copy of the parameters, and all copies are equal.
 
 # %%
 group = cx.distributed.init(cpu_devices=8)

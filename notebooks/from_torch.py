@@ -2,7 +2,7 @@
 # # A torch DDP script, ported step by step
 #
 # The script below trains a small network on handwritten digits with `DistributedDataParallel`. Each step
-# ports a part of it; at the end the losses of both agree to the fifth digit.
+# ports a part of it; at the end the losses of both agree to within 5e-5.
 #
 # ```python
 # import torch
@@ -49,8 +49,9 @@
 # %% [markdown]
 # ## 1. The group
 #
-# `dist.init_process_group("gloo")` stays as it is; rank and world size come from the same variables, under
-# `torchrun` too. A notebook is one process: two virtual devices stand in for two ranks.
+# `dist.init_process_group("gloo")` stays as it is; rank and world size come from the same environment
+# variables, also under `torchrun`. A notebook is a single process, so two virtual devices replace
+# the two ranks.
 
 # %%
 import subprocess
@@ -71,11 +72,11 @@ print(f"{dist.get_num_replicas()} replicas in {dist.get_world_size()} process, {
 # %% [markdown]
 # ## 2. Data
 #
-# Arrays of numpy instead of tensors; a `TensorDataset` is a tuple of them. Sampler and loader keep their
-# names. With `shuffle=False` the order is torch's, sample for sample; a shuffled order comes from another
-# generator.
+# Use NumPy arrays instead of tensors, and a tuple of arrays instead of a `TensorDataset`. Sampler and loader
+# keep their names. With `shuffle=False` the order of samples is the same as in torch; with shuffling it
+# differs, because the random generator differs.
 #
-# `batch_size` is per process: 64 in this process, which has two devices, is 32 for each.
+# `batch_size` is per process: this process has two devices, so 64 gives 32 samples per device.
 
 # %%
 digits = load_digits()
@@ -90,8 +91,8 @@ print(len(loader), "batches")
 # ## 3. Model, loss, optimizer
 #
 # `nn.Sequential` is `cx.SequentialModel` (any Flax module does as well). Its kernels are (in, out), torch's
-# weights (out, in). To compare, both scripts begin with the weights that numpy draws here; without
-# `set_values` a seed draws them, as in torch.
+# weights (out, in). For the comparison, both scripts start from the same weights, drawn with NumPy; without
+# `set_values`, weights are initialized from a seed, as in torch.
 
 
 # %%
@@ -116,8 +117,8 @@ optimizer = cx.SGDOptimizer(ddp, lr=0.05, momentum=0.9)
 # %% [markdown]
 # ## 4. The loop
 #
-# Line for line. `loss` is the mean of this process's samples; `all_reduce` returns its result, since arrays
-# are immutable.
+# The loop is the same, line by line. `loss` is the mean over this process's samples; `all_reduce` returns its
+# result, because arrays are immutable.
 
 # %%
 losses = []
@@ -132,18 +133,18 @@ for epoch in range(5):
     print(f"epoch {epoch}: loss {losses[-1]:.5f}")
 
 # %% [markdown]
-# torch 2.13 with `torchrun --nproc-per-node 2` prints these, from the same weights:
+# From the same weights, torch 2.13 with `torchrun --nproc-per-node 2` prints these losses:
 
 # %%
 TORCH = [1.41379, 0.45249, 0.30198, 0.15162, 0.11400]
 for epoch, (ours, theirs) in enumerate(zip(losses, TORCH, strict=True)):
-    print(f"epoch {epoch}: here {ours:.5f}, torch {theirs:.5f}, apart by {abs(ours - theirs):.1e}")
+    print(f"epoch {epoch}: here {ours:.5f}, torch {theirs:.5f}, difference {abs(ours - theirs):.1e}")
 assert np.abs(np.subtract(losses, TORCH)).max() < 5e-5
 
 # %% [markdown]
 # ## 5. Testing and saving
 #
-# `eval()` instead of `no_grad`: a forward pass outside of training keeps nothing for a backward pass. The
+# Use `eval()` instead of `no_grad`: in evaluation mode the forward pass stores no activations. The saved
 # model is one file without pickle.
 
 # %%
@@ -158,7 +159,7 @@ dist.destroy_process_group()
 # %% [markdown]
 # ## 6. As a script, in two processes
 #
-# All of it, as it is launched: 32 samples a process, and one of them prints.
+# The complete script, run by the launcher in two processes: 32 samples per process, and rank 0 prints.
 
 # %%
 PORTED = """
@@ -212,4 +213,4 @@ assert np.abs(np.subtract(printed, losses)).max() < 5e-5
 
 # %% [markdown]
 # `cx.DistributedTrainer` compiles each step to one program and adds checkpoints and resuming, validation,
-# mixed precision and other ways to send gradients: see `digits.ipynb`.
+# mixed precision and other communication strategies: see `digits.ipynb`.

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Ways to send gradients, compared
+# # Communication strategies compared
 #
-# What a replica sends in a step, what it holds, and what the network learns, with six of the ten strategies.
-# Four virtual CPU devices stand in for four real ones: bytes, memory and accuracy are the same; the speed of
-# a network is not, so nothing is timed.
+# This notebook compares six of the ten strategies by the bytes that a replica sends per step, the memory that
+# it needs, and the accuracy. It uses four virtual CPU devices: bytes, memory and accuracy are those of real
+# devices; the speed of a network is not, so this notebook measures no times.
 
 # %%
 import io
@@ -20,7 +20,7 @@ print(f"{cx.distributed.get_num_replicas()} replicas in 1 process, {group.backen
 cx.distributed.finalize()
 
 # %% [markdown]
-# `diloco` sends parameters once in `every` steps; `power_sgd` sends two thin matrices of `rank` for each
+# `diloco` sends the parameters once every `every` steps; `power_sgd` sends two factors of rank `rank` per
 # weight matrix, after its first `start_iter` steps. The others have no options here.
 
 # %%
@@ -36,9 +36,9 @@ HIDDEN = [128, 128]
 
 
 # %% [markdown]
-# ## What a step sends, and what a replica holds
+# ## Bytes per step, and memory per replica
 #
-# `cyxjax plan` compiles the step and reads both from the program: nothing is estimated.
+# `cyxjax plan` compiles the step and reads both numbers from the compiled program; they are exact.
 
 
 # %%
@@ -59,7 +59,7 @@ def planned(comm):
 
 
 def sent_bytes(comm, plan):
-    """What a replica sends in a step, by ring algorithms, in the mean over many steps."""
+    """Bytes that a replica sends per step with ring algorithms, averaged over many steps."""
     total = 0.0
     for one in plan["collectives"]:
         passes = 2 if one["kind"] == "all-reduce" else 1
@@ -76,28 +76,29 @@ plans = {comm: planned(comm) for comm in STRATEGIES}
 sent = {comm: sent_bytes(comm, plan) / 1e6 for comm, plan in plans.items()}
 held = {comm: sum(plan["state_bytes"].values()) / 1e6 for comm, plan in plans.items()}
 for comm in STRATEGIES:
-    print(f"{comm:10} sends {sent[comm]:.3f} MB a step, holds {held[comm]:.3f} MB")
+    print(f"{comm:10} sends {sent[comm]:.3f} MB per step, holds {held[comm]:.3f} MB")
 assert sent["power_sgd"] < sent["bf16"] < 0.51 * sent["mean"]
 assert held["fsdp"] < held["zero1"] < held["mean"]
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-for axes, values, title in ((left, sent, "MB sent in a step"), (right, held, "MB of state held")):
+for axes, values, title in ((left, sent, "MB sent per step"), (right, held, "MB of state")):
     bars = axes.barh(list(values), list(values.values()), color=["tab:gray", *["tab:blue"] * 5])
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    axes.set_title(f"{title}, by a replica of four")
+    axes.set_title(f"{title}, per replica (of 4)")
 plt.show()
 
 
 # %% [markdown]
-# Sending less costs memory (what rounding lost is kept and added to the next step), or replicas that differ
-# for some steps; `zero1` and `fsdp` send as much or more, and hold a part.
+# Strategies that send less either need memory (the compression error is kept and added in the next step) or
+# let the replicas differ for some steps. `zero1` and `fsdp` send as much as `mean` or more, but each replica
+# holds only a part of the state.
 #
-# ## What is learned
+# ## Accuracy
 #
-# The same network, samples and order with each of them.
+# Every strategy trains the same network on the same samples in the same order.
 
 
 # %%
@@ -129,15 +130,15 @@ for comm, (history, accuracy) in results.items():
     right.annotate(comm, place, textcoords="offset points", xytext=(6, 5 + 12 * above))
 left.set(xlabel="epoch", ylabel="training loss", yscale="log")
 left.legend(ncols=2, fontsize="small")
-right.set(xlabel="MB sent in a step", ylabel="test accuracy", xscale="log", ylim=(0.9, 1.0))
+right.set(xlabel="MB sent per step", ylabel="test accuracy", xscale="log", ylim=(0.9, 1.0))
 right.margins(x=0.25)
 for axes in (left, right):
     axes.grid(visible=True, alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# `mean`, `zero1` and `fsdp` have the same curve: they compute the same numbers. One test sample is 0.003 of
-# accuracy; the others differ by a few samples, either way.
+# `mean`, `zero1` and `fsdp` have the same curve: they compute the same numbers. The accuracy of the others is
+# higher or lower by a few test samples; one sample is 0.003.
 #
-# On a fast network take `mean`. `scripts/bench` has measurements on slower networks and of larger models;
-# `cyxjax plan --bandwidth 1Gbit` predicts them for your experiment.
+# On a fast network use `mean`. `scripts/bench/README.md` has measurements on slower networks and of larger
+# models; `cyxjax plan --bandwidth 1Gbit` predicts them for your experiment.
