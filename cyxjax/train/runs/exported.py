@@ -67,7 +67,7 @@ def write_program(
                 f"the model cannot be written as {form}: {type(err).__name__}: {text} HINT: try "
                 "--batch-size 1: its code may need a fixed number of rows; --to safetensors keeps parameters."
             ) from err
-    for (name, other), one in zip(named_leaves(forward(few)), found, strict=True):
+    for (name, other), one in zip(named_leaves(jax.jit(forward)(few)), found, strict=True):
         a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
         noise = tolerance * np.max(np.abs(b), initial=0.0) + _ROUNDING
         if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=noise):

@@ -297,6 +297,21 @@ def test_an_exported_program_gives_our_outputs(form, read, words, message, moved
     np.testing.assert_allclose(read(path)(ROWS[:3]), run[1][:3], rtol=1e-5)
 
 
+def test_a_program_in_bfloat16_is_compared_with_the_compiled_model(tmp_path):
+    kernel = jax.random.normal(jax.random.key(0), (4, 4), "bfloat16")
+
+    def forward(x):  # compiled, its sums are rounded less often than one by one
+        x = x.astype("bfloat16")
+        for _ in range(4):
+            x = jax.nn.softmax(jax.nn.gelu(x @ kernel) + x)
+        return x.astype("float32")
+
+    exported.write_program(tmp_path / "o.hlo", "stablehlo", forward, ROWS)
+    found = as_stablehlo(tmp_path / "o.hlo")(ROWS)
+    np.testing.assert_allclose(found, jax.jit(forward)(ROWS), rtol=1e-5)
+    assert np.abs(found - forward(ROWS)).max() > 1e-4
+
+
 def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_path, monkeypatch):
     calls = []
 
