@@ -189,7 +189,8 @@ class Limits:
     """Seconds without progress before a rank counts as stuck.
 
     progress_s: for the phases data, step and collective; None scales it from the median step, max(2 min,
-    20 x median), once 20 steps are known; 0 turns the watchdog off. by_phase: limits of single phases.
+    20 x median), once 20 steps are known, before only for collective; 0 turns the watchdog off. by_phase:
+    limits of single phases.
     """
 
     progress_s: float | None = None
@@ -222,6 +223,8 @@ class Limits:
         if self.progress_s is not None and progress.phase != "idle":
             compiling = self.by_phase["compile"] if progress.step < 1 and self.progress_s else 0.0
             return max(self.progress_s, compiling) or None  # the first step compiles
+        if step_s is None and progress.phase == "collective":
+            step_s = 0.0  # nothing is computed meanwhile: no step needs to be known
         if step_s is None or progress.phase not in ("data", "step", "collective"):
             return None
         return max(120.0, 20 * step_s)  # a file server may stall for a minute

@@ -53,6 +53,16 @@ CASES = {
     ),
     "no reports": ([Progress(-1, "idle", 1), Progress()], {"now_s": 1e6}, None),
     "too few steps known": (BOTH, {"now_s": 1e5, "limits": AUTO}, None),
+    "too few steps known, all in collectives": (
+        [Progress(3, "collective", 80), Progress(3, "collective", 79)],
+        {"now_s": 201, "limits": AUTO},
+        1,
+    ),
+    "one works while the others are in collectives": (
+        [Progress(3, "collective", 80), Progress(3, "idle", 79)],
+        {"now_s": 1e5, "limits": AUTO},
+        None,
+    ),
     "20 steps": (BOTH, {"now_s": 290, "limits": AUTO, "step_s": 10.0}, None),
     "more than 20 steps": (BOTH, {"now_s": 301, "limits": AUTO, "step_s": 10.0}, 1),
     "short steps": (BOTH, {"now_s": 210, "limits": AUTO, "step_s": 0.01}, None),
