@@ -13,6 +13,7 @@ from cyxjax.command import Parser, existing_folder
 from cyxjax.config.compared import differing_values
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
+from cyxjax.observe.lines import counted
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
 
 # The parts of a history that depend only on the numbers: no times, no counts of processes.
@@ -130,7 +131,7 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
             return [f"step {step}: {line}" for line in different] + lines + _cause(before, *bits), False
         before = step
     if common:
-        lines.append(f"equal: every bit of {len(common)} checkpoints, the last of step {before}")
+        lines.append(f"equal: every bit of {counted(len(common), 'checkpoint')}, the last of step {before}")
         later = {run: of[-1] for run, of in steps.items() if of[-1] > before}
         lines += [f"not compared: {run} continues to step {end}" for run, end in later.items()]
     return lines, between is None or between.equal

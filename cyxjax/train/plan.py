@@ -32,6 +32,7 @@ _GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to do instead
         ("model", "loss_fn", "optimizer", "metrics", "callbacks", "augment"),
         "pass it to cx.DistributedTrainer.",
     ),
+    **dict.fromkeys(("lr", "learning_rate"), "pass it to the optimizer: cx.AdamOptimizer(0.001)."),
     "sample_weight": "put the weights into the targets, and return (values, weights) from the loss.",
     "class_weight": "use cx.CrossEntropyLoss(weight=[...]).",
 }

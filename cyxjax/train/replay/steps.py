@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     bad, before = found
     print(f"Step {box.step} was recorded with loss {box.loss}, samples {first_few(box.sample_ids)}.")
-    print(f"Replayed: step {bad.position.step} is the first that is not finite: loss {bad.loss}.")
+    what = "loss" if not math.isfinite(bad.loss) else "parameters are not finite after it; loss"
+    print(f"Replayed: step {bad.position.step} is the first that is not finite: {what} {bad.loss}.")
     ids = np.array(samples_of(facts, bad.position.epoch, bad.came_from.samples))
     for line in inspect_step(trainer, plan.settings.step, before, bad.batch, ids):
         print(line)

@@ -99,7 +99,7 @@ def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
         add_line(folder / "bits.jsonl", {"step": 5, "leaves": {"params/bias": digest}}, pytest.fail)
     lines, equal = command.compare(one, other)
     assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in lines[0]
-    assert (lines[1], equal) == ("equal: every bit of 1 checkpoints, the last of step 4", False)
+    assert (lines[1], equal) == ("equal: every bit of 1 checkpoint, the last of step 4", False)
 
 
 def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
