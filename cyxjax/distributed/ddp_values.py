@@ -73,6 +73,9 @@ class BoundLoss:
     def __jax_array__(self) -> jax.Array:
         return self.value * self.scale
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.__jax_array__(), dtype)
+
     def __add__(self, other: Any) -> jax.Array:
         """An array without `backward`."""
         return self.__jax_array__() + other
