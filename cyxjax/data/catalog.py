@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data import files, tables, text
-from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, as_images, describe, split_arrays, split_rows
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.plugins import checked_options, extra, named
@@ -120,7 +120,8 @@ def as_splits(name: str, found: Any) -> Splits:
     Raises: DataError for anything else.
     """
     if isinstance(found, Splits):
-        return found
+        parts = (part if isinstance(part, Dataset) else as_dataset(part) for part in found[:3])
+        return Splits(*parts, found.info)
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise DataError(
             f"dataset {name!r} gave a {type(found).__name__}; expected cx.data.Splits, or three of (inputs, "

@@ -66,8 +66,9 @@ def describe(
         every = dataset.targets if isinstance(dataset, ArrayDataset) else None
         if num_classes is None and every is None and not class_names:
             raise ConfigError(
-                f"dataset {name!r} does not say how many classes there are. HINT: set options.num_classes; "
-                "a loader of your own returns cx.data.Splits(train, val, test, cx.data.DatasetInfo(...)).",
+                f"dataset {name!r} does not say how many classes there are. HINT: set "
+                "options.num_classes if the loader takes it; a function of your own returns cx.data.Splits("
+                "train, val, test, cx.data.DatasetInfo(name, 'classification', num_classes, input_shape)).",
                 key="options.num_classes",
             )
         width = num_classes or len(class_names) or int(np.max(np.asarray(every))) + 1

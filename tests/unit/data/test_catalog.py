@@ -14,7 +14,7 @@ from cyxjax.data import catalog
 from cyxjax.data.catalog import as_splits, load_dataset
 from cyxjax.data.formats import read_table
 from cyxjax.data.sources import Subset
-from cyxjax.data.splits import DatasetInfo, split_rows, stratified_rows
+from cyxjax.data.splits import DatasetInfo, Splits, split_rows, stratified_rows
 from cyxjax.data.text import IGNORED, decode, pack
 from cyxjax.errors import ConfigError, DataError
 
@@ -317,6 +317,9 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
         as_splits("mine", {})
     with pytest.raises(ConfigError, match=r"'mine' .*cx\.data\.DatasetInfo"):
         as_splits("mine", (list(zip(X, Y, strict=True)),) * 3)
+    info = DatasetInfo("mine", "classification", 2, X.shape[1:])
+    found = as_splits("mine", Splits(*(list(zip(X, Y, strict=True)),) * 3, info))  # objects with items
+    np.testing.assert_array_equal(found.test.take(np.arange(3))[0], X[:3])
 
 
 def test_texts_share_rows():
