@@ -22,7 +22,6 @@ from cyxjax.launch import heartbeat
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import collective_timeout_s, here
 from cyxjax.launch.output import disagreement, unequal_facts
-from cyxjax.launch.topology import DEFAULT_TIMEOUT_MS
 
 PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
 _LATE = re.compile(r"timed out task names:\s*((?:\d+[\s,]*)+)")
@@ -111,7 +110,8 @@ def agree(
     peers = talks.get(channel) or talks.setdefault(
         channel, Peers(group.topology.rank, group.topology.world_size, channel)
     )
-    timeout_s = _timeout_s(group) if timeout_s is None else timeout_s
+    if timeout_s is None:
+        timeout_s = collective_timeout_s(here(), group.topology.timeout_ms)
     digest = hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16]
     mine = {"call": call, "digest": digest, "note": note}
     # A call on a thread's own channel says nothing about how far the rank is.
@@ -140,14 +140,6 @@ def describe(tree: PyTree) -> list[tuple[str, str]]:
 def leaf_type(leaf: Any) -> str:
     leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
-def _timeout_s(group: ProcessGroup) -> float:
-    """NCCL_TIMEOUT if set; else the group's own timeout if one was set; else ten minutes."""
-    env, chosen_ms = here(), group.topology.timeout_ms
-    if "NCCL_TIMEOUT" not in env and chosen_ms != DEFAULT_TIMEOUT_MS:
-        return chosen_ms / 1000
-    return collective_timeout_s(env)
 
 
 def _difference(calls: list[str], leaves: list[dict[str, str]]) -> DesyncError:

@@ -6,8 +6,8 @@ too, `all_gather(out_list, x)`, `scatter(x, list_or_None, src)`. In a group of o
 result for a single rank.
 
 All raise GroupError before `init_process_group`, or naming the ranks that do not arrive in time (NCCL_TIMEOUT
-seconds, the group's timeout, or ten minutes); DesyncError, on every rank, naming the ranks whose call, shapes
-or dtypes differ.
+seconds; unset, ten minutes or the group's timeout if longer); DesyncError, on every rank, naming the ranks
+whose call, shapes or dtypes differ.
 """
 
 import json

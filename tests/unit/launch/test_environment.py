@@ -5,6 +5,8 @@ import os
 import jax
 import pytest
 
+from cyxjax.distributed.agreement import Peers, agree
+from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch import connect as connecting
 from cyxjax.launch import environment
@@ -191,6 +193,16 @@ def test_nccl_s_timeout_is_honoured():
     assert collective_timeout_s({}, timeout_ms=900_000) == 900
     with pytest.raises(ConfigError, match="NCCL_TIMEOUT"):
         collective_timeout_s({"NCCL_TIMEOUT": "long"})
+
+
+def test_a_longer_wait_for_the_group_to_form_does_not_shorten_its_collectives(monkeypatch):
+    waits = []
+    monkeypatch.setattr(
+        Peers, "exchange", lambda self, text, timeout_s, what: waits.append(timeout_s) or [text]
+    )
+    for timeout_ms in (30_000, 35_000, 900_000):
+        agree(ProcessGroup(Topology(0, 2, timeout_ms=timeout_ms), "gloo", None), "barrier")
+    assert waits == [600, 600, 900]
 
 
 @pytest.mark.parametrize("local_world_size", [1, 2])
