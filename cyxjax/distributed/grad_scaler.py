@@ -27,7 +27,7 @@ class GradScaler:
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
-        self._scale = float(init_scale) if enabled else 1.0
+        self._scale = float(init_scale)
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._enabled = growth_interval, enabled
         self._good_steps = 0
@@ -37,7 +37,7 @@ class GradScaler:
     def scale(self, loss: BoundLoss) -> BoundLoss:
         """`loss`, the result of `ddp.loss` or of a cyxjax loss, times the scale."""
         self._ddp = loss.ddp
-        return loss * self._scale
+        return loss * self.get_scale()
 
     def unscale_(self, optimizer: Any = None) -> None:
         """Averages the gradients and divides them by the scale; `ddp.sync_gradients()` returns them.
@@ -71,7 +71,7 @@ class GradScaler:
 
     def get_scale(self) -> float:
         """The current scale; 1 when not enabled."""
-        return self._scale
+        return self._scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
         return self._enabled
