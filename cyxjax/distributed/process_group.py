@@ -12,7 +12,7 @@ from typing import Any
 from cyxjax.errors import ConfigError, GroupError, translated
 from cyxjax.launch import environment as backends
 from cyxjax.launch.backend import pages, programs
-from cyxjax.launch.clusters import discover
+from cyxjax.launch.clusters import discover, torchrun
 from cyxjax.launch.connect import connect, disconnect
 from cyxjax.launch.environment import here, prepare
 from cyxjax.launch.program import code_facts
@@ -22,7 +22,8 @@ from cyxjax.launch.topology import (
     DEFAULT_TIMEOUT_MS,
     Topology,
     common_fields,
-    read_int,
+    processes_here,
+    split_address,
 )
 
 
@@ -51,19 +52,15 @@ class DistributedConfig:
     @classmethod
     def from_environment(cls) -> "DistributedConfig":
         """The place that the environment names (torchrun, Slurm, MPI, ...); otherwise a group of one."""
-        return cls.of(discover(here()))
-
-    @classmethod
-    def of(cls, place: Topology) -> "DistributedConfig":
-        """The fields of `place` that can be given by hand."""
+        place = discover(here())
         return cls(**{f.name: getattr(place, f.name) for f in fields(cls)})
 
     def to_topology(self) -> Topology:
         """The checked, frozen form, in the launcher's job. Raises: ConfigError naming the field."""
         job, given = common_fields(here()), {f.name: getattr(self, f.name) for f in fields(self)}
         given["local_rank"] = self.rank if self.local_rank is None else self.local_rank
-        local_world_size = read_int(here(), "LOCAL_WORLD_SIZE", 0)
-        return Topology(**(job | given), local_world_size=local_world_size, source="DistributedConfig")
+        count = processes_here(here(), self.world_size, self.master_addr)
+        return Topology(**(job | given), local_world_size=count, source="DistributedConfig")
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,16 @@ def init(
     threads: CPU threads of each process, for `reproducibility: exact` (its number of virtual replicas).
     Raises: ConfigError for an invalid place; GroupError if the group does not form within timeout_ms.
     """
+    return _join(config.to_topology() if config is not None else discover(here()), cpu_devices, threads)
+
+
+def _join(topology: Topology, cpu_devices: int | None = None, threads: int | None = None) -> ProcessGroup:
     global _current
     if _current is not None:
         raise GroupError(
             f"the process group is already initialized (rank {get_rank()} of {get_world_size()}). "
             "HINT: call destroy_process_group() first, or use the existing group."
         )
-    topology = config.to_topology() if config is not None else discover(here())
     chosen = backends.settle(topology)
     share = None if cpu_devices is None else max(1, cpu_devices // topology.world_size)
     prepare(topology, share, threads=threads)
@@ -154,27 +154,27 @@ def init_process_group(
     world_size: int | None = None,
     timeout: Any = None,
 ) -> None:
-    """torch's spelling of `init`. Arguments take precedence over the environment.
+    """torch's spelling of `init`. Arguments take the place of the variables of the environment.
 
-    init_method: `env://`, or `tcp://HOST:PORT` of rank 0. timeout: seconds or a timedelta.
+    init_method: `env://`, or `tcp://HOST:PORT` of rank 0 (MASTER_ADDR, MASTER_PORT). timeout: seconds or a
+    timedelta that ranks wait for each other to join (DISTRIBUTED_TIMEOUT_MS).
     """
-    env, given = here(), {"RANK": rank, "WORLD_SIZE": world_size}
-    if rank is not None or world_size is not None:  # then only the address is the environment's
-        names = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "CYXJAX_TOKEN")
-        env = {name: value for name, value in env.items() if name in names}
-        env |= {name: str(value) for name, value in given.items() if value is not None}
-    found = DistributedConfig.of(discover(env))
+    given: dict[str, Any] = {"RANK": rank, "WORLD_SIZE": world_size}
     if init_method.startswith("tcp://"):
-        host, _, port = init_method.removeprefix("tcp://").rpartition(":")
-        found = replace(found, master_addr=host, master_port=int(port))
+        address = split_address("init_method", init_method.removeprefix("tcp://"))
+        given["MASTER_ADDR"], given["MASTER_PORT"] = address
     elif init_method != "env://":
         raise ConfigError(
             f"init_method={init_method!r} is not known; expected 'env://' or 'tcp://HOST:PORT'. "
             "HINT: leave it out and set MASTER_ADDR and MASTER_PORT."
         )
     if timeout is not None:
-        found = replace(found, timeout_ms=round(seconds(timeout) * 1000))
-    init(replace(found, backend=backend) if backend != "auto" else found)
+        given["DISTRIBUTED_TIMEOUT_MS"] = round(seconds(timeout) * 1000)
+    if backend != "auto":
+        given["DISTRIBUTED_BACKEND"] = backend
+    env = {**here(), **{name: str(value) for name, value in given.items() if value is not None}}
+    by_hand = torchrun.detect(env) if rank is not None or world_size is not None else None
+    _join(by_hand or discover(env))
 
 
 def seconds(timeout: Any) -> float:

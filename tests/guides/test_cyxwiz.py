@@ -69,6 +69,9 @@ def test_a_configuration_is_that_of_the_environment_or_set_field_by_field(monkey
     alone = dist.DistributedConfig(0, 1, 0, "127.0.0.1", 29500, "auto", 30_000)
     assert dist.DistributedConfig.from_environment() == alone
     assert dist.DistributedConfig(local_rank=0) == alone
+    assert (
+        dist.DistributedConfig(1, 2).to_topology().local_world_size == 2
+    )  # on loopback: both share the cores
     variables = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
     variables |= {"MASTER_PORT": "1234", "DISTRIBUTED_BACKEND": "cpu", "DISTRIBUTED_TIMEOUT_MS": "5000"}
     for name, value in variables.items():

@@ -1,5 +1,6 @@
 """The TensorBrain guide: its program under the launcher, and one process over all devices."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -58,5 +59,30 @@ def test_the_timeout_of_init_process_group_and_its_other_arguments():
     dist.destroy_process_group()
     with pytest.raises(ConfigError, match="expected 'env://' or 'tcp://HOST:PORT'"):
         dist.init_process_group(init_method="file:///x")
+    with pytest.raises(ConfigError, match="init_method='localhost'"):
+        dist.init_process_group(init_method="tcp://localhost")
     with pytest.raises(ConfigError, match="WORLD_SIZE"):
         dist.init_process_group(rank=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({}, {}),
+        ({"rank": 1, "world_size": 2}, {}),
+        ({"rank": 1}, {}),
+        ({"timeout": 60, "backend": "nccl"}, {"timeout_ms": 60_000, "backend": "nccl"}),
+        ({"init_method": "tcp://[::1]:29511"}, {"master_addr": "::1", "master_port": 29_512}),
+    ],
+)
+def test_arguments_of_init_process_group_change_only_their_own_fields(monkeypatch, given, changes):
+    # torchrun's variables: its agent holds MASTER_PORT, so the ranks meet one above
+    env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1234"}
+    env |= {"MASTER_ADDR": "10.0.0.1", "TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env |= {"DISTRIBUTED_TIMEOUT_MS": "5000", "DISTRIBUTED_BACKEND": "cpu", "CYXJAX_HOSTED": "1"}
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    made = []
+    monkeypatch.setattr(process_group, "_join", made.append)
+    dist.init_process_group(**given)
+    assert made == [replace(process_group.discover(env), **changes)]
