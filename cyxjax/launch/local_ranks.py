@@ -53,10 +53,18 @@ class LocalRanks:
         """True when all ranks are on this host."""
         return self.nproc == self.world_size
 
-    def variables(self, local_rank: int, *, is_hosted: bool = True) -> dict[str, str]:
-        """torchrun's variables for one rank here. is_hosted: its parent holds the group's server."""
-        hosted = {"CYXJAX_HOSTED": "1", "CYXJAX_TOKEN": self.token} if is_hosted else {}
-        return hosted | {
+    def variables(self, local_rank: int, start: int = 0, *, is_hosted: bool = True) -> dict[str, str]:
+        """torchrun's variables for one rank here in start number `start`.
+
+        is_hosted: its parent holds the group's server, which compares run and start.
+        """
+        hosted = {
+            "CYXJAX_HOSTED": "1",
+            "CYXJAX_TOKEN": self.token,
+            "CYXJAX_RUN_ID": self.run_id,
+            "RESTART_COUNT": str(start),
+        }
+        return (hosted if is_hosted else {}) | {
             "RANK": str(self.base_rank + local_rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(local_rank),

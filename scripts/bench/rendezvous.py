@@ -85,7 +85,7 @@ def parts(ranks: int) -> Iterator[tuple[Rendezvous, list[subprocess.Popen]]]:
     """The rendezvous of `ranks` ranks, and the processes that run them; all are ended afterwards."""
     listener = ports.listen("127.0.0.1", 0)
     server = GroupServer(listener, TOKEN, lambda line: None)
-    job = Job(ranks, "bench", timeout_s=LIMIT_S)
+    job = Job(ranks, "bench")
     server.ranks = meeting = Rendezvous(
         job, lambda job: {"address": "127.0.0.1:1"}, server, lambda line: None
     )

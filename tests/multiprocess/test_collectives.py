@@ -15,7 +15,10 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.multiprocess, pytest.mark.usefixtures("forked_spawn")]
 
 
-def test_values_arrive_and_a_rank_that_leaves_last_is_not_ended_by_the_end_of_rank_0():
+def test_values_arrive_and_a_rank_that_leaves_last_is_not_ended_by_the_end_of_rank_0(monkeypatch):
+    # as in a rank of an outer job that was started again: spawned ranks are a job of their own
+    monkeypatch.setenv("CYXJAX_RUN_ID", "outer")
+    monkeypatch.setenv("RESTART_COUNT", "2")
     assert spawn(ranks.values, nprocs=3) is None  # a failed assertion in a rank raises here
 
 

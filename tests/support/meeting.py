@@ -18,7 +18,8 @@ from cyxjax.launch.topology import Topology
 from tests.support.programs import free_port
 
 TOKEN = "secret"
-RANK = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h", "pid": 1, "facts": {}}
+RANK = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h", "pid": 1}
+RANK |= {"timeout_s": 20, "facts": {}}
 
 
 class Meeting:

@@ -118,10 +118,11 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     Raises: GroupError that names the cause: name not resolved, connection refused, port held by another
         program, who is missing, or on what the ranks differ; within timeout_ms plus five seconds.
     """
-    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count)
+    timeout_s = topology.timeout_ms / 1000
+    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count, timeout_s)
     hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
     _refuse_loopback_name(topology)
-    where = (topology.master_addr, topology.master_port, topology.token, topology.timeout_ms / 1000)
+    where = (topology.master_addr, topology.master_port, topology.token, timeout_s)
     server = Server(*where, f"rank {topology.rank}", topology.source)
     end = time.monotonic() + server.timeout_s
     while True:

@@ -97,9 +97,7 @@ class Coordinator:
 
     def open_start(self, number: int, world_size: int) -> None:
         """Lets the ranks of start `number` join. Call it in the server's thread, or before that starts."""
-        place = self.place
-        is_led = self.server.hosts is not None
-        job = Job(world_size, place.run_id, number, place.timeout_ms / 1000, is_led)
+        job = Job(world_size, self.place.run_id, number, is_led=self.server.hosts is not None)
         self.ranks = self.server.ranks = Rendezvous(job, self._coordinate, self.server, self.log)
 
     def close_start(self) -> None:

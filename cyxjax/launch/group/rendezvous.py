@@ -27,18 +27,21 @@ class Job:
     world_size: int
     run_id: str = ""
     generation: int = 0
-    timeout_s: float = 30.0
     is_led: bool = False
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a rank sends about itself when it joins. `facts` must be equal on all ranks (versions, config)."""
+    """What a rank sends about itself when it joins. `facts` must be equal on all ranks (versions, config).
+
+    timeout_s: how long it waits for the others; its program may have chosen another than the launcher's.
+    """
 
     rank: int
     world_size: int
     run_id: str = ""
     generation: int = 0
+    timeout_s: float = 30.0
     host: str = ""
     pid: int = 0
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -50,8 +53,9 @@ class Hello:
     def parse(cls, message: Message) -> "Hello":
         """The Hello in a message from the wire. Raises: KeyError, TypeError, ValueError for any other."""
         numbers = {name: int(message[name]) for name in ("rank", "world_size", "generation", "pid")}
+        timeout_s, facts = float(message["timeout_s"]), dict(message["facts"])
         texts = {"run_id": str(message["run_id"]), "host": printable(message["host"], 255)}
-        return cls(**numbers, **texts, facts=dict(message["facts"]))  # type: ignore[arg-type]
+        return cls(**numbers, **texts, timeout_s=timeout_s, facts=facts)  # type: ignore[arg-type]
 
 
 class Joined(NamedTuple):
@@ -97,12 +101,13 @@ class Rendezvous:
             self._admit(Joined(rank, peer))
 
     def tick(self) -> None:
-        """Gives up if ranks are missing for too long; logs which ranks are awaited."""
+        """Gives up after the longest timeout of the ranks that wait; logs which ranks are awaited."""
+        limit_s = max((rank.hello.timeout_s for rank in self.here.values()), default=0.0)
         if self.formed or not self.here:
             self._began, self._next_line = time.monotonic(), LINE_EVERY_S
-        elif (waited_s := time.monotonic() - self._began) > self.job.timeout_s:
+        elif (waited_s := time.monotonic() - self._began) > limit_s:
             self._abort(
-                f"Timeout waiting for peers: {self._awaited(self.job.timeout_s)}. HINT: see why those ranks "
+                f"Timeout waiting for peers: {self._awaited(limit_s)}. HINT: see why those ranks "
                 "did not start (their host's log), or raise DISTRIBUTED_TIMEOUT_MS."
             )
         elif waited_s > self._next_line:

@@ -57,11 +57,8 @@ def environment(
     detected_s: float = 0.0,
 ) -> dict[str, str]:
     """The environment of a rank: torch's variables and ours. detected_s: see `heartbeat.detected_s`."""
-    env = {**outer, **place.variables(local_rank)}
+    env = {**outer, **place.variables(local_rank, start)}
     env |= {
-        "DISTRIBUTED_TIMEOUT_MS": str(place.timeout_ms),
-        "RESTART_COUNT": str(start),
-        "CYXJAX_RUN_ID": place.run_id,
         LAUNCHER: processes.identity(os.getpid()),
         heartbeat.VARIABLE: files.beat,
         heartbeat.DETECTED: f"{detected_s:.3f}",

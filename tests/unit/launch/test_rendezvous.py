@@ -62,6 +62,14 @@ def test_a_rank_that_dies_while_the_group_forms_may_come_again(meet):
     assert {type(member) for member in meeting.join_all(0, 1, 2)} == {GroupConnection}
 
 
+def test_a_start_waits_as_long_as_its_most_patient_rank(meet):
+    meeting = meet(3)
+    meeting.introduce(rank=1, timeout_s=1.5)
+    assert until(lambda: 1 in meeting.first.ranks.here, 30)
+    (message,) = meeting.join_all(0, timeout_ms=300)
+    assert "rank 2 after 1.5 s" in message
+
+
 def test_a_service_that_cannot_start_is_told_to_all(meet, monkeypatch):
     monkeypatch.setattr(ports, "reserve", Mock(side_effect=OSError("no port")))
     assert all("could not start: no port" in message for message in meet(2).join_all(0, 1))
