@@ -2,24 +2,27 @@
 
 import inspect
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_PREEMPTED, ConfigError, SpawnError
 from cyxjax.launch import environment
+from cyxjax.launch.failure import hooks
+from cyxjax.launch.failure import record as records
+from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group.client import log
 from cyxjax.launch.group.coordinator import Coordinator
+from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.local_ranks import LocalRanks, place_to_spawn
 
 GRACE_S = 2.0  # between asking the other ranks to end, after one failed, and killing them
@@ -61,7 +64,8 @@ class Spawned:
             for local_rank in range(place.nproc):
                 rank = place.base_rank + local_rank
                 variables = place.variables(local_rank, is_hosted=place.is_alone)
-                words = (fn, rank, place.world_size, args, variables, self._traceback(rank))
+                variables[records.VARIABLE] = self._error_file(rank)
+                words = (fn, rank, place.world_size, args, variables)
                 started: Any = context.Process(target=_run, args=words, name=f"rank {rank}")
                 started.start()
                 self._processes[rank] = started
@@ -74,9 +78,15 @@ class Spawned:
         """Process ids, by rank."""
         return [process.pid for process in self._processes.values()]
 
-    def _traceback(self, rank: int) -> Path:
-        """The file that holds the traceback of a rank that failed by an exception."""
-        return Path(self._folder.name) / f"rank_{rank}.txt"
+    def _error_file(self, rank: int) -> str:
+        """The file that holds the record of a rank that failed by an exception."""
+        return os.path.join(self._folder.name, f"rank_{rank}.json")
+
+    def _record(self, rank: int, process: Any) -> ErrorRecord | None:
+        """What ended `rank` abnormally, or is about to: its own record, or one made from its exit status."""
+        code = process.exitcode  # first: the rank writes its record before it ends
+        record = records.load(self._error_file(rank))
+        return record or (records.of_status(rank, process.pid, code, Progress(), 0) if code else None)
 
     @property
     def _running(self) -> list[Any]:
@@ -112,18 +122,17 @@ class Spawned:
         return True
 
     def _raise_first_error(self, stopped: bool = False) -> None:
-        """stopped: the ranks were asked to end; only a traceback is an error then (a failed save)."""
-        failed = {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode}
-        files = {rank: self._traceback(rank) for rank in failed}
-        errors = {rank: file.read_text("utf-8") if file.exists() else "" for rank, file in files.items()}
-        # A rank that left a traceback comes before one that ended because a peer was lost.
-        for rank in sorted(failed, key=lambda r: not errors[r]):
-            if stopped and not errors[rank]:
-                return
+        """stopped: the ranks were asked to end; only an exception is an error then (a failed save)."""
+        found = [record for rank in self._processes.items() if (record := self._record(*rank))]
+        if stopped:
+            found = [record for record in found if record.traceback and not record.secondary]
+        if found:
+            ended = [rank for rank, process in self._processes.items() if process.exitcode == 0]
+            first = records.first_of(found, ended)
             raise SpawnError(
-                rank,
-                f"rank {rank} of the spawned processes ended with exit code {failed[rank]}. {errors[rank]}\n"
-                "HINT: see its traceback, or else what it printed last; -9 often means out of memory.",
+                first.rank,
+                f"rank {first.rank} of the spawned processes failed: {first.traceback or first.message}\n"
+                "HINT: see its traceback, or else what it printed last.",
             )
 
     def stop(self) -> None:
@@ -176,23 +185,19 @@ def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) ->
 
 
 def _run(
-    fn: Callable[..., Any],
-    rank: int,
-    world_size: int,
-    args: tuple[Any, ...],
-    env: dict[str, str],
-    traceback_file: Path,
+    fn: Callable[..., Any], rank: int, world_size: int, args: tuple[Any, ...], env: dict[str, str]
 ) -> None:
     """What a spawned process does."""
     environment.enter(env)
+    hooks.install(rank, 0, env)
     try:
         fn(rank, world_size, *args)
         process_group.finalize()  # together: multiprocessing ends a process without its exit handlers
     except KeyboardInterrupt:
         sys.exit(1)
-    except Exception:
-        traceback_file.write_text(traceback.format_exc(), "utf-8")
-        sys.exit(1)
+    except Exception as error:
+        hooks.end(error)
+        raise  # in a process that the rank has forked
 
 
 def _refuse_notebook(fn: Callable[..., Any], nprocs: int) -> None:

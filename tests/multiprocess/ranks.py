@@ -113,6 +113,16 @@ def fail_on(rank, world_size, which):
     c.barrier()
 
 
+def fail_in_a_reduction(rank, world_size):
+    """Rank 1 fails while rank 0 is in a compiled reduction, whose transport then fails."""
+    dist.init_process_group()
+    assert float(c.all_reduce(1.0)) == world_size
+    if rank == 1:
+        raise ValueError("the cause")
+    c.agree = lambda *args, **options: None  # not the agreement before it
+    assert float(c.all_reduce(1.0)) == world_size
+
+
 def end_without_a_word(rank, world_size):
     if rank == 0:
         os._exit(7)

@@ -34,6 +34,14 @@ def test_a_failed_rank_ends_the_others_and_its_traceback_arrives():
     assert ranks.LONG in str(caught.value)
 
 
+def test_the_cause_is_named_not_a_rank_that_follows_when_all_have_ended():
+    spawned = spawn(ranks.fail_in_a_reduction, nprocs=2, join=False)
+    assert until(lambda: not spawned._running, 90)
+    with pytest.raises(SpawnError, match="rank 1 (?s:.*)ValueError: the cause") as caught:
+        spawned.join()
+    assert caught.value.rank == 1
+
+
 def test_a_rank_that_dies_silently_is_named():
     spawned = spawn(ranks.end_without_a_word, nprocs=2, join=False)
     assert len(spawned.pids) == 2

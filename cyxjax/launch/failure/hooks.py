@@ -107,11 +107,12 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     return exits
 
 
-def end(error: CyxjaxError, code: int) -> None:
+def end(error: Exception, code: int = 0) -> None:
     """Ends a rank of a group or launcher as an uncaught `error` would, with a file and a line to the peers.
 
-    Returns in any other process. code: the exit code. A main() that only returned it to `sys.exit(main())`
-    would wait for its peers: that sys.exit was looked up before the group was joined, so it is not noted.
+    Returns in any other process. code: as for `of_exception`. A main() that only returned it to
+    `sys.exit(main())` would wait for its peers: that sys.exit was looked up before the group was joined, so
+    it is not noted.
     """
     if _installed is not None and not _installed.in_child():
         _installed.die(error, code)
