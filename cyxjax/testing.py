@@ -2,7 +2,6 @@
 and a check that several devices train a model as one does.
 """
 
-import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.distributed import process_group
@@ -66,15 +66,15 @@ def _rank(rank: int, world_size: int, fn: Callable, args: tuple, devices: int, f
 
 
 def _encoded(value: Any) -> Any:
-    file = io.BytesIO()
-    np.save(file, np.asarray(value), allow_pickle=False)
-    return {"__array__": file.getvalue().hex()}
+    array = np.asarray(value)
+    return {"__array__": [str(array.dtype), array.shape, array.tobytes().hex()]}
 
 
 def _decoded(value: dict[str, Any]) -> Any:
     if value.keys() != {"__array__"}:
         return value
-    return np.load(io.BytesIO(bytes.fromhex(value["__array__"])), allow_pickle=False)
+    dtype, shape, data = value["__array__"]
+    return np.frombuffer(bytearray.fromhex(data), jnp.dtype(dtype)).reshape(shape)
 
 
 def check_replicas(

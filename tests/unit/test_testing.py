@@ -2,6 +2,7 @@
 
 import signal
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -74,6 +75,7 @@ def two_ranks(factor):
         "rank": cx.distributed.get_rank() * factor,
         "rows": trainer.predict(Shared(own=False)),
         "whole": trainer.predict(FEW.inputs[:5]),
+        "half": jnp.array([[1.5], [-2]], jnp.bfloat16),
         "said": [str(caught.value)],
         "replicas": cx.distributed.get_num_replicas(),
     }
@@ -85,6 +87,7 @@ def test_ranks_return_what_they_found(forked_spawn):
     assert (one["rank"], two["rank"], two["replicas"]) == (0, 10, 4)
     assert one["rows"].shape == (5, 1)
     np.testing.assert_array_equal(one["rows"], two["rows"])
+    assert (one["half"].dtype, one["half"].tolist()) == (jnp.bfloat16, [[1.5], [-2]])
     np.testing.assert_allclose(one["rows"], one["whole"], rtol=1e-6)
     assert "the loaders of the ranks give different samples" in one["said"][0]
 
