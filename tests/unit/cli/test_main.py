@@ -57,6 +57,7 @@ def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
         rf"(?:^  |example: .*?)(?:cyxjax {command}|{re.escape(own)})\b", shown, re.MULTILINE
     )
     assert examples, shown
+    assert not re.search(r" --\s+\S+\.py", shown)  # a job runs its words as they are: a script needs python
     assert "--json" in shown or command not in ("audit", "hash", "top", "env", "doctor")
     assert "cyxjax.train" not in shown or command not in ("config", "plan")
 
