@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except (OSError, OverflowError) as err:
-        if words[0] in ("train", "launch"):
+        if words[:1] in (["train"], ["launch"]):
             raise  # the run's own handlers must see the error
         drop_output()  # buffered output would fail once more when Python exits
         if not isinstance(err, BrokenPipeError):  # as from `cyxjax checkpoint ls DIR | head`

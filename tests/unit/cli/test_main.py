@@ -175,9 +175,10 @@ def test_a_list_that_nobody_reads_ends_without_a_traceback(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's device that is always full")
-def test_output_onto_a_full_disk_is_one_line():
+@pytest.mark.parametrize("words", [["env"], []])
+def test_output_onto_a_full_disk_is_one_line(words):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "cyxjax.cli", "env"]
+        command = [sys.executable, "-m", "cyxjax.cli", *words]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("cyxjax: No space left on device. HINT: ")
