@@ -211,6 +211,8 @@ def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
     with socket.create_server(("", 0)) as listener:
         number = listener.getsockname()[1]
         found = [machine_checks.port(number), machine_checks.disk(tmp_path, low_bytes=1 << 60)]
+        with socket.create_connection(("127.0.0.1", number)):
+            listener.accept()[0].close()  # first, so that the port is in TIME_WAIT
     found += [machine_checks.port(number), machine_checks.disk(tmp_path)]
     monkeypatch.setattr("os.access", lambda folder, how: False)
     found += [machine_checks.disk(tmp_path)]
