@@ -3,7 +3,7 @@ from, and ends with `HINT:` and one thing to do.
 
 The exit codes below are what `cyxjax.train` and `cyxjax.launch` end with. `TABLE` lists errors of other
 libraries and of the system that have one known cause, with a message that names it; rows are tried in order.
-`translated` is a block around calls that raise them; our commands look up errors that were not translated.
+`translated` is a block around calls that raise them; the `cyxjax` command looks up OSError and OverflowError.
 """
 
 import difflib

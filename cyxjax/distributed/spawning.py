@@ -34,7 +34,8 @@ def spawn(
 ) -> "Spawned | None":
     """Calls `fn(rank, world_size, *args)` in `nprocs` fresh processes, which form a group in `init`.
 
-    A function that takes one argument less is called as torch does, `fn(rank, *args)`.
+    A function that cannot take these arguments is called as torch does, `fn(rank, *args)`; a parameter with a
+    default counts, so `def fn(rank, epochs=3)` gets the world size as `epochs`.
     With RANK and WORLD_SIZE in the environment this host's ranks start at RANK, among those of other hosts.
     join: waits for all; otherwise returns a `Spawned` to `join()` later.
     Raises: SpawnError with the first failed process's traceback, after the others were stopped; ConfigError
@@ -192,7 +193,7 @@ def _run(
     hooks.install(rank, 0, env)
     try:
         fn(rank, world_size, *args)
-        process_group.finalize()  # together: multiprocessing ends a process without its exit handlers
+        process_group.finalize()  # here an error is still recorded; at exit it would only be printed
     except KeyboardInterrupt:
         sys.exit(1)
     except Exception as error:
