@@ -40,7 +40,6 @@ class Supervisor:
         self._address = join_address(self._place.master_addr, self._place.master_port)
         self._workers = WorkerGroup(options, env)
         self._failed: Start | None = None  # the last start, if its error is yet to be shown
-        self._error_folder = ""  # without --log-dir
         self._followed = False  # whether its error was only the consequence of another host's
 
     def run(self) -> int:
@@ -152,7 +151,7 @@ class Supervisor:
         """Shows and records how a start failed, and in one line what follows."""
         log_dir = self._options.log_dir
         try:
-            path = records.save_first(first, log_dir or self._made_error_folder())
+            path = records.save_first(first, log_dir or error_folder())
         except OSError as error:
             path = f"none ({error.strerror})"
         if log_dir and any(worker.rank == first.rank for worker in start.workers):
@@ -160,12 +159,6 @@ class Supervisor:
                 log.write(records.text_of(first).encode())
         others = [record for record in start.records if record is not first]
         records.show_failure(first, others, start.killed, path, then)
-
-    def _made_error_folder(self) -> str:
-        """The folder of first_error.json without --log-dir; created again if removed. Raises: OSError."""
-        if not os.path.isdir(self._error_folder):
-            self._error_folder = error_folder()
-        return self._error_folder
 
     def _after_signal(self, start: Start) -> int:
         """The exit code of a start that a signal ended."""
