@@ -21,6 +21,7 @@ from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.observe.state_digests import contradicted_leaves
+from cyxjax.run_folder import RunFolder
 
 _ASIDE = {
     "corrupt": "set aside because it did not verify",
@@ -95,12 +96,11 @@ def _steps_of(directory: Path) -> Path:
     return found
 
 
-def _run_of(directory: Path) -> Path:
-    """The run folder that the checkpoints in `directory` belong to, if known; else the folder."""
-    for parent in directory.parents:
-        if parent.is_dir() and open_run(parent).checkpoints.absolute() == directory:
-            return parent
-    return directory
+def _bits_of(directory: Path, given: Path) -> Path:
+    """Digests of the run that the checkpoints in `directory` belong to: `given`, or a folder above them."""
+    runs = (open_run(root) for root in (given, *directory.parents))
+    found = (run.bits for run in runs if Path(os.path.abspath(run.checkpoints)) == directory)
+    return next(found, RunFolder(directory).bits)
 
 
 def _ls(directory: Path, given: argparse.Namespace) -> int:
@@ -135,11 +135,11 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _verify(directory: Path, given: argparse.Namespace) -> int:
     steps = list_steps(directory) if given.step is None else [given.step]
-    rows = []
+    rows, bits = [], _bits_of(directory, given.directory)
     for step in steps:
         problems = find_problems(step_folder(directory, step), step) or [
             f"the digest of {leaf} differs from the one in bits.jsonl for this step"
-            for leaf in contradicted_leaves(directory, step, open_run(_run_of(directory)).bits)
+            for leaf in contradicted_leaves(directory, step, bits)
         ]
         rows.append({"step": step, "good": not problems, "problems": problems})
         if not given.json:

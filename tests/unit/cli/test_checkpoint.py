@@ -61,6 +61,16 @@ def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
     assert sorted(os.listdir(run / "checkpoints")) == before
 
 
+@pytest.mark.parametrize("given", ["", "checkpoints", "a"])
+def test_verify_reads_the_digests_of_the_run_wherever_its_checkpoints_are(run, capsys, given):
+    root = run / "a" if given == "a" else run  # the configuration of `a` names the checkpoints beside it
+    root.mkdir(exist_ok=True)
+    (root / "config.yaml").write_text(f"checkpoint_dir: {run / 'checkpoints'}\n")
+    (root / "bits.jsonl").write_text('{"step": 2, "leaves": {"params/Dense_0/bias": "0-0"}}\n')
+    assert main(["verify", str(run / given)]) == 1
+    assert "step 2: damaged: the digest of params/Dense_0/bias" in capsys.readouterr().out
+
+
 def test_export_writes_the_parameters_of_the_newest_good_step(run, capsys):
     damage(run, 3)
     assert main(["export", str(run), str(run / "m.safetensors")]) == 0
