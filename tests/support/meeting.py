@@ -82,7 +82,7 @@ class Meeting:
         """The channel of a client that knows the token and has sent its hello."""
         channel = kind(connection or self.knock())
         self._channels.append(channel)
-        where = client.Server("127.0.0.1", self.port, TOKEN, 10.0, "a client", "the test")
+        where = client.Server(Topology(master_port=self.port, token=TOKEN), "a client", "the test")
         client._introduce(channel, self.hello | changes, where)
         return channel
 

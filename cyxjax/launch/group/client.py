@@ -18,6 +18,7 @@ from cyxjax.launch.group import ports, protocol
 from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.group.rendezvous import Hello
 from cyxjax.launch.group.server import Log
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.output import log, printable
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
@@ -97,18 +98,19 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server of a group listens. who, source: for messages: the client, and who set the address."""
+    """The server of the group of `place`. who, source: for messages: the client, and who set the address."""
 
-    host: str
-    port: int
-    token: str
-    timeout_s: float
+    place: Topology | LocalRanks
     who: str
     source: str
 
     @property
     def address(self) -> str:
-        return join_address(self.host, self.port)
+        return join_address(self.place.master_addr, self.place.master_port)
+
+    @property
+    def timeout_s(self) -> float:
+        return self.place.timeout_ms / 1000
 
 
 def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = log) -> GroupConnection:
@@ -118,12 +120,10 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     Raises: GroupError that names the cause: name not resolved, connection refused, port held by another
         program, who is missing, or on what the ranks differ; within timeout_ms plus five seconds.
     """
-    timeout_s = topology.timeout_ms / 1000
-    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count, timeout_s)
+    server = Server(topology, f"rank {topology.rank}", topology.source)
+    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count, server.timeout_s)
     hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
     _refuse_loopback_name(topology)
-    where = (topology.master_addr, topology.master_port, topology.token, timeout_s)
-    server = Server(*where, f"rank {topology.rank}", topology.source)
     end = time.monotonic() + server.timeout_s
     while True:
         channel = connect(server, hello, log, until=end)
@@ -174,7 +174,7 @@ def connect(
 
 def _try_connect(server: Server, hello: Message) -> Channel:
     """Raises: OSError for a failure that may be temporary; GroupError."""
-    address, wait_s = (server.host, server.port), min(CONNECT_S, server.timeout_s)
+    address, wait_s = (server.place.master_addr, server.place.master_port), min(CONNECT_S, server.timeout_s)
     channel = Channel(socket.create_connection(address, timeout=wait_s))
     try:
         ports.keep_alive(channel.socket)
@@ -195,7 +195,7 @@ def _introduce(channel: Channel, hello: Message, server: Server) -> None:
         if greeting["cyxjax"] != protocol.PROTOCOL:
             raise ValueError("another version of the protocol")
         theirs = str(greeting["nonce"])
-        channel.send({"nonce": ours, "proof": protocol.proof(server.token, "client", theirs, ours)})
+        channel.send({"nonce": ours, "proof": protocol.proof(server.place.token, "client", theirs, ours)})
         answer = _answer(channel)
     except (ValueError, KeyError) as error:
         raise GroupError(
@@ -204,12 +204,12 @@ def _introduce(channel: Channel, hello: Message, server: Server) -> None:
         ) from error
     if "refused" in answer:
         raise GroupError(printable(f"refused by {server.address}: {answer['refused']}"))
-    if not protocol.is_proof(answer.get("proof"), protocol.proof(server.token, "server", theirs, ours)):
+    if not protocol.is_proof(answer.get("proof"), protocol.proof(server.place.token, "server", theirs, ours)):
         raise GroupError(
             f"{server.address} answers like a cyxjax job, but does not know this job's token: it may be "
             "another job. HINT: set one CYXJAX_TOKEN on all hosts, and check MASTER_ADDR and MASTER_PORT."
         )
-    channel.authenticate(protocol.session_key(server.token, theirs, ours), is_server=False)
+    channel.authenticate(protocol.session_key(server.place.token, theirs, ours), is_server=False)
     channel.send(hello)
 
 
@@ -224,7 +224,7 @@ def _unreachable(server: Server, error: OSError) -> GroupError:
     """Keeps apart the three causes that need different remedies."""
     waited = f"for {server.timeout_s:g} s ({server.who}, from {server.source})"
     if isinstance(error, socket.gaierror):
-        return GroupError(ports.unresolved(server.host, error))
+        return GroupError(ports.unresolved(server.place.master_addr, error))
     if isinstance(error, ConnectionRefusedError):
         return GroupError(
             f"Connection refused to {server.address} {waited}: the host answers, but nothing listens there. "

@@ -102,8 +102,7 @@ class Supervisor:
             base_rank = place.base_rank if world_size else -1
             hello = {"host": name, "nproc": place.nproc, "base_rank": base_rank, "world_size": world_size}
             hello |= {"run_id": place.run_id}
-            where = (place.master_addr, place.master_port, place.token, place.timeout_ms / 1000)
-            server = client.Server(*where, f"host {name}", "the launcher's flags")
+            server = client.Server(place, f"host {name}", "the launcher's flags")
             channel = client.connect(server, hello, output.say, sleep=self._workers.sleep)
         words = (channel, self._workers.put)
         threading.Thread(target=_pass_on, args=words, name="cyxjax-link", daemon=True).start()

@@ -25,6 +25,7 @@ from cyxjax.launch.group.protocol import MAX_LINE, encode
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.supervise.worker_group import WorkerGroup
+from cyxjax.launch.topology import Topology
 from tests.support.meeting import TOKEN, Meeting
 from tests.support.programs import free_port
 
@@ -402,7 +403,7 @@ def test_an_error_of_the_first_host_s_launcher_ends_the_job_with_it_on_all_hosts
     port = free_port()
     first = launcher(2, 0, port, "--max-restarts", "3")
     hello = {"host": "h", "nproc": 1, "base_rank": 1, "world_size": 2, "run_id": "job"}
-    where = client.Server("127.0.0.1", port, TOKEN, 10.0, "host h", "the test")
+    where = client.Server(Topology(master_port=port, token=TOKEN), "host h", "the test")
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(client.connect, where, hello, print)
         with pytest.raises(OSError, match="room"):
