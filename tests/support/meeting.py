@@ -18,8 +18,16 @@ from cyxjax.launch.topology import Topology
 from tests.support.programs import free_port
 
 TOKEN = "secret"
-RANK = {"rank": 0, "world_size": 2, "run_id": "job", "generation": 0, "host": "h", "pid": 1}
-RANK |= {"timeout_s": 20, "facts": {}}
+RANK = {
+    "rank": 0,
+    "world_size": 2,
+    "run_id": "job",
+    "generation": 0,
+    "timeout_s": 20,
+    "host": "h",
+    "pid": 1,
+    "facts": {},
+}
 
 
 class Meeting:
