@@ -120,8 +120,8 @@ def as_splits(name: str, found: Any) -> Splits:
     Raises: DataError for anything else.
     """
     if isinstance(found, Splits):
-        parts = (part if isinstance(part, Dataset) else as_dataset(part) for part in found[:3])
-        return Splits(*parts, found.info)
+        train, val, test = (part if isinstance(part, Dataset) else as_dataset(part) for part in found[:3])
+        return Splits(train, val, test, found.info)
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise DataError(
             f"dataset {name!r} gave a {type(found).__name__}; expected cx.data.Splits, or three of (inputs, "
