@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cyxjax.core.model.batch_stats import weighted_moments
+from cyxjax.core.model.batch_stats import moved, weighted_moments
 from cyxjax.models.layers import Arrays, Layer, along_last, layer
 
 
@@ -35,12 +35,10 @@ class BatchNormModule(Layer):
     ) -> tuple[jax.Array, Arrays]:
         if not train:
             return _normalise(x, state["mean"], state["var"], params, self.epsilon), state
-        mean, var = weighted_moments(x)
+        mean, var, count = weighted_moments(x)
         keep, batch = 1.0 - self.momentum, {"mean": mean, "var": var}
-        moved = {
-            name: keep * old + self.momentum * batch[name].astype(old.dtype) for name, old in state.items()
-        }
-        return _normalise(x, mean, var, params, self.epsilon), moved
+        after = {name: moved(old, batch[name], keep, count) for name, old in state.items()}
+        return _normalise(x, mean, var, params, self.epsilon), after
 
 
 @layer("layer_norm")

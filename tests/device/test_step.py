@@ -52,9 +52,15 @@ def test_sync_batchnorm_is_exact_over_uneven_shards(build):
     assert largest_gap(alone.model_state, many.model_state) < TOLERANCE
 
 
-def test_running_statistics_are_averaged_by_samples_and_leave_padding_out():
-    # Dense(1 -> 1) with weight 1 and bias 0 passes x to the norm. Replica 0 sees 0 and 2, replica 1 sees 6
-    # and padding: means 1 and 6, weighted (2 * 1 + 1 * 6) / 3 = 8 / 3; momentum 0.9 leaves a tenth of it.
+@pytest.mark.parametrize(
+    ("replicas", "accumulation", "weight", "mean"),
+    [(2, 1, [1, 1, 1, 0], 8 / 3), (1, 2, [1, 1, 0, 0], 1.0)],
+)
+def test_running_statistics_are_averaged_by_samples_and_leave_padding_out(
+    replicas, accumulation, weight, mean
+):
+    # Replica 0 sees 0 and 2, replica 1 sees 6 and padding: means 1 and 6, weighted (2 * 1 + 1 * 6) / 3 =
+    # 8 / 3; momentum 0.9 leaves a tenth of it. A micro-batch of padding alone changes nothing.
     class Norm(linen.Module):
         @linen.compact
         def __call__(self, x, train=False):
@@ -62,11 +68,12 @@ def test_running_statistics_are_averaged_by_samples_and_leave_padding_out():
 
     x = np.array([[0.0], [2.0], [6.0], [1e6]], np.float32)  # the last row is padding
     samples = ArrayDataset(x, np.zeros_like(x))
-    one = stepping(Norm(), samples, replicas=2, loss=lambda o, t: (o - t).mean(-1))
-    batch = HostBatch(x, samples.targets, np.array([1, 1, 1, 0], np.float32), 3, np.arange(4))
+    loss = lambda o, t: (o - t).mean(-1)  # noqa: E731
+    one = stepping(Norm(), samples, replicas=replicas, accumulation=accumulation, loss=loss)
+    batch = HostBatch(x, samples.targets, np.float32(weight), sum(weight), np.arange(4))
     state, _ = one.step(one.state, put(one.mesh, batch))
     running = jax.device_get(state.model_state["batch_stats"]["BatchNorm_0"]["mean"])
-    np.testing.assert_allclose(running, [0.1 * 8 / 3], rtol=1e-6)
+    np.testing.assert_allclose(running, [0.1 * mean], rtol=1e-6)
 
 
 def test_dropout_draws_differ_between_replicas_and_steps_and_repeat():

@@ -101,11 +101,12 @@ def unweighed(normed: PyTree) -> PyTree:
 
 def weighted_moments(
     x: jax.Array, feature_axes: tuple[int, ...] = (-1,), *, mask: Any = None, axis: str | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance of `x` (B, ...) over all but `feature_axes`, padding excluded.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(mean, biased variance, count) of `x` (B, ...) over all but `feature_axes`, padding excluded.
 
     mask: True where a value counts, broadcast to the shape of x. axis: the axis to span; None: the scope's.
-    Returns two float32 arrays of the features' shape, 0 where nothing counts.
+    Mean and variance are float32 of the features' shape, 0 where nothing counts. count: float32, number of
+    values, of the features' shape or ().
     Two passes, as in torch: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
     weight, axes, noted = _scope.get()
@@ -128,10 +129,17 @@ def weighted_moments(
         x = jnp.where(mask, x, 0.0)  # no product: masked values may be NaN
         rows = jnp.where(mask, rows, 0.0)
         count = total(rows.sum(dims))
-    count = jnp.maximum(count, 1.0)
-    mean = total((rows * x).sum(dims)) / count
+    by = jnp.maximum(count, 1.0)
+    mean = total((rows * x).sum(dims)) / by
     centred = x - jnp.expand_dims(mean, dims)
-    return mean, total((rows * centred * centred).sum(dims)) / count
+    return mean, total((rows * centred * centred).sum(dims)) / by, count
+
+
+def moved(old: jax.Array, batch: jax.Array, keep: Any, count: jax.Array) -> jax.Array:
+    """The running statistic `keep * old + (1 - keep) * batch`; `old` where the batch has no values."""
+    # Factors, not a choice between results: compiled with a choice, the last bit may change.
+    keep, share = jnp.where(count == 0, 1.0, keep), jnp.where(count == 0, 0.0, 1 - keep)
+    return keep * old + share * batch.astype(old.dtype)
 
 
 def _row_weights(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -146,7 +154,7 @@ def _all_count(weight: jax.Array) -> jax.Array:
     return jnp.where((weight > 0).all(), 1.0, jnp.nan)
 
 
-def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array]:
+def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`weighted_moments` for the settings of a Flax norm, whose fields have the same names in linen and nnx.
 
     Any `axis_name` means the axis of the replicas. Raises: ConfigError if it is refused here or has groups.

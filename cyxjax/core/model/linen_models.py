@@ -15,6 +15,7 @@ from flax.errors import InvalidRngError
 from cyxjax.core.model.batch_stats import (
     is_of_the_model,
     moments_of,
+    moved,
     normalise,
     unweighed,
 )
@@ -145,10 +146,10 @@ def _batch_norm(next_fun: Callable, args: tuple, kwargs: dict, context: Any) -> 
     if is_of_the_model(module.axis_name):
         return unweighed(next_fun(*args, **kwargs))
     x = args[0] if args else kwargs["x"]
-    mean, var = moments_of(module, x, kwargs.get("mask"))
+    mean, var, count = moments_of(module, x, kwargs.get("mask"))
     for name, batch in (("mean", mean), ("var", var)):
         old: jax.Array = module.get_variable("batch_stats", name)
-        module.put_variable("batch_stats", name, module.momentum * old + (1 - module.momentum) * batch)
+        module.put_variable("batch_stats", name, moved(old, batch, module.momentum, count))
     scale = module.get_variable("params", "scale") if module.use_scale else None
     bias = module.get_variable("params", "bias") if module.use_bias else None
     return normalise(module, x, mean, var, scale, bias)

@@ -11,6 +11,7 @@ from flax import nnx
 from cyxjax.core.model.batch_stats import (
     is_of_the_model,
     moments_of,
+    moved,
     normalise,
     unweighed,
 )
@@ -115,9 +116,9 @@ class WeightedBatchNorm(nnx.BatchNorm):
             return super().__call__(x, use_running_average, mask=mask)
         if is_of_the_model(self.axis_name):
             return unweighed(super().__call__(x, use_running_average, mask=mask))
-        mean, var = moments_of(self, x, mask)
-        self.mean[...] = self.momentum * self.mean[...] + (1 - self.momentum) * mean
-        self.var[...] = self.momentum * self.var[...] + (1 - self.momentum) * var
+        mean, var, count = moments_of(self, x, mask)
+        self.mean[...] = moved(self.mean[...], mean, self.momentum, count)
+        self.var[...] = moved(self.var[...], var, self.momentum, count)
         scale = None if self.scale is None else self.scale[...]
         bias = None if self.bias is None else self.bias[...]
         return normalise(self, x, mean, var, scale, bias)

@@ -14,6 +14,7 @@ from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.batch_stats import StatsAxes, needs_full_batches
 from cyxjax.errors import ConfigError
+from cyxjax.models import BatchNormModule, SequentialModel
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
@@ -78,6 +79,20 @@ def test_a_mask_and_padding_count_together(module):
     )
     found = state["batch_stats"] if isinstance(module, linen.Module) else state
     np.testing.assert_allclose(jax.tree.leaves(found)[0], mean, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "module", [*MODELS.values(), SequentialModel([BatchNormModule(2)])], ids=[*MODELS, "sequential"]
+)
+def test_a_batch_without_samples_leaves_the_running_statistics_as_they_are(module):
+    # Two replicas, the second without samples: statistics over both count the samples of the first.
+    fns, x, rows = adapt(module), np.nan_to_num(X), jnp.asarray([ROWS, 0 * ROWS])
+    params, state = fns.init(KEY, x)
+    run = lambda state, weight, axes: phases.forward(fns, params, state, x, weight, KEY, axes)[2]  # noqa: E731
+    after = run(state, rows[0], StatsAxes())
+    jax.tree.map(np.testing.assert_array_equal, run(after, rows[1], StatsAxes()), after)
+    both = jax.vmap(lambda weight: run(state, weight, StatsAxes(AXIS)), axis_name=AXIS)(rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[1], b, **TOLERANCE), both, after)
 
 
 def test_the_users_own_nnx_module_keeps_its_classes():
