@@ -85,8 +85,9 @@ def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState
     def fit_rows(name: str, found: np.ndarray, want: Any) -> np.ndarray | None:
         if name not in names or found.shape[1:] != tuple(want.shape[1:]) or found.dtype != want.dtype:
             return None
-        floating = np.issubdtype(found.dtype, np.inexact)
-        one = found.mean(0, dtype=found.dtype) if floating else found.max(0)
+        wide = np.result_type(found.dtype, np.float32)  # numpy does not count bfloat16 as inexact
+        floating = jnp.issubdtype(found.dtype, jnp.inexact)
+        one = found.mean(0, dtype=wide).astype(found.dtype) if floating else found.max(0)
         return np.broadcast_to(one, want.rows_shape).reshape(-1)
 
     return stored, fit_rows

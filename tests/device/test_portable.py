@@ -1,6 +1,9 @@
 """A strategy's state with a different number of replicas, and with a different strategy."""
 
+from dataclasses import replace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -78,11 +81,15 @@ def test_local_replicas_start_again_from_their_mean():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), copy, mean)
 
 
-def test_only_rows_of_replicas_are_fitted():
+@pytest.mark.parametrize(("dtype", "one"), [("bfloat16", 1.5), ("float16", 1.5), ("int32", 2)])
+def test_only_rows_of_replicas_are_fitted(dtype, one):
     alone = Alone(build_sync("bf16", optax.sgd(LR)), 4)
     target, fit_rows = stored_shapes(alone.state, alone.sync, alone.mesh)
     want = target.sync[0].unsent
     assert want.shape == (4, 29)
     assert fit_rows("sync/0/unsent", np.ones((2, 29), np.float32), want).shape == (4 * 29,)
     assert fit_rows("sync/0/unsent", np.ones((2, 30), np.float32), want) is None  # a different model
+    rows = np.repeat(np.asarray([[1], [2]], jnp.dtype(dtype)), 29, 1)
+    fitted = fit_rows("sync/0/unsent", rows, replace(want, dtype=rows.dtype))
+    assert (fitted.dtype, {*fitted.tolist()}) == (rows.dtype, {one})
     assert fit_rows("params/dense/kernel", np.ones((2, 4), np.float32), np.zeros((6, 4))) is None
