@@ -8,8 +8,9 @@ import numpy as np
 
 from cyxjax.data.columns import refuse_words
 from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
-from cyxjax.data.sources import ArrayDataset, ItemDataset
+from cyxjax.data.sources import ArrayDataset, Dataset, ItemDataset
 from cyxjax.data.splits import (
+    VAL_NAMES,
     DatasetInfo,
     Splits,
     Task,
@@ -178,20 +179,25 @@ def load_image_folder(
 ) -> Splits:
     """root/CLASS/*.png or other images, split by class; or the same in root/train, root/val and root/test.
 
-    Classes are numbered in the order of their names. Images are resized to image_size x image_size.
+    Without root/val (or valid, validation) or root/test, that part is drawn from root/train. Classes are
+    numbered in the order of their names. Images are resized to image_size x image_size.
     """
     _pillow()
-    given = all((root / part).is_dir() for part in _PARTS)
-    folders = [root / part for part in _PARTS] if given else [root]
-    classes = sorted(path.name for path in folders[0].iterdir() if path.is_dir())
+    is_split = any(path.is_dir() for path in root.glob("train/*"))  # else "train" is a class
+    folder = root / "train" if is_split else root
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
     shape = (image_size, image_size, 1 if grey else 3)
     info = DatasetInfo("image_folder", "classification", len(classes), shape, class_names=tuple(classes))
-    found = [ImageFiles(*_scan(folder, classes), image_size, grey) for folder in folders]
-    parts = [ItemDataset(one, num_workers) for one in found]
-    if not given:
-        return split_dataset(parts[0], info, found[0].labels, **split)
-    train, val, test = parts
-    return Splits(train, val, test, info)
+
+    def images(folder: Path) -> ImageFiles:
+        return ImageFiles(*_scan(folder, classes), image_size, grey)
+
+    def stored(*names: str) -> Dataset | None:
+        found = [root / name for name in names if is_split and (root / name).is_dir()]
+        return ItemDataset(images(found[0]), num_workers) if found else None
+
+    whole, rest = images(folder), (stored(*VAL_NAMES), stored("test"))
+    return split_dataset(ItemDataset(whole, num_workers), info, whole.labels, rest, **split)
 
 
 def _pillow() -> Any:

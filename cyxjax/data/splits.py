@@ -1,7 +1,10 @@
 """The result of a loader: training, validation and test samples, and what a model must know about them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import sub
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +15,7 @@ from cyxjax.data.sources import ArrayDataset, Dataset, Subset
 from cyxjax.errors import ConfigError, DataError
 
 Task = Literal["classification", "regression", "language"]
+VAL_NAMES = ("val", "valid", "validation")  # of a folder or part that holds validation samples
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,20 @@ def describe(
 
 
 def split_dataset(
-    whole: Dataset, info: DatasetInfo, targets: np.ndarray | None = None, **split: Any
+    whole: Dataset,
+    info: DatasetInfo,
+    targets: np.ndarray | None = None,
+    stored: tuple[Dataset | None, Dataset | None] = (None, None),
+    **split: Any,
 ) -> Splits:
-    """Splits of a dataset without copying it; by class, if `targets` are given and are classes."""
-    rows = split_rows(
-        np.zeros(len(whole)) if targets is None else targets,
-        "regression" if targets is None else info.task,
-        **split,
-    )
-    train, val, test = [Subset(whole, part) for part in rows]
+    """Splits of a dataset without copying it; by class, if `targets` are given and are classes.
+
+    stored: the validation and test set; one that is None is drawn from `whole`.
+    """
+    labels, task = (np.zeros(len(whole)), "regression") if targets is None else (targets, info.task)
+    rows = split_rows(labels, task, [part is not None for part in stored], **split)  # type: ignore[arg-type]
+    train, *drawn = [Subset(whole, part) for part in rows] if None in stored else [whole]
+    val, test = (drawn.pop(0) if part is None else part for part in stored)
     return Splits(train, val, test, info)
 
 
@@ -98,6 +107,7 @@ def split_arrays(whole: ArrayDataset, info: DatasetInfo, **split: Any) -> Splits
 def split_rows(
     targets: np.ndarray,
     task: Task,
+    stored: Sequence[bool] = (False, False),
     *,
     val_fraction: float = 0.1,
     test_fraction: float = 0.2,
@@ -106,11 +116,12 @@ def split_rows(
     """Row numbers for train, val and test, drawn by class if the task is classification.
 
     The same in every run, on every machine and with every numpy, because the draw is an `Order`.
+    stored: whether val and test are stored elsewhere, so that nothing is drawn for them.
     """
     labels = targets if task == "classification" else np.zeros(len(targets), np.int64)
-    return stratified_rows(
-        labels, (1 - val_fraction - test_fraction, val_fraction, test_fraction), split_seed
-    )
+    fractions = zip((val_fraction, test_fraction), stored, strict=True)
+    drawn = [fraction for fraction, is_stored in fractions if not is_stored]
+    return stratified_rows(labels, (reduce(sub, drawn, 1.0), *drawn), split_seed)
 
 
 def stratified_rows(

@@ -9,7 +9,7 @@ import numpy as np
 
 from cyxjax.data.columns import TARGET_NAMES
 from cyxjax.data.sources import ArrayDataset, as_dataset
-from cyxjax.data.splits import Splits, Task, describe, split_dataset
+from cyxjax.data.splits import VAL_NAMES, Splits, Task, describe, split_dataset
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import readable
 from cyxjax.plugins import extra, named
@@ -67,9 +67,14 @@ def _column(root: Path, name: str, column: Any) -> Any:
 
 
 def load_hugging_face(
-    root: Path, target: str | None = None, inputs: Sequence[str] | None = None, **split: Any
+    root: Path,
+    target: str | None = None,
+    inputs: Sequence[str] | None = None,
+    task: Task | None = None,
+    num_classes: int | None = None,
+    **split: Any,
 ) -> Splits:
-    """A folder written by `Dataset.save_to_disk`: train, validation and test parts, or one part to split."""
+    """A folder written by `Dataset.save_to_disk`: train, validation and test; missing ones are drawn."""
     datasets: Any = extra("datasets", "cyxjax[hf]")
     with readable(root, hint="write it with dataset.save_to_disk"):
         found = datasets.load_from_disk(str(root))
@@ -78,11 +83,10 @@ def load_hugging_face(
     labels = target or next((name for name in TARGET_NAMES if name in first.features), "")
     names = tuple(getattr(first.features.get(labels), "names", None) or ())
     made = {part: as_dataset(one, inputs=inputs, targets=target) for part, one in parts.items()}
-    rest = [made.get("validation", made.get("val")), made.get("test")]
-    info = describe("hf", made["train"], "classification" if names else None, len(names) or None, names)
-    if None in rest:
-        return split_dataset(made["train"], info, **split)
-    return Splits(made["train"], rest[0], rest[1], info)  # type: ignore[arg-type]
+    rest = next((made[name] for name in VAL_NAMES if name in made), None), made.get("test")
+    task, num_classes = task or ("classification" if names else None), num_classes or len(names) or None
+    info = describe("hf", made["train"], task, num_classes, names)
+    return split_dataset(made["train"], info, None, rest, **split)
 
 
 def load_array_record(

@@ -297,6 +297,19 @@ def test_images_that_are_split_already_keep_their_parts(tmp_path):
         load_dataset("image_folder", tmp_path, image_size=4)
 
 
+@pytest.mark.parametrize(
+    ("stored", "lengths"), [("val", [16, 2, 4]), ("valid", [16, 2, 4]), ("test", [18, 2, 2])]
+)
+def test_of_images_in_train_only_the_missing_part_is_drawn(tmp_path, stored, lengths):
+    # Ten of each class: a tenth for validation, a fifth for the test.
+    for name in ("cat", "dog"):
+        for path in (*(f"train/{name}/{i}" for i in range(10)), f"{stored}/{name}/0"):
+            write_image(tmp_path / f"{path}.png")
+    splits = load_dataset("image_folder", tmp_path, image_size=4)
+    assert [len(part) for part in splits[:3]] == lengths
+    assert splits.info.class_names == ("cat", "dog")
+
+
 # ---- splits, and texts in rows ----------------------------------------------------------------------------
 
 

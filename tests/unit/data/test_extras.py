@@ -98,6 +98,23 @@ def test_a_folder_of_hugging_faces(tmp_path):
     assert [len(part) for part in cx.data.load_dataset("hf", tmp_path / "three")[:3]] == [20, 1, 2]
 
 
+class Stored(list):
+    """A part of a Hugging Face folder whose labels have no names."""
+
+    features = {"x": None, "label": None}
+
+
+def test_of_a_folder_of_hugging_face_only_the_missing_part_is_drawn(tmp_path, monkeypatch):
+    rows = [{"x": x, "label": i % 2} for i, x in enumerate(X)]
+    stored = {"train": Stored(rows), "test": Stored(rows[:3])}
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: stored))
+    with pytest.raises(ConfigError, match="options.num_classes"):
+        cx.data.load_dataset("hf", tmp_path)
+    splits = cx.data.load_dataset("hf", tmp_path, num_classes=2)
+    assert ([len(part) for part in splits[:3]], splits.info.num_classes) == ([18, 2, 3], 2)
+    assert cx.data.load_dataset("hf", tmp_path, task="regression").info.num_classes == 1
+
+
 def test_array_records_by_number(tmp_path):
     module = pytest.importorskip(
         "array_record.python.array_record_module", reason="pip install 'cyxjax[grain]'"
