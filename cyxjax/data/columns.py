@@ -3,6 +3,7 @@
 (x,) and x alone      -> inputs x, targets x (an autoencoder's)
 (x, y)                -> inputs x, targets y
 (x1, x2, ..., y)      -> inputs (x1, x2, ...), targets y
+[x, y] -> the same as a tuple, unless it holds only numbers and lists: that is one array
 {"image": x, "label": y} -> the column with a name in TARGET_NAMES is the target; the others are inputs
 """
 
@@ -35,6 +36,8 @@ def split(record: Any, columns: Columns = Columns()) -> tuple[Any, Any]:
     """(inputs, targets) of a tuple, a mapping or a single value. Raises: DataError for a missing column."""
     if isinstance(record, Mapping):
         return _split_names(record, columns)
+    if isinstance(record, list) and not all(isinstance(one, int | float | list) for one in record):
+        record = tuple(record)
     if not isinstance(record, tuple):
         return record, record
     head = record[:-1] if len(record) > 1 else record
@@ -142,11 +145,11 @@ def stack(items: Sequence[Any]) -> Any:
 
 def refuse_batches(items: list[Any], columns: Columns) -> None:
     """Accepts a list of samples. Raises: DataError if it looks like batches, with one target per row."""
-    if not items or not isinstance(items[0], tuple | Mapping):
+    inputs, targets = split(items[0] if items else None, columns)
+    if targets is inputs:
         return
-    inputs, targets = split(items[0], columns)
     shapes = [tuple(np.shape(leaf)) for _, leaf in leaves(inputs)]
-    shape = () if targets is inputs or isinstance(targets, tuple | Mapping) else tuple(np.shape(targets))
+    shape = () if isinstance(targets, tuple | Mapping) else tuple(np.shape(targets))
     wide = [one for one in shapes if len(one) > 1]
     of_rows = len(shape) == 1 or (len(shape) == 2 and all(shape != one[:2] for one in wide))  # else a mask
     if wide and of_rows and {one[:1] for one in shapes} == {shape[:1]} and shape[0] > 1:

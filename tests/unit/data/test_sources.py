@@ -104,6 +104,7 @@ def mapped(path):
         Items(),
         Together(),
         list(zip(X, Y, strict=True)),
+        [[x, y] for x, y in zip(X, Y, strict=True)],
         [{"x": x, "targets": y} for x, y in zip(X, Y, strict=True)],
         Table(),
         ArrayDataset(X, Y),
@@ -155,11 +156,19 @@ def test_an_error_names_the_item(num_workers):
     assert dataset.take(np.array([1]))[1].tolist() == [1]  # closed: it still reads, in this thread
 
 
+def test_a_list_is_a_tuple_if_it_holds_arrays_and_else_one_array():
+    # The shapes are equal: read as one array, the pair would be an autoencoder's sample.
+    inputs, targets = as_dataset([[x, x + 1] for x in X]).take(np.array([2]))
+    np.testing.assert_array_equal(inputs + 1, targets)
+    inputs, targets = as_dataset([[x.tolist(), x.tolist()] for x in X]).take(np.array([2]))
+    assert (targets is inputs, inputs.shape) == (True, (1, 2, *X.shape[1:]))
+
+
 def test_items_that_do_not_stack_are_refused():
     ragged = [(np.zeros(3), 0), (np.zeros(3), 1), (np.zeros(4), 2)]
     mixed = [{"a": 1, "b": 2, "y": 0}, {"a": 1, "y": 0}]
-    lists = [[x, y] for x, y in zip(X, Y, strict=True)]  # torch's tuples are tuples; a list is one array
-    for items in (ragged, mixed, lists):
+    uneven = [[[1, 2], [3]], [[4], [5, 6]]]
+    for items in (ragged, mixed, uneven):
         with pytest.raises(DataError, match=r"\(input, target\)"):
             as_dataset(items).take(np.array([0, 1, len(items) - 1]))
 

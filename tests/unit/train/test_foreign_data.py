@@ -45,6 +45,7 @@ def fit(*data, model=None, **config):
         [{"x": x, "label": y} for x, y in BATCHES],
         [(x, np.eye(3)[y]) for x, y in BATCHES],
         [(x, x, y) for x, y in BATCHES],
+        [[x, y] for x, y in BATCHES],
     ],
 )
 def test_a_list_of_batches_is_not_taken_for_samples(data):
