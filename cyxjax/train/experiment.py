@@ -162,7 +162,7 @@ def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
         model_of(config, info),
         loss,
         optimizer_of(config, loss),
-        metrics=metrics_of(config, info),
+        metrics=metrics_of(config, info, loss),
         callbacks=callbacks_of(config),
         augment=augment_of(config),
     )

@@ -20,14 +20,14 @@ from cyxjax.errors import ConfigError, DataError
 def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
     """1 where the label is among the `k` largest logits (B, ..., C); a tie counts in favour of the label.
 
-    ignore_index: a label that is left out.
+    ignore_index: a label that is left out. A label that is not a class is a miss, and so are logits of NaN.
     """
 
     def hits(output: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         kept = counts(target, ignore_index)
         label = jnp.where(kept, target, 0).astype(jnp.int32)
         own = jnp.take_along_axis(output, label[..., None], axis=-1)
-        return _where((output > own).sum(-1) < k, kept)
+        return _where((~(output <= own)).sum(-1) < k, kept)  # NaN is above every logit
 
     return hits
 

@@ -145,27 +145,29 @@ def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation
     return with_groups(made, config.optimizer.groups) if config.optimizer.groups else made
 
 
-def metrics_of(config: TrainConfig, info: DatasetInfo) -> Metrics:
+def metrics_of(config: TrainConfig, info: DatasetInfo, loss: Any = None) -> Metrics:
     """The metrics of every task and those that `config` names: ours, functions (output, target) -> one value
     per sample, and statistics.
 
-    A function's attribute `better`, "min" or "max", says which values are better. Raises: ConfigError.
+    Ours leave out the label that `loss` ignores. A function's attribute `better`, "min" or "max", says which
+    values are better. Raises: ConfigError.
     """
     made: dict[str, Callable] = {}
     better: dict[str, str] = {}
+    names = info.class_names or tuple(map(str, range(info.num_classes)))
+    ignored = getattr(loss, "ignore_index", None)
+    facts = {"names": names, "num_classes": info.num_classes, "ignore_index": ignored}
     for number, one in enumerate(config.metrics):
         name, options, key = one["name"], one["options"], f"metrics.{number}"
         if name == "accuracy" and not options:
             continue  # of every task
         found = named("metric", name, METRICS, key=key)
         short = name.rpartition(":")[2].rpartition(".")[2]
-        if name == "per_class":
-            names = info.class_names or tuple(map(str, range(info.num_classes)))
-            made |= called("metric 'per_class'", found, {"names": names} | options, key)
-        elif name in METRICS:
-            wide = "num_classes" in inspect.signature(found).parameters
-            size = {"num_classes": info.num_classes} if wide else {}
-            made[short] = called(f"metric {name!r}", found, size | options, key)
+        if name in METRICS:
+            known = inspect.signature(found).parameters
+            implied = {option: fact for option, fact in facts.items() if option in known}
+            own = called(f"metric {name!r}", found, implied | options, key)
+            made |= own if name == "per_class" else {short: own}
         else:
             made[short] = _with_options(f"metric {name!r}", found, options, key)
             if isinstance(getattr(found, "better", None), str):

@@ -48,6 +48,12 @@ def test_top_k_recall_and_precision_are_scikit_learn_s_over_any_split(cuts):
     assert np.isnan(found["recall_hen"])
 
 
+def test_no_class_and_no_number_are_misses_of_top_k():
+    labels = jnp.array([3, 255, 3])
+    hit, kept = cx.top_k(2)(jnp.asarray(LOGITS[:3]).at[:, 3].set(jnp.array([9, 9, jnp.nan])), labels)
+    assert (hit.tolist(), kept.tolist()) == ([1, 0, 0], [1, 1, 1])
+
+
 @pytest.mark.parametrize(("code", "ignore_index"), [(-1, -1), (-100, None), (9, 9)])
 def test_what_is_ignored_or_below_0_counts_nowhere(code, ignore_index):
     def own(index):

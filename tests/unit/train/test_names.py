@@ -5,6 +5,7 @@ import inspect
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
@@ -225,6 +226,14 @@ def test_a_loss_by_its_name_takes_options():
 def test_what_is_no_loss_or_no_option_of_it_is_refused(value, message):
     with pytest.raises(ConfigError, match=message):
         loss_of(TrainConfig(loss=value), INFO)
+
+
+def test_named_metrics_leave_out_the_label_that_the_loss_ignores():
+    config = TrainConfig(metrics=({"name": "top_k", "options": {"k": 1}}, "per_class"))
+    found = metrics_of(config, INFO, cx.CrossEntropyLoss(ignore_index=2))
+    output, target = jnp.eye(3)[jnp.array([0, 2, 1])], jnp.array([0, 0, 2])
+    means = found.means(np.asarray(found.sums(jnp.ones(3), output, target, jnp.ones(3))))
+    assert (means["top_k"], means["precision_b"]) == pytest.approx((0.5, np.nan), nan_ok=True)
 
 
 @pytest.mark.parametrize("name", METRICS)
