@@ -45,7 +45,7 @@ def accuracy(
     is_logits = output.shape[:-1] == target.shape and output.shape[-1] > 1
     if not jnp.issubdtype(target.dtype, jnp.integer) or not is_logits:
         return None
-    right = jnp.argmax(output, -1).astype(target.dtype) == target
+    right = jnp.argmax(output, -1).astype(jnp.int32) == target.astype(jnp.int32)
     hit, kept = (a.reshape(len(a), -1) for a in (right, counts(target, ignore_index)))
     labels = kept.sum(1)
     return (hit & kept).sum(1) / jnp.maximum(labels, 1), labels / kept.shape[1]
