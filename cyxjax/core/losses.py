@@ -81,7 +81,8 @@ class CrossEntropyLoss(Loss):
     booleans, or probabilities (B, ..., C).
 
     Source: torch.nn.CrossEntropyLoss (classes last, as in Flax, where torch has them second). A batch whose
-    labels are all ignored has loss 0, where torch has NaN.
+    labels are all ignored has loss 0, where torch has NaN. A label whose class has weight 0 is left out;
+    torch keeps its share of `label_smoothing`.
     """
 
     weight: Sequence[float] | None = None

@@ -49,6 +49,9 @@ def test_a_batch_in_which_nothing_counts_is_zero_and_has_no_gradient():
     nothing = np.full(LABELS.shape, 2, np.int32)
     assert float(loss(LOGITS, nothing)) == 0
     assert not np.asarray(loss.backward(LOGITS, nothing)).any()
+    # Unlike torch, which keeps the smoothing term of labels whose class has weight 0.
+    left_out, weighed = cx.CrossEntropyLoss((1, 1, 0), 2, 0.3), cx.CrossEntropyLoss((1, 1, 0), None, 0.3)
+    assert left_out(LOGITS, LABELS) == weighed(LOGITS, LABELS)
 
 
 TWO = np.log(np.array([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], np.float32))
