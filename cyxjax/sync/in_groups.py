@@ -3,13 +3,14 @@
 gradients -> the leaves of a group -> its strategy -> that group's parameters and state, new or unchanged"""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from cyxjax.core.mesh import AXIS, REPLICATED
+from cyxjax.core.collectives import held_by
+from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.strategy import Stepped, Sync, stepped_if, stored_inside
 from cyxjax.core.trees import PyTree, joined, leaf_names, matches
 from cyxjax.errors import ConfigError
@@ -140,13 +141,5 @@ def for_part(sync: Sync, still: Sync, chosen: PyTree) -> Sync:
 
 
 def _same(params: PyTree, sync: Sync) -> PyTree:
-    """`params`, equal on all replicas, as replicated: by a maximum, since a mean of equals may round."""
-    if sync.params_spec == REPLICATED:
-        return params
-
-    def one(leaf: jax.Array) -> jax.Array:
-        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            return lax.complex(lax.pmax(leaf.real, AXIS), lax.pmax(leaf.imag, AXIS))
-        return lax.pmax(leaf, AXIS)
-
-    return jax.tree.map(one, params)
+    """`params`, equal on all replicas, as replicated; bit for bit, since a mean of equals may round."""
+    return params if sync.params_spec == REPLICATED else jax.tree.map(partial(held_by, 0), params)
