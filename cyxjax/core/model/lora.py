@@ -9,7 +9,6 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 
 import zlib
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.trees import PyTree, leaf_names, path_name
+from cyxjax.core.trees import PyTree, leaf_names, matches, path_name
 from cyxjax.errors import ConfigError
 
 A, B = "_lora_a", "_lora_b"
@@ -51,26 +50,26 @@ def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
         return fns
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-        params, model_state = fns.init(key, inputs)
-        found: list[str] = []
+        from flax.traverse_util import unflatten_dict
 
-        def beside(name: str, leaf: Any) -> dict[str, Any]:
-            if getattr(leaf, "ndim", 0) < 2 or not any(fnmatchcase(name, p) for p in plan.patterns):
-                return {}
-            found.append(name)
+        params, model_state = fns.init(key, inputs)
+        leaves, adapters = _by_path(params), {}
+        for path, leaf in leaves.items():
+            name = "/".join(map(str, path))
+            if getattr(leaf, "ndim", 0) < 2 or not matches(name, plan.patterns):
+                continue
             rows, columns = int(np.prod(leaf.shape[:-1])), leaf.shape[-1]
             own = jax.random.fold_in(key, zlib.crc32(name.encode()))
             drawn = jax.random.normal(own, (rows, plan.rank), jnp.float32) / np.float32(np.sqrt(rows))
-            return {A: drawn.astype(leaf.dtype), B: jnp.zeros((plan.rank, columns), leaf.dtype)}
-
-        adapted = _grown(params, "", beside)
-        if not found:
+            adapters[_beside(path, A)] = drawn.astype(leaf.dtype)
+            adapters[_beside(path, B)] = jnp.zeros((plan.rank, columns), leaf.dtype)
+        if not adapters:
             raise ConfigError(
                 f"lora.pattern {' '.join(plan.patterns)} matches no parameter of two dimensions or more. "
                 f"HINT: use names such as {', '.join(leaf_names(params)[:4])}.",
                 key="lora.pattern",
             )
-        return adapted, model_state
+        return unflatten_dict(leaves | adapters), model_state
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         return fns.apply(merged(params, plan), model_state, inputs, key, train)
@@ -81,29 +80,26 @@ def with_lora(fns: ModelFns, plan: LoraPlan) -> ModelFns:
 
 def merged(params: PyTree, plan: LoraPlan) -> PyTree:
     """`params` with adapters merged into their kernels and removed; host arrays stay on the host."""
-    if not isinstance(params, Mapping):
-        return params
-    out = {}
-    for name, value in params.items():
-        if isinstance(name, str) and is_adapter(name):
-            continue
-        a, b = params.get(f"{name}{A}"), params.get(f"{name}{B}")
+    from flax.traverse_util import unflatten_dict
+
+    leaves = _by_path(params)
+    out = {path: leaf for path, leaf in leaves.items() if not is_adapter(str(path[-1]))}
+    for path, leaf in out.items():
+        a, b = leaves.get(_beside(path, A)), leaves.get(_beside(path, B))
         if a is not None:
-            value = value + ((a @ b) * np.asarray(plan.scale, a.dtype)).reshape(value.shape)
-        out[name] = merged(value, plan)
-    return out
+            out[path] = leaf + ((a @ b) * np.asarray(plan.scale, a.dtype)).reshape(leaf.shape)
+    return unflatten_dict(out) if leaves else params
 
 
-def _grown(tree: PyTree, above: str, beside: Callable[[str, Any], dict[str, Any]]) -> PyTree:
-    """`tree` with the leaves that `beside` returns added next to each leaf; only in dicts."""
-    if not isinstance(tree, Mapping):
-        return tree
-    out = {}
-    for name, value in tree.items():
-        out[name] = _grown(value, f"{above}{name}/", beside)
-        if not isinstance(value, Mapping):
-            out |= {f"{name}{end}": leaf for end, leaf in beside(f"{above}{name}", value).items()}
-    return out
+def _by_path(params: PyTree) -> dict[tuple, Any]:
+    """{keys from the root: leaf}; empty for a tree that is not made of dicts."""
+    from flax.traverse_util import flatten_dict
+
+    return flatten_dict(params, keep_empty_nodes=True) if isinstance(params, Mapping) else {}
+
+
+def _beside(path: tuple, end: str) -> tuple:
+    return (*path[:-1], f"{path[-1]}{end}")
 
 
 def with_frozen(fns: ModelFns, is_frozen: Callable[[str], bool] | None) -> ModelFns:
