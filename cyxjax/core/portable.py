@@ -28,8 +28,8 @@ from cyxjax.core.mesh import (
     put_rows,
 )
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.replica import by_spec, from_replica, model_map
-from cyxjax.core.step import TrainState, state_spec
+from cyxjax.core.replica import by_spec, model_map
+from cyxjax.core.step import TrainState, first_state, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree, named_leaves
 
@@ -120,16 +120,12 @@ def build_draw(fns: ModelFns, sync: Sync, mesh: Mesh) -> Any:
     The numbers are those of `fns.init` with the seed's key, up to the last bit (the compiler fuses). Each
     replica draws every leaf and keeps its part: drawing needs no communication.
     """
-    spec = state_spec(sync)
 
     def local(seed: jax.Array, inputs: PyTree) -> TrainState:
         key = jax.random.key(seed)
-        params, model_state = fns.init(key, inputs)
-        kept, key_data = sync.hold(params), jax.random.key_data(key)
-        state = TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key_data)
-        return from_replica(state, spec)
+        return first_state(sync, *fns.init(key, inputs), key)
 
-    mapped = model_map(local, mesh, (REPLICATED, REPLICATED), spec)
+    mapped = model_map(local, mesh, (REPLICATED, REPLICATED), state_spec(sync))
     # Otherwise a leaf drawn in 16 bits and kept in 32 has more digits than the same leaf drawn alone.
     draw = lambda seed, inputs: sync.stow(mapped(seed, inputs))  # noqa: E731
     return jax.jit(draw, compiler_options=memory_options(mesh) | {"xla_allow_excess_precision": False})

@@ -53,6 +53,13 @@ def state_spec(sync: Sync) -> TrainState:
     return TrainState._make([REPLICATED, sync.params_spec, REPLICATED, sync.state_spec, REPLICATED])
 
 
+def first_state(sync: Sync, params: PyTree, model_state: PyTree, key: jax.Array) -> TrainState:
+    """The state before the first step, from whole parameters and the run's key; inside `sync_map`."""
+    kept, state = sync.hold(params), sync.init(params)
+    made = TrainState(jnp.zeros((), jnp.int32), kept, model_state, state, jax.random.key_data(key))
+    return from_replica(made, state_spec(sync))
+
+
 def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed: int) -> TrainState:
     """The state before the first step, on the mesh; `params` and `model_state` equal on all ranks."""
     return build_init(sync, mesh)(params, model_state, seed)
@@ -60,14 +67,11 @@ def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed
 
 def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainState]:
     """`init_state` as a function (params, model_state, seed), compiled once for any number of runs."""
-    spec = state_spec(sync)
 
     def init(params: PyTree, model_state: PyTree, seed: jax.Array) -> TrainState:
-        kept, key = sync.hold(params), jax.random.key_data(jax.random.key(seed))
-        state = TrainState(jnp.zeros((), jnp.int32), kept, model_state, sync.init(params), key)
-        return from_replica(state, spec)
+        return first_state(sync, params, model_state, jax.random.key(seed))
 
-    mapped = sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), spec)
+    mapped = sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), state_spec(sync))
     run = jax.jit(lambda *args: sync.stow(mapped(*args)))
     return lambda params, model_state, seed: run(params, model_state, np.uint32(seed))
 
