@@ -67,8 +67,8 @@ def build_steps(mesh):
         output, pullback, _ = phases.forward(fns, state.params, {}, images, weight, key)
         # The mean over R replicas of (R / total) x (a replica's sum) is the sum over all samples / total:
         # exact, also where replicas hold different numbers of real samples.
-        losses, output_grad = phases.loss_and_seed(loss, output, labels, weight, replicas / total)
-        grads = phases.backward(pullback, output_grad)
+        losses, pulled = phases.pull_back(loss, output, pullback, labels, weight, replicas / total)
+        grads = phases.means_of(pulled, total)  # one tree, also where a loss has weights of its own
         return jax.tree.map(lambda a: a[None], (grads, metrics.sums(losses, output, labels, weight)))
 
     def reduce_and_update(state, rows):

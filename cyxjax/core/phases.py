@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.batch_stats import OWN, StatsAxes, batch_scope
 from cyxjax.core.model.model_fns import ModelFns
@@ -72,15 +71,6 @@ def pull_back(
             mine = reached(backward(pullback, seed), route, routes)
             pulled.append(Pulled(mine, None if share.weights is None else share.weights.sum()))
     return flat_shares(shares), pulled
-
-
-def loss_and_seed(
-    loss: PerExample, output: PyTree, target: PyTree, weight: jax.Array, scale: jax.Array
-) -> tuple[Weighed, PyTree]:
-    """(losses of the rows, gradient of `scale * sum(weight * losses)` by the output), for one mean."""
-    shares, seed = _share_and_seed(loss, 0, 0, output, target, weight, scale)
-    (losses,) = flat_shares(shares)
-    return losses, seed
 
 
 def _share_and_seed(

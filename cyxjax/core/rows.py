@@ -52,14 +52,13 @@ class Weighed(NamedTuple):
         return jnp.stack([jnp.where(w != 0, self.values, 0) @ w, w.sum()])
 
 
-Losses: TypeAlias = "list[Weighed] | Weighed | jax.Array"
-"""The result of a loss for some rows: several means to be added up, one mean, or values (B,)."""
+Losses: TypeAlias = "list[Weighed] | jax.Array"
+"""The result of a loss for some rows: means to be added up, or values (B,)."""
 
 
 def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
     """float32 (count, 2): first the mean over samples (or the only mean), then the others, then zeros."""
-    found = losses if isinstance(losses, list) else [losses]
-    each = [one if isinstance(one, Weighed) else Weighed(one, None) for one in found]
+    each = losses if isinstance(losses, list) else [Weighed(losses, None)]
     apart = [one.pair(weight) for one in each if one.weights is not None and count > 1]
     first = [one for one in each if one.weights is None or count == 1]
     none = Weighed(jnp.zeros(weight.shape, jnp.float32), None)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from cyxjax.core.model.model_fns import Sown
-from cyxjax.core.phases import divided_state, loss_and_seed, weighted_state
+from cyxjax.core.phases import divided_state, pull_back, weighted_state
 from cyxjax.core.strategy import Stepped, norm_row, written_after
 from cyxjax.errors import DataError
 
@@ -21,7 +21,7 @@ def squares(output: jax.Array, target: jax.Array) -> jax.Array:
 def test_padding_gives_no_gradient_and_its_loss_is_told():
     # d(0.5 * w * (y - t)^2) / dy = w * (y - t): 1, 3, and 0 for the padding row.
     output, target = jnp.array([1.0, 3.0, 9.0]), jnp.zeros(3)
-    losses, seed = loss_and_seed(squares, output, target, WEIGHT, jnp.float32(0.5))
+    (losses,), ((seed, _),) = pull_back(squares, output, lambda g: (g,), target, WEIGHT, jnp.float32(0.5))
     assert losses.values.tolist() == [1, 9, 81]
     assert seed.tolist() == [1, 3, 0]
 
@@ -29,12 +29,12 @@ def test_padding_gives_no_gradient_and_its_loss_is_told():
 def test_what_a_model_adds_to_its_loss_counts_as_the_loss_does():
     # d(0.5 * w * ((y - t)^2 + own)) / d own = 0.5 for each sample, and 0 for padding.
     made = Sown(jnp.array([1.0, 3.0, 9.0]), jnp.array([10.0, 20.0, jnp.nan]))
-    losses, seed = loss_and_seed(squares, made, jnp.zeros(3), WEIGHT, jnp.float32(0.5))
+    (losses,), ((seed, _),) = pull_back(squares, made, lambda g: (g,), jnp.zeros(3), WEIGHT, jnp.float32(0.5))
     assert losses.values.tolist()[:2] == [11, 29]
     assert (seed.output.tolist(), seed.losses.tolist()) == ([1, 3, 0], [0.5, 0.5, 0])
     weighing = lambda o, t: (squares(o, t), jnp.ones(3))  # noqa: E731
     with pytest.raises(DataError, match=r"losses.*cx\.Task"):
-        loss_and_seed(weighing, made, jnp.zeros(3), WEIGHT, jnp.float32(1))
+        pull_back(weighing, made, lambda g: (g,), jnp.zeros(3), WEIGHT, jnp.float32(1))
 
 
 def test_running_statistics_count_by_samples_and_counters_do_not():
