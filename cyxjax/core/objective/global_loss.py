@@ -38,10 +38,12 @@ class GlobalLoss:
     omit `weight` if the last batch is never short.
     by_row: fn is (own: Rows, whole: Rows) -> values (B,) for `own`, the rows of one replica, compared with
     the `whole` batch: (B, N) numbers in memory instead of (N, N). Gradients reach all of `whole`.
+    look: (output, target) -> the parts of them that fn sees, of all rows.
     """
 
     fn: Callable
     by_row: bool = False
+    look: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda output, target: (output, target)
 
     def to_per_example(self) -> "GlobalLoss":
         """The loss itself: a step calls `of_rows`."""
@@ -60,10 +62,10 @@ class GlobalLoss:
     def of_batch(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (): the loss of these rows as a batch of their own."""
         if self.by_row:
-            rows = Rows(output, target, weight, jnp.arange(len(weight), dtype=jnp.int32))
+            rows = Rows(*self.look(output, target), weight, jnp.arange(len(weight), dtype=jnp.int32))
             return _mean(self.fn(rows, rows), weight)
-        given = (output, target, weight) if self.takes_padding else (output, target)
-        return _mean(self.fn(*given), weight)
+        more = (weight,) if self.takes_padding else ()
+        return _mean(self.fn(*self.look(output, target), *more), weight)
 
     def of_rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> Weighed:
         """The loss for one replica's rows, inside `model_map`; gradients add up over replicas."""
@@ -71,10 +73,10 @@ class GlobalLoss:
         whole = jax.tree.map(_gathered, (output, target, weight))
         if self.by_row:
             count = jnp.arange(len(weight), dtype=jnp.int32)
-            own = Rows(output, target, weight, count * replicas + replica)
+            own = Rows(*self.look(output, target), weight, count * replicas + replica)
             places = jnp.arange(len(weight) * replicas, dtype=jnp.int32)
-            values = _of_rows(self.fn(own, Rows(whole[0], whole[1], whole[2], places)), weight)
-            return Weighed(values, None)
+            others = Rows(*self.look(*whole[:2]), whole[2], places)
+            return Weighed(_of_rows(self.fn(own, others), weight), None)
         part = weight.sum() / jnp.maximum(psum(weight.sum()), 1.0)
         mine = jax.tree.map(lambda a, own: _with_own(a, own, replica, part), whole[0], output)
         value = self.of_batch(mine, *whole[1:])

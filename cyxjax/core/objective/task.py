@@ -163,7 +163,8 @@ def seen_through(measure: Any, output: Pick, target: Pick) -> Any:
     if isinstance(measure, UserLoss):
         return UserLoss(seen_through(measure.fn, output, target))
     if isinstance(measure, GlobalLoss):
-        return GlobalLoss(_seen_globally(measure, output, target), measure.by_row)
+        look = lambda o, t: measure.look(picked(o, output), picked(t, target))  # noqa: E731
+        return GlobalLoss(measure.fn, measure.by_row, look)
     if isinstance(measure, Statistic):
         inner = measure.update
         return measure._replace(update=lambda s, o, t, w: inner(s, picked(o, output), picked(t, target), w))
@@ -191,16 +192,6 @@ def takes_labels(loss: Any) -> bool:
         return takes_labels(loss.measure)
     ours = isinstance(getattr(loss, "__self__", None), CrossEntropyLoss | NLLLoss)
     return ours or any(takes_labels(term.loss) for term in getattr(loss, "terms", ()))
-
-
-def _seen_globally(loss: GlobalLoss, output: Pick, target: Pick) -> Callable:
-    look = partial(picked, pick=output), partial(picked, pick=target)
-    if loss.by_row:
-        of = lambda rows: rows._replace(output=look[0](rows.output), target=look[1](rows.target))  # noqa: E731
-        return lambda own, whole: loss.fn(of(own), of(whole))
-    if loss.takes_padding:
-        return lambda o, t, w: loss.fn(look[0](o), look[1](t), w)
-    return lambda o, t: loss.fn(look[0](o), look[1](t))
 
 
 def picked(tree: PyTree, pick: Pick) -> PyTree:
