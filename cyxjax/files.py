@@ -274,7 +274,11 @@ _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def scientific(value: Any) -> Any:
-    """A text such as "1e-3" as its number; anything else as it is."""
+    """A copy of `value` with texts such as "1e-3" as numbers, at any depth of mappings and lists."""
+    if isinstance(value, Mapping):
+        return {key: scientific(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [scientific(one) for one in value]
     return float(value) if isinstance(value, str) and _SCIENTIFIC.fullmatch(value) else value
 
 

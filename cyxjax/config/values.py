@@ -26,15 +26,6 @@ _UNITS = {"d": 86400, "h": 3600, "m(?:in)?": 60, "s": 1, "ms": 1e-3, "us": 1e-6}
 _SPAN = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 
 
-def _numbers(tree: Any) -> Any:
-    """`tree` with texts such as "1e-3" as floats, at any depth of dicts and lists."""
-    if isinstance(tree, dict):
-        return {key: _numbers(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_numbers(value) for value in tree]
-    return scientific(tree)
-
-
 def seconds(value: Any) -> Any:
     """Seconds from a number or a text such as "90s", "30m", "1h30m", "2d", "5us"; anything else unchanged.
 
@@ -51,7 +42,7 @@ def seconds(value: Any) -> Any:
     return sum(float(n) * unit for n, unit in zip(found.groups(), _UNITS.values(), strict=True) if n)
 
 
-Options = Annotated[dict[str, Any], BeforeValidator(_numbers)]
+Options = Annotated[dict[str, Any], BeforeValidator(scientific)]
 # More than any run needs, and too small to overflow in conversions: steps are counted in int32.
 Count = Annotated[int, Field(le=10**9)]
 Amount = Annotated[float, Field(le=1e12)]
@@ -64,7 +55,7 @@ def _named(value: Any) -> Any:
     options = isinstance(one, dict) and (one.get("options") or {})
     if not isinstance(options, dict) or not isinstance(one.get("name"), str) or one.keys() - _NAMED:
         raise ValueError("expected a name, or `{name: ..., options: {...}}`")
-    return {"name": one["name"], "options": _numbers(options)}
+    return {"name": one["name"], "options": scientific(options)}
 
 
 def _name_or_named(value: Any) -> Any:

@@ -53,7 +53,7 @@ class Config(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | None = None, *, source: str = "Config(...)") -> None:
         """Wraps a copy of `values`."""
-        self._settings = {key: _wrap(value, f"{source}: {key}") for key, value in (values or {}).items()}
+        self._settings: dict[str, Any] = scientific({**(values or {})})  # a TypeError if not a mapping
         self._source = source  # where the settings came from, for messages
 
     @classmethod
@@ -68,14 +68,14 @@ class Config(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain nested dicts and lists; changing them does not change the Config."""
-        return {key: _unwrap(value) for key, value in self._settings.items()}
+        return scientific(self._settings)
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._settings:
             raise MissingSettingError(
                 f"No setting {key!r} in {self._source}. HINT: {nearest(str(key), self._settings)}"
             )
-        return self._settings[key]
+        return _as_read(self._settings[key], f"{self._source}: {key}")
 
     def __getattr__(self, name: str) -> Any:
         # Copying, pickling and notebooks look up private names, some before _settings exists.
@@ -233,17 +233,8 @@ def _reason(error: ValidationError) -> str:
     return f"{where + ': ' if where else ''}{first['msg'][:1].lower()}{first['msg'][1:]}"
 
 
-def _wrap(value: Any, source: str) -> Any:
-    if isinstance(value, Mapping):
-        return Config(value, source=source)
+def _as_read(value: Any, source: str) -> Any:
+    """A setting as a Config gives it: a mapping, also in lists, as a Config."""
     if isinstance(value, list):
-        return [_wrap(item, source) for item in value]
-    return scientific(value)
-
-
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, Config):
-        return value.to_dict()
-    if isinstance(value, list):
-        return [_unwrap(item) for item in value]
-    return value
+        return [_as_read(item, source) for item in value]
+    return Config(value, source=source) if isinstance(value, dict) else value
