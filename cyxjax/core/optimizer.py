@@ -26,7 +26,7 @@ class LearningRateFactor(NamedTuple):
 
 class ParameterAverage(NamedTuple):
     count: Any  # int32 (): steps seen
-    average: PyTree  # like params
+    average: PyTree  # like params, in float32 or wider
     inner: PyTree  # the wrapped optimizer's state
 
 
@@ -47,19 +47,24 @@ def with_parameter_average(
 ) -> optax.GradientTransformation:
     """`optimizer` that also keeps average' = d * average + (1 - d) * params'.
 
-    d = min(decay, (1 + t) / (10 + t)) for step t, counted from 0; the average starts as the first parameters
-    and has their dtypes.
+    d = min(decay, (1 + t) / (10 + t)) for step t, counted from 0; the average starts as the first parameters.
+    It is kept in float32 or wider: in bfloat16 a change below 1/256 of a value would be lost.
     """
 
+    def first(p: jax.Array) -> jax.Array:
+        is_inexact = jnp.issubdtype(p.dtype, jnp.inexact)
+        return jnp.array(p, np.promote_types(p.dtype, np.float32) if is_inexact else p.dtype)
+
     def init(params: PyTree) -> ParameterAverage:
-        return ParameterAverage(jnp.int32(0), jax.tree.map(jnp.copy, params), optimizer.init(params))
+        return ParameterAverage(jnp.int32(0), jax.tree.map(first, params), optimizer.init(params))
 
     def update(grads: PyTree, state: ParameterAverage, params: PyTree = None) -> Any:
         updates, inner = optimizer.update(grads, state.inner, params)
         t = state.count.astype(jnp.float32)
         d = jnp.minimum(jnp.float32(decay), (1 + t) / (10 + t))
         new = optax.apply_updates(params, updates)
-        average = jax.tree.map(lambda a, p: a + (p - a) * (1 - d).astype(a.dtype), state.average, new)
+        moved = lambda a, p: a + (p.astype(a.dtype) - a) * (1 - d).astype(a.dtype)  # noqa: E731
+        average = jax.tree.map(moved, state.average, new)
         return updates, ParameterAverage(state.count + 1, average, inner)
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
@@ -89,7 +94,7 @@ _with_value = jax.jit(lambda part, value: jax.tree.map(lambda a: 0 * a + value, 
 
 
 def averaged_params(state: TrainState) -> PyTree:
-    """The average that `with_parameter_average` keeps in `state`.
+    """The average that `with_parameter_average` keeps in `state`, in the parameters' dtypes.
 
     Raises: ConfigError if a strategy splits it over replicas.
     """
@@ -105,7 +110,8 @@ def averaged_params(state: TrainState) -> PyTree:
             "splits it. HINT: with EMA use comm='mean' (or bf16, int8, power_sgd; fsdp, which splits both)."
         )
     return jax.tree.unflatten(
-        jax.tree.structure(state.params), [_on_device(average.get(name, leaf)) for name, leaf in params]
+        jax.tree.structure(state.params),
+        [_on_device(average.get(name, leaf)).astype(leaf.dtype) for name, leaf in params],
     )
 
 

@@ -5,9 +5,12 @@ import signal
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import cyxjax as cx
+from cyxjax.core.optimizer import averaged_params, with_parameter_average
+from cyxjax.core.step import TrainState
 from cyxjax.errors import EXIT_PREEMPTED, ConfigError, GroupError
 from cyxjax.launch import heartbeat
 from cyxjax.train import trainer as train
@@ -105,6 +108,16 @@ def test_evaluation_sees_the_average_and_training_the_parameters():
     for epochs in (4, 2):
         again = one.fit(X[:1], Y[:1], config(epochs=epochs)) if epochs == 2 else history
         assert plain.fit(X[:1], Y[:1], config(epochs=epochs)).train_losses == again.train_losses
+
+
+def test_an_average_of_bfloat16_moves_by_less_than_bfloat16_resolves():
+    # From 1 towards 2 by a thousandth a step: 2 - 0.999 ** 100 = 1.0952. In bfloat16 1.001 is 1.
+    rule, one = with_parameter_average(optax.set_to_zero(), 0.999), jnp.ones((), jnp.bfloat16)
+    kept = rule.init(one)._replace(count=jnp.int32(10_000))
+    for _ in range(100):
+        _, kept = rule.update(one, kept, 2 * one)
+    assert float(kept.average) == pytest.approx(2 - 0.999**100, rel=1e-5)
+    assert averaged_params(TrainState(None, one, None, kept, None)) == kept.average.astype(jnp.bfloat16)
 
 
 @pytest.mark.parametrize("comm", ["zero1", "local_sgd"])
