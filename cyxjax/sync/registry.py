@@ -1,6 +1,7 @@
 """Strategies by name. To add one: a file beside this one that ends with its entry, and a name in `_FILES`."""
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 import optax
@@ -43,7 +44,7 @@ def build_sync(
     except TypeError as err:
         raise ConfigError(
             f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
-            f"HINT: see `help(cyxjax.sync.{name})`.",
+            f"HINT: it takes {', '.join(signature(entry.make).parameters)}.",
             key="comm_options",
         ) from err
 
