@@ -191,7 +191,10 @@ def _guess(name: str, targets: Mapping[str, Any]) -> str | None:
 
 
 def _turned(name: str, target: str, array: np.ndarray, *, back: bool = False) -> np.ndarray:
-    """From torch's layout (out, in, *window) to Flax's (*window, in, out); back: the inverse."""
+    """From torch's layout (out, in, *window) to Flax's (*window, in, out); back: the inverse.
+
+    torch's transposed convolutions, (in, out, *window), become what Flax's take with transpose_kernel=True.
+    """
     if not _is_torchs(name, target) or array.ndim < 2:
         return array
     first, last = (0, 1), (-1, -2)
