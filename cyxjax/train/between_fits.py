@@ -60,7 +60,7 @@ def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
 def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup) -> None:
     """Restores the newest good step in the folder `path`, or `step`. Raises: CheckpointError."""
     stored = resume.restorer_for(path, group)
-    newest = stored.newest_manifest() if stored and run.last is None else None
+    newest = stored.newest_manifest() if stored and run.is_drawn else None
     if newest is not None:
         run.begin(plan_of_checkpoint(recipe, group, newest.meta))
     if not (stored and run.last and resume.restore(*run.last, run, stored, step)):

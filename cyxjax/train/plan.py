@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
+from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.train.feeding import fit_data
@@ -52,13 +54,17 @@ class Plan(NamedTuple):
     step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as for an exact step
 
 
-def total_steps(plan: Plan, start: Position) -> int | None:
-    """The number of steps at the end of a run from `start`; None if it is not known in advance."""
+def total_steps(plan: Plan, start: Position, first_step: int = 0) -> int | None:
+    """The step at which a run from `start` ends; None if it is not known in advance.
+
+    first_step: at which its optimizer began, from which `max_steps` counts.
+    """
     feed, course = plan.feed, plan.settings.course
+    most = course.max_steps and first_step + course.max_steps
     if feed is None or feed.steps_per_epoch is None:
-        return course.max_steps
+        return most
     ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
-    return min(start.step + ahead, course.max_steps or start.step + ahead)
+    return min(start.step + ahead, most or start.step + ahead)
 
 
 def fit_arguments(
@@ -87,11 +93,18 @@ def fit_arguments(
         kind = TrainConfig if settings.keys() & _OF_A_RUN_FOLDER else kind
         config = kind(**(before | settings))
     if validation_data is not None:
+        given = [fit_data.one_dataset(given[0])] if len(given) == 1 else given
         is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
         given += list(validation_data) if is_pair else [validation_data]
     if isinstance(config, TrainConfig):
         config.run_folder.refuse_unusable()
     return tuple(given), config
+
+
+def resumes(config: DistributedTrainingConfig | None, group: ProcessGroup) -> bool:
+    """Whether a fit of `config` resumes from a checkpoint in its own folder; all ranks call it."""
+    own = config is not None and config.resume != "never" and bool(list_steps(config.checkpoint_path))
+    return any(agree(group, "looking for the run's own checkpoints", note=own))
 
 
 def plan_fit(
@@ -145,6 +158,8 @@ def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, A
     """
     known = DistributedTrainingConfig.model_fields.keys() - {"init_from"}  # the checkpoint's values are meant
     config = DistributedTrainingConfig(**{k: v for k, v in meta.get("config", {}).items() if k in known})
+    if config.reproducibility == "exact" and num_replicas(group.mesh) > config.virtual_replicas:
+        config = config.model_copy(update={"reproducibility": "none"})
     parts = num_replicas(group.mesh) * config.gradient_accumulation_steps
     total = config.global_batch_size
     if total is not None and total % parts and config.reproducibility != "exact":

@@ -55,7 +55,7 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
 
     Raises: CheckpointError for a checkpoint that cannot be used.
     """
-    loaded_from, run.loaded_from = run.loaded_from, None
+    loaded_from = run.loaded_from
     resumed = loaded_from is None and _resume(plan, program, run, console)
     if resumed or loaded_from:
         is_master = plan.group.topology.is_master
@@ -100,18 +100,18 @@ def restore(
     if found is None:
         return False
     moment, history, meta = found
-    metrics = plan.recipe.metrics
-    sums, no_sums = moment.sums, np.zeros((metrics.num_training_rows, 2))
-    if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
-        sums = no_sums  # the sums of the current epoch are of other metrics
-    run.state = moment._replace(sums=sums)
-    run.stream_positions.restore(meta, group.topology.rank, group.topology.world_size)
     names = tuple(meta.get("classes", ()))
     if names and run.class_names and names != run.class_names:
         raise CheckpointError(
             f"the checkpoint has the classes {', '.join(names)}; this run {', '.join(run.class_names)}. "
             "HINT: train on the classes of the checkpoint, or start over (resume: never)."
         )
+    metrics = plan.recipe.metrics
+    sums, no_sums = moment.sums, np.zeros((metrics.num_training_rows, 2))
+    if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
+        sums = no_sums  # the sums of the current epoch are of other metrics
+    run.state = moment._replace(sums=sums)
+    run.stream_positions.restore(meta, group.topology.rank, group.topology.world_size)
     run.class_names = run.class_names or names
     run.restored, run.first_step = meta, int(meta.get("first_step", 0))
     run.ledger.restore(meta, moment.position)

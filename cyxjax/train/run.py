@@ -44,6 +44,7 @@ def run_fit(
     state could not be saved.
     """
     settings, group, history = plan.settings, plan.group, run.history
+    run.loaded_from = None  # a fit that was refused, or had nothing to do, leaves it to the next one
     assert plan.feed is not None
     shares, devices = settings.step.batch.num_shares, num_replicas(group.mesh)
     first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
@@ -59,7 +60,7 @@ def run_fit(
         starts_over = not resumed and (settings.saving.resume == "never" or start.position.step > 0)
         opened = watchable, signals, checkpointer, sink, console
         fit = Fit(plan, program, run, *opened, starts_over, hand_out)
-        console.begin(total_steps(plan, start.position), course.epochs)
+        console.begin(total_steps(plan, start.position, run.first_step), course.epochs)
         try:
             end = train(fit, plan.feed, start)
         finally:
@@ -117,7 +118,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 in_flight=course.in_flight,
                 at_once=fit.plan.steps_at_once,
                 evaluations=course.evaluations,
-                max_steps=course.max_steps,
+                max_steps=fit.max_steps,
                 follow=fit.run.follow,
                 wish=wish,
             )

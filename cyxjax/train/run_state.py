@@ -15,6 +15,7 @@ from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
 from cyxjax.core.model.lora import is_adapter
 from cyxjax.core.portable import build_draw, holds_values
+from cyxjax.core.precision import cast_floats, parse_policy
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
@@ -49,6 +50,7 @@ class Run:
         self.first_step = 0  # at which the optimizer's state was new, and its schedule began
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
+        self._is_drawn = True
         self._is_fitting = False
 
     @property
@@ -68,7 +70,7 @@ class Run:
     def fitting(self) -> Iterator[None]:
         """A block in which a fit changes the state; another fit or a load is refused."""
         self.refuse_in_fit("fit")
-        self._is_fitting = True
+        self._is_fitting, self._is_drawn = True, False
         try:
             yield
         finally:
@@ -87,6 +89,11 @@ class Run:
     def is_loaded(self) -> bool:
         """Whether the next fit continues from a loaded state."""
         return self.loaded_from is not None
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the state is the first one, if any: neither trained nor loaded."""
+        return self._is_drawn and not self.is_loaded
 
     def begun(self) -> tuple[Plan, Program]:
         """Plan and program of the last fit, load or evaluation. Raises: GroupError before the first."""
@@ -108,7 +115,8 @@ class Run:
         else:
             program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
         before, made = self.last or (plan, program)
-        for key in ("lora", "comm") if self.is_loaded else ("lora",):
+        is_drawn = self.is_drawn
+        for key in () if is_drawn else ("lora", "comm") if self.is_loaded else ("lora",):
             was, now = (getattr(one.settings.step, key) for one in (before, plan))
             if was != now:
                 raise ConfigError(
@@ -117,7 +125,7 @@ class Run:
                     key=key,
                 )
         self.notes = []
-        if self._now is None:
+        if is_drawn:  # also after `evaluate` or `predict`, which do not choose the parameters
             saving, first = plan.settings.saving, plan.settings.init_from
             goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
             self.state, self.notes = first_state(plan, program, None if goes_on else first)
@@ -207,7 +215,8 @@ def _with_first_values(
 def next_state(plan: Plan, program: Program, agreed: TrainState) -> RunState:
     """A new run from the parameters of `agreed`; steps continue, so that keys and folders differ."""
     mesh = plan.group.mesh
-    params, model_state = jax.tree.map(partial(_on_mesh, mesh), (agreed.params, agreed.model_state))
+    params = cast_floats(agreed.params, parse_policy(plan.settings.step.precision).params)
+    params, model_state = jax.tree.map(partial(_on_mesh, mesh), (params, agreed.model_state))
     state = program.init(params, model_state, plan.settings.seed)
     steps = local_value(agreed.step)
     state = state._replace(step=put_replicated(mesh, steps))

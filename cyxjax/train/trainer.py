@@ -26,7 +26,7 @@ from cyxjax.train.comparison import compare_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, fit_arguments, plan_fit
+from cyxjax.train.plan import Plan, fit_arguments, plan_fit, resumes
 from cyxjax.train.program import Program, recipe_of
 from cyxjax.train.run import run_fit, saved_by_one_job
 from cyxjax.train.run_state import Run
@@ -87,9 +87,9 @@ class DistributedTrainer:
 
         Configuration keys may be passed as keywords: fit(X, y, epochs=3, batch_size=32), and validation data
         as validation_data=(X_val, y_val). schedule: optimizer steps done -> factor on the optimizer's
-        learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: see `load_checkpoint`.
-        run_dir: a folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. Changes
-        to `config` during the fit take effect in the next fit.
+        learning rate; lr_schedule: optimizer steps done -> learning rate. ckpt_path: see `load_checkpoint`;
+        not read if the run resumes from its own checkpoint. run_dir: a folder for metrics, history,
+        checkpoints and a report; sinks: see `TrainConfig`. A change of `config` affects the next fit.
         A second call continues from the trained parameters with a new optimizer state, also after an error.
         With `config.resume`, an interrupted run continues from its newest checkpoint.
         After Ctrl-C, the history so far is returned.
@@ -97,9 +97,9 @@ class DistributedTrainer:
         trained parameters in place, if they could not be saved; SystemExit(143) after SIGTERM, once the state
         is saved, because a scheduler would consider a run that exits with 0 finished.
         """
-        if ckpt_path is not None:
-            self.load_checkpoint(ckpt_path)
         data, config = fit_arguments(data, config, validation_data, settings)
+        if ckpt_path is not None and not resumes(config, self._group):
+            self.load_checkpoint(ckpt_path)
         schedule = schedule_of(schedule, lr_schedule, self.recipe.optimizer)
         if isinstance(config, TrainConfig):
             reporting.fetch(config, self._group)  # before a resume is planned

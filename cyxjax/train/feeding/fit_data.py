@@ -227,6 +227,12 @@ def _from_loader(
     return held_out._replace(order=order), config
 
 
+def one_dataset(data: Any) -> Any:
+    """`data` alone as a dataset, where it is arrays or samples: it is not the X of a pair (X, y)."""
+    is_plain = isinstance(data, list) or is_frame(data) or (_is_arrays(data) and not isinstance(data, tuple))
+    return as_dataset(data) if is_plain else data
+
+
 def paired(X: Any, y: Any) -> Any:
     """Inputs and targets as one object; X alone, which holds both, if there is no y."""
     return X if y is None else _as_pair(X, y) or (X, y)

@@ -62,7 +62,7 @@ class StreamPositions:
 
     def restore(self, meta: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Continues from a checkpoint. Raises: CheckpointError if its places are for another world size."""
-        found = meta.get(_META)
+        found, self._noted = meta.get(_META), {}
         if not found:
             return
         ranks, shared = found["ranks"], found["shared"]

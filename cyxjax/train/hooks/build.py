@@ -58,6 +58,12 @@ class Fit(NamedTuple):
         """Where this rank records the run; None where it records nothing."""
         return self.plan.settings.run_folder if self.plan.group.topology.is_master else None
 
+    @property
+    def max_steps(self) -> int | None:
+        """The step after which the run ends: `max_steps` counts from where its optimizer began."""
+        most = self.plan.settings.course.max_steps
+        return None if most is None else self.run.first_step + most
+
     def learning_rate(self, step: int) -> float | None:
         """The learning rate of the last of `step` optimizer steps; None if it is not known."""
         return self.program.learning_rate(step - self.run.first_step)
@@ -79,7 +85,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
         *spikes,
-        StopHook(history, fit.signals.reason, course.max_time_s, course.max_steps),
+        StopHook(history, fit.signals.reason, course.max_time_s, fit.max_steps),
         # After our own hooks, whose numbers they see.
         *_hand_out(fit),
         *fit.plan.recipe.callbacks,

@@ -36,7 +36,7 @@ class CheckpointHook(SavingHook):
         self._requested, self._saved_at = requested, time.monotonic()
 
     def on_start(self, moment: RunState) -> None:
-        self._saved_step = moment.position.step
+        self._saved = moment.position
         self._newest = -1, 0.0  # the step of the newest value, and the value
 
     def ask(self) -> tuple[float, bool]:
@@ -62,12 +62,12 @@ class CheckpointHook(SavingHook):
         at, value = self._newest
         metric = value if at == step and math.isfinite(value) else None
         self._checkpointer.save(step, state, self._describe(moment), metric)
-        self._saved_at, self._saved_step = time.monotonic(), step
+        self._saved_at, self._saved = time.monotonic(), moment.position
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         regular = self._every_epochs or self._every_steps or self._every_s
         self._checkpointer.forgive()
-        if regular and moment.position.step != self._saved_step:
+        if regular and moment.position != self._saved:
             self.on_state(moment)
         patience_s = PATIENCE_S if finished else HURRIED_S
         self._checkpointer.finish(patience_s, lambda: report_progress(moment.position.step, "checkpoint"))

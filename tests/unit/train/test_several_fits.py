@@ -1,0 +1,111 @@
+"""What one trainer does in turn: evaluate, load, fit and fit again, each as if it were the first."""
+
+import numpy as np
+import pytest
+from flax import linen
+
+import cyxjax as cx
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.errors import CheckpointError, ConfigError
+from tests.support.trainers import X, Y, config, same_bits, trainer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+DATA = (X[:24], Y[:24])  # 3 steps of 8 samples
+STILL = {"optimizer": cx.SGDOptimizer(0.0)}
+
+
+def one_layer(**options):
+    return trainer(linen.Dense(3), **options)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with the checkpoint of two epochs, six steps."""
+    one_layer().fit(*DATA, config(checkpoint_dir=str(tmp_path / "saved"), checkpoint_every_n_epochs=1))
+    return str(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("settings", [{"seed": 7}, {"lora": {"rank": 2}}, {"init_from": "saved"}])
+@pytest.mark.parametrize("before", ["evaluate", "predict", "a refused fit"])
+def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(before, settings, saved):
+    values = settings | ({"init_from": saved} if "init_from" in settings else {})
+    plain, other = one_layer(**STILL), one_layer(**STILL)
+    plain.fit(*DATA, config(**values))
+    if before == "a refused fit":
+        with pytest.raises(CheckpointError, match="must"):
+            other.fit(*DATA, config(resume="must", checkpoint_dir=saved + "/none"))
+    else:
+        getattr(other, before)(*(DATA if before == "evaluate" else DATA[:1]))
+    other.fit(*DATA, config(**values))
+    assert same_bits(plain.params, other.params)
+
+
+def test_a_checkpoint_of_other_settings_is_loaded_after_an_evaluation(tmp_path):
+    folder = str(tmp_path / "a")
+    made = one_layer()
+    made.fit(*DATA, config(on_nonfinite="skip", checkpoint_dir=folder, checkpoint_every_n_epochs=1))
+    other = one_layer()
+    other.evaluate(*DATA)
+    other.load_checkpoint(folder)
+    assert same_bits(made.params, other.params)
+
+
+def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved):
+    one = one_layer()
+    one.load_checkpoint(saved)
+    one.fit(*DATA, config(epochs=2))  # all epochs are done
+    with pytest.raises(ConfigError, match="steps_per_epoch"):
+        one.fit([(x[None], y[None]) for x, y in zip(*DATA, strict=True)], config(steps_per_epoch=2))
+    history = one.fit(*DATA, config(epochs=3))
+    assert (history.steps, history.epochs) == ([3, 6, 9], [0, 1, 2])
+
+
+def test_a_second_fit_has_its_own_max_steps_and_precision(as_users_promote):
+    one = one_layer()
+    one.fit(*DATA, config(epochs=2))
+    history = one.fit(*DATA, config(epochs=9, max_steps=4, precision="params=bfloat16"))
+    assert (history.num_steps, history.stopped_by) == (10, "max_steps")
+    assert one.params["kernel"].dtype == "bfloat16"
+
+
+def test_a_run_s_own_checkpoint_comes_before_ckpt_path(saved, tmp_path):
+    own = config(epochs=3, checkpoint_dir=str(tmp_path / "own"), checkpoint_every_n_epochs=1, resume="auto")
+    for epochs in (3, 4):
+        history = one_layer().fit(*DATA, own.model_copy(update={"epochs": epochs}), ckpt_path=saved)
+    assert history.epochs == [0, 1, 2, 3]
+    assert list_steps(tmp_path / "own") == [9, 12]
+
+
+@pytest.mark.parametrize("validation", [{"x": X[:8], "y": Y[:8]}, (X[:8], Y[:8])])
+@pytest.mark.parametrize("data", [{"x": X, "y": Y}, [[x, y] for x, y in zip(X, Y, strict=True)]])
+def test_validation_data_are_no_targets(data, validation):
+    assert len(one_layer().fit(data, validation_data=validation, config=config()).val_losses) == 2
+
+
+def test_an_autoencoder_is_validated_on_its_validation_data():
+    one = trainer(linen.Dense(X.shape[1]), cx.MSELoss(), lr=0.0)
+    history = one.fit(X, validation_data=X + 9, config=config(epochs=1))
+    assert history.val_losses[0] == pytest.approx(one.evaluate(X + 9)[0], rel=1e-5)
+    assert history.train_losses[0] == pytest.approx(one.evaluate(X)[0], rel=1e-5)
+
+
+def test_the_end_of_a_run_is_saved_also_after_a_rollback_at_its_last_step(tmp_path):
+    x = DATA[0].copy()
+    x[-1] = np.nan
+    saving = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1, "resume": "auto"}
+    rolls_back = config(epochs=1, shuffle=False, on_nonfinite="rollback", **saving)
+    assert one_layer().fit(x, DATA[1], rolls_back).rollback_steps == [1]
+    assert one_layer().fit(x, DATA[1], rolls_back).rollback_steps == [1]  # nothing is trained again
+
+
+def test_a_load_that_is_refused_leaves_the_parameters(saved):
+    one = one_layer()
+    one.class_names = ("a", "b", "c")
+    one.fit(*DATA, config(checkpoint_dir=saved + "/named", checkpoint_every_n_epochs=1))
+    other = one_layer()
+    other.class_names = ("x", "y", "z")
+    other.fit(*DATA, config(seed=3))
+    before = other.params
+    with pytest.raises(CheckpointError, match="classes"):
+        other.load_checkpoint(saved + "/named")
+    assert same_bits(before, other.params)
