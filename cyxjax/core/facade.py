@@ -22,7 +22,7 @@ from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.model.outputs import check_samples_first
-from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
+from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
 from cyxjax.core.trees import PyTree
@@ -125,7 +125,8 @@ def build_update(
         state, grads = to_replica(state, spec), to_replica(grads, grads_spec)
         carried = to_replica(carried, PER_REPLICA)
         params, strategy = sync.update(grads, state.sync, state.params)[:2]
-        model_state = phases.mean_model_state(carried.model_state, carried.count)
+        seen, mean = psum(carried.count), phases.mean_model_state(carried.model_state, carried.count)
+        model_state = jax.tree.map(lambda new, old: jnp.where(seen > 0, new, old), mean, state.model_state)
         return from_replica(TrainState(state.step + 1, params, model_state, strategy, state.key), spec)
 
     run = sync_map(local, mesh, (spec, grads_spec, PER_REPLICA), spec)

@@ -52,9 +52,9 @@ def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def batch_mean(given: Any) -> jax.Array:
-    """The mean of values; for (values, weights) the weighted mean, 0 where all weights are 0."""
+    """The mean of values; for (values, weights) the weighted mean; 0 where nothing counts."""
     if not isinstance(given, tuple):
-        return given.mean()
+        return given.mean() if given.size else given.sum()
     values, weights = by_sample(*given)
     total = weights.sum()
     return values @ weights / jnp.where(total != 0, total, 1.0)

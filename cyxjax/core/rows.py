@@ -7,6 +7,7 @@ A loss that returns one number is used directly where the given rows are the who
 where the batch is split it is called for each row, and `core/objective/split_check.py` compares the two.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -141,7 +142,12 @@ def num_rows(tree: PyTree) -> int:
 
 def mean_of_each(values: jax.Array) -> jax.Array:
     """(B, ...) -> (B,): the mean over all but the first dimension, in float32."""
-    return values.astype(jnp.float32).reshape(values.shape[0], -1).mean(1)
+    return _flat(values).mean(1)
+
+
+def _flat(values: jax.Array) -> jax.Array:
+    """(B, ...) -> float32 (B, n), also for B = 0."""
+    return values.astype(jnp.float32).reshape(len(values), math.prod(values.shape[1:]))
 
 
 def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -149,7 +155,7 @@ def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arr
 
     No gradient flows through weights. Where they are 0, values may be anything, NaN included.
     """
-    v = values.astype(jnp.float32).reshape(values.shape[0], -1)
+    v = _flat(values)
     w = lax.stop_gradient(weights).astype(jnp.float32).reshape(v.shape)
     total = w.sum(1)
     return jnp.where(w != 0, v * w, 0.0).sum(1) / jnp.where(total != 0, total, 1.0), total

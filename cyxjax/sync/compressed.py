@@ -36,7 +36,7 @@ class Codec(NamedTuple):
 class Residual(NamedTuple):
     """One row per replica. Its mean over replicas is what past mean gradients have left out."""
 
-    unsent: Any  # float32 (number of parameters,): added to this replica's next gradients
+    unsent: Any  # float32 (number of real parameters,): added to this replica's next gradients
 
 
 RESIDUAL_SPEC = PER_REPLICA
@@ -51,20 +51,30 @@ def coded_mean(codec: Codec, error_feedback: bool = True) -> Reducer:
     """
 
     def init(params: PyTree) -> Residual:
-        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        size = sum(leaf.size * (1 + jnp.iscomplexobj(leaf)) for leaf in jax.tree.leaves(params))
         return Residual(jnp.zeros(size, jnp.float32))
 
     def update(grads: PyTree, state: Residual, params: PyTree = None) -> tuple[PyTree, Residual]:
         del params
         if lax.axis_size(AXIS) == 1:
             return lax.pmean(grads, AXIS), state
-        flat, unravel = raveled(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+        flat, unravel = raveled(jax.tree.map(_as_reals, grads))
         size = state.unsent.size
         mean, unsent = _exchange(codec, flat + jnp.pad(state.unsent, (0, flat.size - size)))
-        mean_grads = jax.tree.map(lambda m, g: m.astype(g.dtype), unravel(mean), grads)
+        mean_grads = jax.tree.map(_like, unravel(mean), grads)
         return mean_grads, Residual(unsent[:size]) if error_feedback else state
 
     return optax.GradientTransformation(init, update)  # type: ignore[arg-type]  # optax: any state
+
+
+def _as_reals(grad: jax.Array) -> jax.Array:
+    """float32; a complex gradient as (2, ...), its real and imaginary parts."""
+    return (jnp.stack([grad.real, grad.imag]) if jnp.iscomplexobj(grad) else grad).astype(jnp.float32)
+
+
+def _like(mean: jax.Array, grad: jax.Array) -> jax.Array:
+    """Inverse of `_as_reals`, in the dtype of `grad`."""
+    return (lax.complex(*mean) if jnp.iscomplexobj(grad) else mean).astype(grad.dtype)
 
 
 def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:

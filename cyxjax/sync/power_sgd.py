@@ -123,7 +123,7 @@ def compressible(params: PyTree, rank: int, min_compression: float) -> dict[str,
     """(n, m) by path of the leaves that are worth compressing."""
     found = {}
     for name, leaf in _named(params).items():
-        if leaf.ndim < 2 or not leaf.size:
+        if leaf.ndim < 2 or not leaf.size or jnp.iscomplexobj(leaf):
             continue
         n, m = leaf.size // leaf.shape[-1], leaf.shape[-1]
         if n * m > min_compression * min(rank, n, m) * (n + m):

@@ -8,6 +8,7 @@ import optax
 import pytest
 from flax import linen
 
+import cyxjax as cx
 from cyxjax.core import facade
 from cyxjax.core.losses import MSELoss
 from cyxjax.core.trees import named_leaves
@@ -244,3 +245,23 @@ def test_a_norm_that_cannot_have_its_statistics_gives_no_numbers():
         wrap(Mixed(), 2)(x)  # padding would count
     with pytest.raises(ConfigError, match="BatchNorm .*axis_name='batch'"):
         wrap(Mixed(axis_name="batch"), 2)(x[:6])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [cx.CrossEntropyLoss(), cx.CrossEntropyLoss(ignore_index=-100), lambda out, y: out.mean(-1) ** 2],
+)
+def test_a_batch_without_rows_is_a_loss_of_0_and_changes_nothing(loss):
+    x, y = np.ones((4, 5), np.float32), np.zeros(4, np.int32)
+    ddp = wrap(Dropping(), 2)
+    optimizer = cx.SGDOptimizer(ddp, lr=0.1)
+    ddp.loss(loss, ddp(x), y).backward()
+    optimizer.step()
+    before = jax.tree.map(np.array, ddp.state_dict())
+    empty = ddp.loss(loss, ddp(x[:0]), y[:0])
+    assert empty.item() == 0
+    empty.backward()
+    optimizer.step()
+    after = ddp.state_dict()
+    for part in ("params", "model_state"):
+        jax.tree.map(np.testing.assert_array_equal, before[part], after[part])

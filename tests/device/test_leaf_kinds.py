@@ -56,6 +56,22 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat, two_device
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding over three steps
 
 
+@pytest.mark.parametrize("comm", ["fp16", "bf16", "int8"])
+def test_compressed_gradients_of_complex_parameters_keep_both_parts(comm, two_devices):
+    def trained(comm):
+        train = DistributedTrainer(Complex(), cx.MSELoss(), optax.sgd(0.05))
+        train.fit(X[:SAMPLES], TARGET, config(epochs=1, batch_size=4, shuffle=False, comm=comm))
+        return train.params["w"]
+
+    first, mean, found = (
+        adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"],
+        trained("mean"),
+        trained(comm),
+    )
+    moved = np.abs(np.imag(mean) - np.imag(first)).max()
+    assert np.abs(np.imag(found) - np.imag(mean)).max() < 0.2 * moved  # of rounding; 1 if it is not sent
+
+
 def test_complex_statistics_are_those_of_the_global_batch(two_devices):
     train = DistributedTrainer(Phased(), cx.MSELoss(), optax.sgd(0.05))
     train.fit(X[:16], TARGET[:16], config(epochs=1, batch_size=4, shuffle=False))

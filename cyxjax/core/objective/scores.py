@@ -14,6 +14,7 @@ import numpy as np
 
 from cyxjax.core.metrics import Metric, counts
 from cyxjax.core.statistics import Statistic, of_sums
+from cyxjax.core.trees import as_labels
 from cyxjax.errors import ConfigError, DataError
 
 
@@ -40,7 +41,9 @@ def per_class(names: Sequence[str], *, ignore_index: int | None = None) -> dict[
     """
 
     def recall(number: int) -> Metric:
-        return lambda output, target: _where(output.argmax(-1) == number, target == number)
+        return lambda output, target: _where(
+            output.argmax(-1) == number, (target == number) & counts(target, ignore_index)
+        )
 
     def precision(number: int) -> Metric:
         guessed = lambda output, target: (output.argmax(-1) == number) & counts(target, ignore_index)  # noqa: E731
@@ -103,16 +106,18 @@ def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int
     return of_sums((3, num_classes), counted, compute, "max")
 
 
-def AUC(bins: int = 1000, *, positive: int = 1) -> Statistic:
+def AUC(bins: int = 1000, *, positive: int = 1, ignore_index: int | None = None) -> Statistic:
     """Area under the ROC curve, binned: how often a positive sample scores above a negative one.
 
     Scores are counted in `bins` bins by the sigmoid of score / 4. A pair in the same bin counts one half, so
     the result is off by at most half the fraction of pairs that share a bin. Output: logits (B,) or (B, 1)
-    for labels 0 and 1, or (B, C), where class `positive` is compared with all others.
+    for labels 0 and 1, or (B, C), where class `positive` is compared with all others. Labels below 0 and
+    `ignore_index` are left out.
     """
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
         score, label = _score(output, target, positive)
+        weight = jnp.where(counts(as_labels(target).reshape(-1), ignore_index), weight, 0.0)
         place = jnp.clip((jax.nn.sigmoid(score / 4) * bins).astype(jnp.int32), 0, bins - 1)
         weights = jnp.where(jnp.isfinite(score), weight, jnp.where(weight > 0, jnp.nan, 0.0))
         return jnp.zeros((2, bins)).at[label, place].add(weights)

@@ -34,6 +34,7 @@ from cyxjax.core.objective.scores import (
 )
 from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
+from cyxjax.errors import ConfigError
 from cyxjax.models.registry import Config, get_model
 from cyxjax.plugins import called, checked_options, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
@@ -167,11 +168,17 @@ def metrics_of(config: TrainConfig, info: DatasetInfo, loss: Any = None) -> Metr
             known = inspect.signature(found).parameters
             implied = {option: fact for option, fact in facts.items() if option in known}
             own = called(f"metric {name!r}", found, implied | options, key)
-            made |= own if name == "per_class" else {short: own}
+            own = own if name == "per_class" else {short: own}
         else:
-            made[short] = _with_options(f"metric {name!r}", found, options, key)
+            own = {short: _with_options(f"metric {name!r}", found, options, key)}
             if isinstance(getattr(found, "better", None), str):
                 better[short] = found.better
+        if made.keys() & own.keys():
+            raise ConfigError(
+                f"metrics: two are called {short!r}. HINT: write one as a function with a name of its own.",
+                key=key,
+            )
+        made |= own
     return Metrics(made, better=better)
 
 

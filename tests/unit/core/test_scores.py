@@ -59,6 +59,7 @@ def test_what_is_ignored_or_below_0_counts_nowhere(code, ignore_index):
     def own(index):
         ours = {"top2": cx.top_k(2, ignore_index=index), **cx.per_class(NAMES, ignore_index=index)}
         ours |= {"f1": cx.F1(C, ignore_index=index), "ppl": cx.Perplexity(ignore_index=index)}
+        ours["auc"] = cx.AUC(positive=2, ignore_index=index)
         return cx.Metrics(ours, ignore_index=index)
 
     labels = np.where(np.arange(N) % 3 == 0, code, LABELS)

@@ -244,6 +244,12 @@ def test_each_name_makes_its_metric(name):
     assert name != "per_class" or {"recall_a", "precision_c"} <= set(found.names)
 
 
+def test_two_metrics_of_one_name_are_refused():
+    twice = [{"name": "top_k", "options": {"k": k}} for k in (2, 3)]
+    with pytest.raises(ConfigError, match="'top_k'"):
+        metrics_of(TrainConfig(metrics=twice), INFO)
+
+
 def test_an_accuracy_that_is_named_is_the_one_of_every_task():
     found = metrics_of(TrainConfig(metrics=({"name": "accuracy"}, "f1")), INFO)
     assert found.names[:2] == ("loss", "accuracy")
