@@ -120,7 +120,7 @@ def as_splits(name: str, found: Any) -> Splits:
     Raises: DataError for anything else.
     """
     if isinstance(found, Splits):
-        train, val, test = (part if isinstance(part, Dataset) else as_dataset(part) for part in found[:3])
+        train, val, test = (as_dataset(part) if _is_plain(part) else part for part in found[:3])
         return Splits(train, val, test, found.info)
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise DataError(
@@ -129,3 +129,8 @@ def as_splits(name: str, found: Any) -> Splits:
         )
     train, val, test = map(as_dataset, found)
     return Splits(train, val, test, describe(name, train))
+
+
+def _is_plain(part: Any) -> bool:
+    """Whether `part` is an object with items, neither a `Dataset` nor a stream."""
+    return hasattr(part, "__getitem__") and not isinstance(part, Dataset)

@@ -118,7 +118,8 @@ def split_rows(
     The same in every run, on every machine and with every numpy, because the draw is an `Order`.
     stored: whether val and test are stored elsewhere, so that nothing is drawn for them.
     """
-    labels = targets if task == "classification" else np.zeros(len(targets), np.int64)
+    by_class = task == "classification" and targets.size == len(targets)  # else several labels per sample
+    labels = targets.reshape(-1) if by_class else np.zeros(len(targets), np.int64)
     fractions = zip((val_fraction, test_fraction), stored, strict=True)
     drawn = [fraction for fraction, is_stored in fractions if not is_stored]
     return stratified_rows(labels, (reduce(sub, drawn, 1.0), *drawn), split_seed)

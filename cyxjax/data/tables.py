@@ -45,7 +45,7 @@ def load_parquet(
     if targets.dtype.kind == "U":
         classes, targets = np.unique(targets, return_inverse=True)
         names, targets = tuple(classes.tolist()), targets.astype(np.int32)
-    together = len(columns) > 1 and all(np.ndim(a) == 1 and a.dtype.kind in "biuf" for a in columns.values())
+    together = bool(columns) and all(np.ndim(a) == 1 and a.dtype.kind in "biuf" for a in columns.values())
     if together:
         given: Any = np.stack(list(columns.values()), 1).astype(np.float32)
     else:

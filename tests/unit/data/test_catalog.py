@@ -321,6 +321,8 @@ def test_every_class_is_divided_in_the_fractions():
     assert counts == [[49, 14, 7], [7, 2, 1], [14, 4, 2]]
     assert sorted(np.concatenate(parts)) == list(range(100))
     assert all((np.diff(rows) > 0).all() for rows in parts)
+    # Several labels of a sample are no class of it.
+    assert list(map(len, split_rows(np.zeros((50, 6), int), "classification"))) == [35, 5, 10]
     # As classes, each of these targets would be a class with one sample.
     assert list(map(len, split_rows(np.linspace(0, 1, 50), "regression"))) == [35, 5, 10]
 

@@ -44,6 +44,11 @@ def test_a_parquet_file_of_numbers_and_words(parquet, tmp_path):
     assert targets.tolist() == [int(x / 2 % 2 == 0) for x in inputs[:, 0]]  # dog is 1, and comes first
 
 
+def test_one_column_of_numbers_is_a_row_of_one(parquet, tmp_path):
+    splits = cx.data.load_dataset("parquet", written(parquet, tmp_path / "a.parquet", a=X[:, 0], label=WORDS))
+    assert (splits.info.input_shape, splits.train.take(np.arange(2))[0].dtype) == ((1,), np.float32)
+
+
 def test_a_folder_of_parts_lists_and_quantities(parquet, tmp_path):
     for number, rows in enumerate((slice(0, 10), slice(10, 20))):
         path = tmp_path / f"part-{number}.parquet"
