@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cyxjax.checkpoint.folders import (
     list_aside,
@@ -64,7 +64,8 @@ def _parser() -> Parser:
     )
     prune.add_argument("--keep-last", type=number(1, 10**9), required=True, metavar="N")
     prune.add_argument("--keep-best", type=number(0, 10**9), default=1, metavar="K")
-    prune.add_argument("--best", choices=("min", "max"), default="min", help="which metric values are best")
+    best = "which metric values are best; default: as the run monitors"
+    prune.add_argument("--best", choices=("min", "max"), help=best)
     prune.add_argument(
         "--keep-corrupt",
         type=number(0, 10**9),
@@ -175,12 +176,24 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _best(directory: Path) -> Literal["min", "max"]:
+    """Which values of the newest step's metric are best. Raises: ConfigError if its run does not say."""
+    steps = list_steps(directory)
+    config = read_manifest(step_folder(directory, steps[-1])).meta.get("config", {}) if steps else {}
+    metric = str(config.get("monitor", "val_loss")).partition("_")[2]
+    mode = config.get("monitor_mode") or {"loss": "min", "accuracy": "max"}.get(metric)
+    if mode not in ("min", "max"):
+        raise ConfigError(f"--best: the run monitors {metric!r}. HINT: give --best min or --best max.")
+    return "max" if mode == "max" else "min"
+
+
 def _prune(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.store import StepStore
 
     with locked(directory):  # not during a job, which deletes old steps in the same folder itself
         store = StepStore(directory, is_writer=True)
-        gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, given.best)]
+        best = given.best or _best(directory)
+        gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, best)]
         gone += remove_aside(directory, given.keep_corrupt)
     print(f"deleted {', '.join(gone)}" if gone else "nothing to delete")
     return EXIT_OK

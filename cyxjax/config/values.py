@@ -127,6 +127,8 @@ class Strict(BaseModel):
     @classmethod
     def _refuse_bool(cls, value: Any, info: Any) -> Any:
         field = cls.model_fields[info.field_name]
+        if value == "none" and type(None) in (kinds := get_args(field.annotation)) and str not in kinds:
+            return None  # as on the command line, and as the tables of keys show it
         if isinstance(value, bool) and not accepts_bool(field.annotation):
             raise ValueError("expected a value that is not true/false")
         if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):

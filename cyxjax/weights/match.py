@@ -183,8 +183,8 @@ def _full(name: str) -> tuple[str, ...]:
 
 def _guess(name: str, targets: Mapping[str, Any]) -> str | None:
     plain = (name if "/" in name else name.replace(".", "/")).removesuffix("/value")
-    for wrapper in _WRAPPERS:
-        plain = plain.removeprefix(wrapper)
+    while wrapped := next((one for one in _WRAPPERS if plain.startswith(one)), ""):
+        plain = plain.removeprefix(wrapped)
     above, slash, last = plain.rpartition("/")
     names = [plain, *(f"{above}{slash}{other}" for other in _LAST.get(last, ()))]
     return next((full for one in names for full in _full(one) if full in targets), None)

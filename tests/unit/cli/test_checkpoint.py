@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli.checkpoint import main
 from cyxjax.errors import CheckpointError, ConfigError
 
@@ -152,3 +153,19 @@ def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
     assert os.listdir(run) == ["checkpoints"]
     with pytest.raises(ConfigError, match="--keep-corrupt.*-1"):
         main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])
+
+
+@pytest.mark.parametrize(("monitor", "kept"), [("val_loss", [2, 3]), ("val_accuracy", [1, 3])])
+def test_prune_keeps_the_step_that_the_run_s_monitor_calls_best(monitor, kept, tmp_path):
+    with Checkpointer(tmp_path, keep_last=5) as checkpointer:
+        for step, value in ((1, 3.0), (2, 0.5), (3, 1.25)):
+            checkpointer.save(step, {"params": PARAMS}, {"config": {"monitor": monitor}}, metric=value)
+    assert main(["prune", str(tmp_path), "--keep-last", "1"]) == 0
+    assert list_steps(tmp_path) == kept
+
+
+def test_prune_asks_for_the_direction_of_a_metric_of_one_s_own(tmp_path):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"params": PARAMS}, {"config": {"monitor": "val_bleu"}}, metric=3.0)
+    with pytest.raises(ConfigError, match="--best"):
+        main(["prune", str(tmp_path), "--keep-last", "1"])

@@ -58,6 +58,21 @@ def test_options_take_yaml_values(experiment):
     assert config.optimizer.betas == (0.9, 0.95)
 
 
+def test_a_path_of_init_from_is_merged_as_a_section(experiment):
+    path = experiment("init_from: bert.safetensors\n")
+    rules = experiment("init_from: {path: a, map: {x: y}, strict: false}\n", "rules.yaml")
+    found = load_config(["--config", path, "--init-from.strict", "false"]).init_from
+    assert (found.path, found.strict) == ("bert.safetensors", False)
+    found = load_config(["--config", rules, "--init-from", "other"]).init_from
+    assert (found.path, found.map, found.strict) == ("other", {"x": "y"}, False)
+
+
+def test_none_in_a_file_is_none_where_a_key_may_be_left_out(experiment):
+    file = experiment("max_grad_norm: none\nmax_time: none\nearly_stopping_patience: none\n")
+    config = load_config(["--config", file])
+    assert (config.max_grad_norm, config.max_time, config.early_stopping_patience) == (None, None, None)
+
+
 def test_a_file_overrides_its_base_and_a_later_file_an_earlier_one(experiment, tmp_path, capsys):
     (tmp_path / "shared").mkdir()
     experiment("epochs: 3\nseed: 1\noptimizer: {name: sgd, lr: 0.5}\nbatch_size: 8\n", "shared/all.yaml")

@@ -131,6 +131,9 @@ def test_torch_s_names_and_layouts_are_flax_s():
         strict=False,
     )
     np.testing.assert_array_equal(found.values["params/fc/kernel"], KERNEL.T)
+    for wrapper in ("_orig_mod__module__", "state_dict__module__", "module___orig_mod__"):
+        wrapped = fill(given(**{f"{wrapper}fc__weight": KERNEL}), TARGETS, {}, strict=False)
+        assert list(wrapped.values) == ["params/fc/kernel"]
     assert found.table[0] == "init_from: 3 of 4 arrays of the model (safetensors)"
     assert "  fc/kernel <- fc.weight float32[2, 3]" in found.table
     assert "  not in the file: conv/kernel" in found.table
