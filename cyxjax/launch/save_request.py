@@ -9,7 +9,7 @@ from types import FrameType
 # a job: a service manager signals every process at once, and the launcher passes its own signal on.
 ONE_REQUEST_S = 2.0
 
-_asked = threading.Event()
+_asked = False  # no Event: a signal handler may interrupt itself, in its lock too
 
 
 def listen() -> None:
@@ -25,13 +25,15 @@ def listen() -> None:
 
 def note(number: int = 0, frame: FrameType | None = None) -> None:
     """Notes that a checkpoint is wanted."""
+    global _asked
     del number, frame
-    _asked.set()
+    _asked = True
 
 
 def take() -> bool:
     """Whether a checkpoint was asked for since the last call."""
-    if not _asked.is_set():  # called in each step; clearing costs a lock
+    global _asked
+    if not _asked:
         return False
-    _asked.clear()
+    _asked = False
     return True
