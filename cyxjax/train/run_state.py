@@ -70,7 +70,7 @@ class Run:
     def fitting(self) -> Iterator[None]:
         """A block in which a fit changes the state; another fit or a load is refused."""
         self.refuse_in_fit("fit")
-        self._is_fitting, self._is_drawn = True, False
+        self._is_fitting = True
         try:
             yield
         finally:
@@ -89,6 +89,10 @@ class Run:
     def is_loaded(self) -> bool:
         """Whether the next fit continues from a loaded state."""
         return self.loaded_from is not None
+
+    def train(self) -> None:
+        """From now on the state is that of a fit; one that was refused before leaves what was loaded."""
+        self.loaded_from, self._is_drawn = None, False
 
     @property
     def is_drawn(self) -> bool:

@@ -26,7 +26,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"seed": 7}, {"lora": {"rank": 2}}, {"init_from": "saved"}])
-@pytest.mark.parametrize("before", ["evaluate", "predict", "a refused fit"])
+@pytest.mark.parametrize("before", ["evaluate", "predict", "a refused fit", "a refused resume"])
 def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(before, settings, saved):
     values = settings | ({"init_from": saved} if "init_from" in settings else {})
     plain, other = one_layer(**STILL), one_layer(**STILL)
@@ -34,6 +34,9 @@ def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(before, 
     if before == "a refused fit":
         with pytest.raises(CheckpointError, match="must"):
             other.fit(*DATA, config(resume="must", checkpoint_dir=saved + "/none"))
+    elif before == "a refused resume":
+        with pytest.raises(CheckpointError):
+            other.fit(*DATA, config(checkpoint_dir=saved, resume="auto", precision="params=bfloat16"))
     else:
         getattr(other, before)(*(DATA if before == "evaluate" else DATA[:1]))
     other.fit(*DATA, config(**values))
