@@ -79,7 +79,7 @@ def cell(work: str) -> None:
             epochs=10**6, batch_size=WORKS[work].batch, max_steps=warm, checkpoint_dir=folder, resume="never"
         )
         trainer.fit(x, y, config)  # compiles
-        config.max_steps = warm + steps
+        config.max_steps = steps
         before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         trainer.fit(x, y, config)
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
