@@ -44,7 +44,7 @@ def run_fit(
     state could not be saved.
     """
     settings, group, history = plan.settings, plan.group, run.history
-    run.train()
+    run.begin_fit()
     assert plan.feed is not None
     shares, devices = settings.step.batch.num_shares, num_replicas(group.mesh)
     first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)

@@ -90,8 +90,10 @@ class Run:
         """Whether the next fit continues from a loaded state."""
         return self.loaded_from is not None
 
-    def train(self) -> None:
-        """From now on the state is that of a fit; one that was refused before leaves what was loaded."""
+    def begin_fit(self) -> None:
+        """From now on the state is that of a fit. Called when training begins: until then a fit may be
+        refused, and the next one continues from the same drawn or loaded state.
+        """
         self.loaded_from, self._is_drawn = None, False
 
     @property
@@ -133,6 +135,7 @@ class Run:
             saving, first = plan.settings.saving, plan.settings.init_from
             goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
             self.state, self.notes = first_state(plan, program, None if goes_on else first)
+            self.first_step = 0
         elif not self.is_loaded:
             self.state = next_state(plan, program, made.agreed(self.state.state))
             self.first_step = self.state.position.step

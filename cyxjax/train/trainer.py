@@ -127,11 +127,11 @@ class DistributedTrainer:
         if config is not None:
             programs.keep(config.compile_cache, tell=self.is_master())
             pages.use(config.memory_pages, self._group.topology.local_world_size)
-        run, what = self._run, (self._recipe, self._group, data, config)
-        noting = run.ledger.open(), run.stream_positions
-        plan = plan_fit(*what, *noting, schedule=schedule, named=named)
+        run, given = self._run, (self._recipe, self._group, data, config)
+        tape, positions = run.ledger.open(run.is_loaded), run.stream_positions
+        plan = plan_fit(*given, tape, positions, schedule=schedule, named=named)
         assert plan.data is not None
-        run.stream_positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
+        positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program
         return plan

@@ -77,9 +77,9 @@ class LedgerHook(Hook):
         self._resumed = False
         self._unwritten = ""  # lines that could not be written to a full disk; retried with the next lines
 
-    def open(self) -> Tape:
-        """An empty tape for the next run."""
-        self.tape = Tape()
+    def open(self, is_loaded: bool) -> Tape:
+        """An empty tape for the next fit. is_loaded: whether the fit continues from a loaded state."""
+        self.tape, self._resumed = Tape(), is_loaded
         return self.tape
 
     def restore(self, meta: dict[str, Any], position: Position) -> None:

@@ -206,9 +206,8 @@ def _built(section: OptimizerConfig) -> optax.GradientTransformation:
     if section.name in _OURS:
         rule, given = _OURS[section.name](section)
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
-        return named_rate(
-            _with_l2(decay, _called(section, rule, **given, learning_rate=section.lr)), section.lr
-        )
+        made = _called(section, rule, **given, learning_rate=section.lr)
+        return named_rate(_with_l2(decay, made), section.lr)
     known = {name: getattr(optax, name) for name in (*OPTAX, *TOLD_THE_LOSS)}
     if section.name in OPTAX_CONTRIB:  # imported only if it is used
         known[section.name] = getattr(import_module("optax.contrib"), section.name)

@@ -7,6 +7,8 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.run_folder import RunFolder
+from cyxjax.train.reporting import audit_of
 from tests.support.trainers import X, Y, config, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -58,7 +60,7 @@ def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved)
     one.load_checkpoint(saved)
     one.fit(*DATA, config(epochs=2))  # all epochs are done
     with pytest.raises(ConfigError, match="steps_per_epoch"):
-        one.fit([(x[None], y[None]) for x, y in zip(*DATA, strict=True)], config(steps_per_epoch=2))
+        one.fit(cx.DataLoader(DATA, batch_size=8), config(steps_per_epoch=2, batch_size=None))
     history = one.fit(*DATA, config(epochs=3))
     assert (history.steps, history.epochs) == ([3, 6, 9], [0, 1, 2])
 
@@ -112,3 +114,19 @@ def test_a_load_that_is_refused_leaves_the_parameters(saved):
     with pytest.raises(CheckpointError, match="classes"):
         other.load_checkpoint(saved + "/named")
     assert same_bits(before, other.params)
+
+
+def test_a_run_after_a_refused_resume_records_itself_alone(tmp_path):
+    def stream(steps, **values):
+        given = {"steps_per_epoch": steps, "batch_size": None, "checkpoint_dir": str(tmp_path / "stream")}
+        return cx.DataLoader(DATA, batch_size=8), config(**given, checkpoint_every_n_epochs=1, **values)
+
+    first, one = one_layer(), one_layer()
+    first.fit(*DATA, config())
+    first.fit(*stream(3))
+    with pytest.raises(ConfigError, match="steps_per_epoch was 3"):
+        one.fit(*stream(2, resume="auto"))
+    one.fit(*DATA, config(max_steps=4), run_dir=str(tmp_path / "run"), checkpoint_every_n_steps=1)
+    assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
+    audit = audit_of(RunFolder(tmp_path / "run"))
+    assert (audit.good, "4 steps" in str(audit.lines)) == (True, True)
