@@ -208,10 +208,7 @@ class Checkpointer:
 
     def _write(self, snapshot: Snapshot, warn: Callable[[str], None] | None = None) -> None:
         try:
-            if is_spread(snapshot.arrays):
-                self._store.write_together(snapshot, self._writers)
-            else:
-                self._store.write(snapshot)
+            self._store.write(snapshot, self._writers if is_spread(snapshot.arrays) else ALONE)
         except GroupError as error:  # a process has ended, or is at a different point
             self._alone = error  # raised when the program waits for the save: this may be its thread
         except Exception as error:  # storage raises any error: it is reported, and training continues

@@ -24,7 +24,7 @@ from cyxjax.checkpoint.manifest import (
     loaded_versions,
     read_manifest,
 )
-from cyxjax.checkpoint.writers import Note, Writers, leaves_of, write_share, write_together
+from cyxjax.checkpoint.writers import ALONE, Note, Writers, is_spread, leaves_of, write_together
 from cyxjax.errors import CheckpointError
 from cyxjax.files import PRIVATE, sync_file, write_whole
 
@@ -71,9 +71,10 @@ def created_s(folder: Path) -> float:
     return 0.0
 
 
-def _commit(folder: Path, snapshot: Snapshot, notes: list[Note], version: tuple[int, int]) -> None:
+def _commit(folder: Path, snapshot: Snapshot, notes: list[Note]) -> None:
     """Writes the manifest, which completes the files of a step."""
     step, arrays, meta, metric = snapshot
+    version = BY_SHARE if is_spread(arrays) else FORMAT_VERSION
     leaves, files = leaves_of(arrays, notes), tuple(FileEntry(**note["file"]) for note in notes)
     newest = [step_folder(folder.parent, earlier) for earlier in list_steps(folder.parent)[-1:]]
     # Later than the newest step, which a machine with a clock ahead of ours may have written.
@@ -98,19 +99,17 @@ class StepStore:
         else:
             list_steps(directory)
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Writes `snapshot` to disk; the step exists when this returns, and nothing of it if this raises."""
-        with self._writing(snapshot.step) as folder:
-            _commit(folder, snapshot, [write_share(folder, snapshot.arrays, 0)], FORMAT_VERSION)
+    def write(self, snapshot: Snapshot, writers: Writers = ALONE) -> None:
+        """Writes `snapshot` to disk; the step exists when this returns, and nothing of it if this raises.
 
-    def write_together(self, snapshot: Snapshot, writers: Writers) -> None:
-        """Like `write`, by all processes of `writers`, each with its shares; raises on all of them."""
+        Called by all processes of `writers`, each with its shares; raises on all of them.
+        """
         write_together(
             self.directory,
             snapshot.arrays,
             writers,
             lambda: self._writing(snapshot.step),
-            lambda folder, notes: _commit(folder, snapshot, notes, BY_SHARE),
+            lambda folder, notes: _commit(folder, snapshot, notes),
         )
 
     @contextmanager
@@ -160,7 +159,7 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:
     """One line for a failed save whose own files are gone; for a full disk with the missing bytes."""
     what = f"{type(error).__name__}: {str(error)[:300]}"
-    if is_disk_full(error):
+    if any(text in str(error) for text in _FULL_TEXTS):  # also in the error of another process
         need_bytes = snapshot.num_bytes
         free_bytes = shutil.disk_usage(directory).free
         missing_mb = max(need_bytes - free_bytes, 0) / 1e6
@@ -172,8 +171,3 @@ def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, 
         f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "
         "Training goes on; earlier steps are unchanged. HINT: check the disk."
     )
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether `error` says that the disk or the quota is full, on this process or on one that it names."""
-    return any(text in str(error) for text in _FULL_TEXTS)

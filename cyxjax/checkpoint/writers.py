@@ -1,4 +1,4 @@
-"""A step that several processes write, each its shares of the leaves; it exists completely or not at all.
+"""A step that one or several processes write, each its shares; it exists completely or not at all.
 
 open: the first process creates the private folder -> each process writes its own file, leaf by leaf, and a
 note about its contents -> publish: the first process joins the notes to the manifest and renames the folder.
@@ -90,7 +90,8 @@ def write_together(
 
         def share() -> None:
             note = json.dumps(write_share(folder, leaves, writers.rank))
-            write_whole(_note_of(folder, writers.rank), note, mode=PRIVATE)
+            # Not synced: the manifest replaces the notes before the step exists.
+            write_whole(_note_of(folder, writers.rank), note, mode=PRIVATE, synced=False)
 
         def publish() -> None:
             if not writers.rank:

@@ -43,8 +43,8 @@ class Clock(Hook):
             on_state(hook, moment)
             self.saves.append((began, time.perf_counter()))
 
-        def timed_write(store: StepStore, snapshot: Snapshot) -> None:
-            write(store, snapshot)
+        def timed_write(store: StepStore, snapshot: Snapshot, *writers: Any) -> None:
+            write(store, snapshot, *writers)
             self.written.append((snapshot.num_bytes, time.perf_counter()))
 
         CheckpointHook.on_state, StepStore.write = timed_on_state, timed_write  # type: ignore[method-assign]

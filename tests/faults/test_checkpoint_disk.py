@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from cyxjax.checkpoint import store
+from cyxjax.checkpoint import store, writers
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.errors import CheckpointError
 
@@ -19,7 +19,7 @@ STATE = {"w": np.random.default_rng(0).random(300_000, np.float32)}  # 1.2 MB
 def broken_disk(monkeypatch):
     """A list: writing a part fails with its last error; writes succeed while it is empty."""
     errors: list[BaseException] = []
-    real = store.write_share
+    real = writers.write_share
 
     def write(*args):
         found = real(*args)
@@ -27,7 +27,7 @@ def broken_disk(monkeypatch):
             raise errors[-1]
         return found
 
-    monkeypatch.setattr(store, "write_share", write)
+    monkeypatch.setattr(writers, "write_share", write)
     return errors
 
 

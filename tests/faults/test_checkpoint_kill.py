@@ -63,9 +63,9 @@ def test_thirty_kills_lose_nothing_that_was_reported(tmp_path):
 @pytest.mark.parametrize(
     ("point", "survives"),
     [
-        (f"{STORE}:write_share:before", "old"),
+        (f"{WRITERS}:write_share:before", "old"),
         (f"{WRITERS}:write_file:after", "old"),
-        (f"{STORE}:write_share:after", "old"),
+        (f"{WRITERS}:write_share:after", "old"),
         (f"{STORE}:write_whole:after", "old"),
         (f"{FOLDERS}:_publish:before", "old"),
         (f"{FOLDERS}:sync_folder:before", "old"),

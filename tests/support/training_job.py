@@ -159,10 +159,10 @@ def strike_in_a_write(step: int, strike: Any) -> None:
 
     real, left = StepStore.write, [strike]
 
-    def writing(self: StepStore, snapshot: Any) -> None:
+    def writing(self: StepStore, snapshot: Any, *writers: Any) -> None:
         if snapshot.step >= step and left:
             left.pop()()
-        real(self, snapshot)
+        real(self, snapshot, *writers)
 
     StepStore.write = writing
 

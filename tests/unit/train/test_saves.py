@@ -74,11 +74,11 @@ def fail(monkeypatch, writes):
     """Makes the writes with these numbers, counted from 1, fail; the list of tried steps."""
     real, tried = StepStore.write, []
 
-    def write(self, snapshot):
+    def write(self, snapshot, *writers):
         tried.append(snapshot.step)
         if len(tried) in writes:
             raise OSError(28, "No space left on device")
-        real(self, snapshot)
+        real(self, snapshot, *writers)
 
     monkeypatch.setattr(StepStore, "write", write)
     return tried
