@@ -100,7 +100,6 @@ class Checkpointer:
         step: int | None = None,
         *,
         adapt: Adapt | None = None,
-        part: bool = False,
         put: Put = as_read,
     ) -> Restored | None:
         """The newest good step, or exactly `step`, in `target`'s tree; None if none was ever saved.
@@ -109,7 +108,6 @@ class Checkpointer:
             target: arrays or ShapeDtypeStructs, which are replaced by numpy arrays; a HostShare is replaced
                 by its elements, flat.
             adapt: converts leaves that were stored with a different shape or dtype; None refuses them.
-            part: `target` may be a part of what is stored, such as only the parameters.
             put: reads each leaf, one after the other, and returns the leaf of the restored tree.
         Raises: CheckpointError if `step` is missing or damaged, if every step is damaged (all are listed,
             nothing is renamed), or if the state does not match `target` (its leaves are named).
@@ -121,7 +119,6 @@ class Checkpointer:
             writers=self._writers,
             target=target,
             adapt=adapt,
-            part=part,
             put=put,
         )
         if step is not None:

@@ -71,17 +71,16 @@ def load(
     writers: Writers,
     target: PyTree,
     adapt: Adapt | None = None,
-    part: bool = False,
     put: Put = tree.as_read,
 ) -> Restored:
     """`step` in the target's tree, its leaves read one after the other; all processes of `writers` call it.
 
-    adapt, part, put: see `Checkpointer.restore`.
+    adapt, put: see `Checkpointer.restore`.
     Raises: DamagedStep on all if one finds it damaged; CheckpointError if the state does not match.
     """
     manifest = verified(directory, step, writers)
     stored = {leaf.name: leaf for leaf in manifest.leaves}
-    unlike = tree.differences(stored, target, part=part)
+    unlike = tree.differences(stored, target)
     if adapt is None:
         tree.refuse(unlike)
     arrays = StoredArrays(step_folder(directory, step) / ARRAYS, manifest.leaves)

@@ -95,12 +95,11 @@ def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
             )
 
 
-def differences(leaves: Mapping[str, Leaf], target: PyTree, *, part: bool) -> dict[str, str]:
-    """Why leaves of `target` cannot be filled from the stored `leaves`, by name. part: extras are fine."""
+def differences(leaves: Mapping[str, Leaf], target: PyTree) -> dict[str, str]:
+    """Why `target` cannot be filled from the stored `leaves`, by name of the leaf."""
     wanted = named_leaves(target)
     found = {name: "is wanted but not stored" for name in wanted if name not in leaves}
-    if not part:
-        found |= {name: "is stored but not wanted" for name in leaves if name not in wanted}
+    found |= {name: "is stored but not wanted" for name in leaves if name not in wanted}
     for name in wanted.keys() & leaves.keys():
         stored, want = leaves[name], wanted[name]
         if (stored.shape, stored.dtype) != (tuple(want.shape), dtype_name(np.dtype(want.dtype))):

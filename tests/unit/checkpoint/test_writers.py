@@ -133,7 +133,7 @@ def test_where_one_process_cannot_write_all_give_up_and_the_last_step_stays(
     assert os.listdir(tmp_path) == ["step_00000003"]
     monkeypatch.undo()
     assert save(tmp_path, 3, step=9, add=1) == [[]] * 3
-    assert Checkpointer(tmp_path, is_writer=False).restore({"step": np.int32(0)}, part=True).step == 9
+    assert Checkpointer(tmp_path, is_writer=False).restore(state_of(0, 1)).step == 9
 
 
 def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_path, monkeypatch):
@@ -156,8 +156,8 @@ def test_the_loop_goes_on_while_the_shares_are_written_and_may_change_them(tmp_p
         return checkpointer.steps()
 
     assert at_once(3, run) == [[3]] * 3
-    found = Checkpointer(tmp_path, is_writer=False).restore({"kernel": KERNEL}, part=True).state
-    np.testing.assert_array_equal(found["kernel"], KERNEL)
+    found = Checkpointer(tmp_path, is_writer=False).restore(state_of(0, 1)).state
+    np.testing.assert_array_equal(found["kernel"], KERNEL.reshape(-1))
 
 
 def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch):
