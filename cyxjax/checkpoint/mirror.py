@@ -17,8 +17,8 @@ from typing import Any
 from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
+from cyxjax.checkpoint.restoring import open_step
 from cyxjax.checkpoint.run_lock import locked
-from cyxjax.checkpoint.store import created_s
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import describe, write_whole
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
@@ -94,14 +94,9 @@ class Mirror:
 
     def _newest_here_s(self) -> float:
         """The time of the newest good local step; 0.0 without one."""
-        checkpoints = self._folder.checkpoints
-        made = [(created_s(step_folder(checkpoints, step)), step) for step in list_steps(checkpoints)]
-        good = (
-            s
-            for s, step in sorted(made, reverse=True)
-            if not find_problems(step_folder(checkpoints, step), step)
-        )
-        return next(good, 0.0)
+        with suppress(CheckpointError):
+            return open_step(self._folder.checkpoints)[0].created_unix_s
+        return 0.0
 
     def _stored(self) -> list[Manifest]:
         """The readable manifests in the store, newest first."""
