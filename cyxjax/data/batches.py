@@ -109,15 +109,13 @@ class HostBlock(NamedTuple):
     rows: HostBatch  # the rows of all steps, one after another; total and stop are those of the last one
 
 
-def iterate(
-    dataset: Dataset, order: Order, plan: BatchPlan, replicas: Sequence[int], start_step: int = 0
-) -> Iterator[HostBatch]:
-    """The epoch's batches for `replicas` from `start_step` on.
+def iterate(dataset: Dataset, order: Order, plan: BatchPlan, replicas: Sequence[int]) -> Iterator[HostBatch]:
+    """The epoch's batches for `replicas`.
 
     Batch t depends only on (order, plan, t), so `plan.rest(s)` continues at sample s without reading the
     samples before it.
     """
-    for block in iterate_blocks(dataset, order, plan, replicas, start_step):
+    for block in iterate_blocks(dataset, order, plan, replicas):
         yield from block.steps
 
 
@@ -126,7 +124,6 @@ def iterate_blocks(
     order: Order,
     plan: BatchPlan,
     replicas: Sequence[int],
-    start_step: int = 0,
     size: int | None = None,
 ) -> Iterator[HostBlock]:
     """Like `iterate`, in blocks of `size` steps; samples from the start fill up the last block of the epoch.
@@ -136,7 +133,7 @@ def iterate_blocks(
     first_step = plan.places(0, replicas).reshape(-1)
     each = size or _steps_at_once(dataset, len(first_step))
     at_once = max(1, _PLACES_AT_ONCE // (len(first_step) * each or 1)) * each
-    for first in range(start_step, plan.num_steps, at_once):
+    for first in range(0, plan.num_steps, at_once):
         end = min(first + at_once, plan.num_steps)
         filled = end if size is None else first + -(-(end - first) // size) * size
         places = first_step + np.arange(first, filled)[:, None] * plan.global_batch_size
