@@ -36,10 +36,10 @@ class DatasetInfo:
 
     @classmethod
     def from_json(cls, text: str) -> "DatasetInfo":
-        """The inverse of `to_json`. Raises: ValueError, TypeError for another text."""
-        values = {"column_names": ()} | json.loads(text)
-        values |= {name: tuple(values[name]) for name in ("input_shape", "class_names", "column_names")}
-        return cls(**values)
+        """The inverse of `to_json`. Raises: ValueError for another text."""
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(cls).validate_json(text)
 
 
 class Splits(NamedTuple):
