@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import describe, open_plain, read_json_lines
+from cyxjax.files import append, describe, open_plain, read_json_lines
 from cyxjax.observe.records import Record, Sink, Warn, once, plain_tree, write_atomic
 from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
@@ -46,7 +46,7 @@ class MultiSink(Sink):
 
 
 class JsonlSink(Sink):
-    """One JSON object per line, flushed after each line, so that a crash loses nothing that was logged.
+    """One JSON object per line, written at once, so that a crash loses nothing that was logged.
 
     With `resume_step` the records up to that step are kept and later ones are dropped (they will be
     written again); without it, or at step 0, an existing file is renamed to `*.old`.
@@ -55,14 +55,11 @@ class JsonlSink(Sink):
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
         kept = _kept(read_json_lines(path), Path(path), resume_step)
         write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = open_plain(path, "a", encoding="utf-8")
+        self._path = path
 
     def log(self, record: Record) -> None:
-        self._file.write(json.dumps(plain_tree(record), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        line = json.dumps(plain_tree(record), allow_nan=False) + "\n"
+        append(self._path, line.encode(), durable=False)
 
 
 class CsvSink(Sink):
