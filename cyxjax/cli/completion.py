@@ -5,6 +5,7 @@ The script is self-contained: completing a command does not start Python.
 
 import io
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import cache
@@ -110,17 +111,12 @@ def bash(options: Mapping[str, Sequence[str]]) -> str:
 
 
 def zsh(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
-    commands = " ".join(_quoted(f"{name}:{texts[name]}") for name in options)
+    commands = " ".join(shlex.quote(f"{name}:{texts[name]}") for name in options)
     cases = "\n".join(
         f"        {name}) options=({' '.join(known)}); words_here=({' '.join(words_of(name))}) ;;"
         for name, known in options.items()
     )
     return _ZSH.format(commands=commands, cases=cases)
-
-
-def _quoted(text: str) -> str:
-    """`text` as one word of zsh."""
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def fish(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
