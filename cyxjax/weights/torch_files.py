@@ -21,27 +21,20 @@ from cyxjax.weights import Stored
 
 _MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs this much
 _STORAGES = {
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
+    "torch FloatStorage": "float32",
+    "torch DoubleStorage": "float64",
+    "torch HalfStorage": "float16",
+    "torch BFloat16Storage": "bfloat16",
+    "torch LongStorage": "int64",
+    "torch IntStorage": "int32",
+    "torch ShortStorage": "int16",
+    "torch CharStorage": "int8",
+    "torch ByteStorage": "uint8",
+    "torch BoolStorage": "bool",
+    "torch ComplexFloatStorage": "complex64",
 }
 _HINT = "save plain weights, torch.save(model.state_dict(), path), or safetensors"
 _MARK = object()
-
-
-class _Name(NamedTuple):
-    """A name in the pickle, not imported."""
-
-    module: str
-    name: str
 
 
 class _Storage(NamedTuple):
@@ -85,7 +78,7 @@ def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
         return [(above or "tensor", tree)]
     if isinstance(tree, dict):
         parts = [(str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list | tuple) and not isinstance(tree, _Name | _Storage):
+    elif isinstance(tree, list | tuple) and not isinstance(tree, _Storage):
         parts = [(str(i), value) for i, value in enumerate(tree)]
     else:
         return []
@@ -159,21 +152,14 @@ def _popped(stack: list[Any], count: int) -> list[Any]:
     return [stack.pop() for _ in range(count)][::-1]
 
 
-def _global(stack: list[Any], arg: Any) -> None:
-    module, _, name = str(arg).partition(" ")
-    stack.append(_known(module, name))
+def _known(name: str) -> str:
+    """`name`, a module and what it holds, if torch uses it to write a tensor; nothing is imported.
 
-
-def _stack_global(stack: list[Any], arg: Any) -> None:
-    stack.append(_known(*_popped(stack, 2)))
-
-
-def _known(module: str, name: str) -> _Name:
-    """The name, if torch uses it to write a tensor; nothing is imported. Raises: ValueError otherwise."""
-    ours = _Name(str(module), str(name))
-    if ours in _CALLS or (ours.module == "torch" and ours.name in _STORAGES):
-        return ours
-    raise ValueError(f"its pickle names {module}.{name}, which could execute any code")
+    Raises: ValueError otherwise.
+    """
+    if name not in _CALLS and name not in _STORAGES:
+        raise ValueError(f"its pickle names {name.replace(' ', '.')}, which could execute any code")
+    return name
 
 
 def _reduce(stack: list[Any], arg: Any) -> None:
@@ -183,21 +169,21 @@ def _reduce(stack: list[Any], arg: Any) -> None:
 
 def _persistent(stack: list[Any], arg: Any) -> None:
     _, kind, key, *_ = stack.pop()
-    stack.append(_Storage(dtype_of(_STORAGES[kind.name]), str(key)))
+    stack.append(_Storage(dtype_of(_STORAGES[kind]), str(key)))
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
     return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
 
 
-_CALLS: dict[_Name, Callable[..., Any]] = {
-    _Name("collections", "OrderedDict"): dict,
-    _Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    _Name("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+_CALLS: dict[str, Callable[..., Any]] = {
+    "collections OrderedDict": dict,
+    "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch._utils _rebuild_parameter": lambda tensor, *_: tensor,
 }
 _STEPS: dict[str, Callable[[list[Any], Any], None]] = {
-    "GLOBAL": _global,
-    "STACK_GLOBAL": _stack_global,
+    "GLOBAL": lambda stack, arg: stack.append(_known(str(arg))),
+    "STACK_GLOBAL": lambda stack, arg: stack.append(_known(" ".join(map(str, _popped(stack, 2))))),
     "REDUCE": _reduce,
     "BINPERSID": _persistent,
     "BUILD": lambda stack, arg: stack.pop(),  # torch sets `_metadata` on its OrderedDict; it is ignored
