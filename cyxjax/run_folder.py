@@ -13,6 +13,16 @@ LOCK = "run.lock"
 _BESIDE_A_RUN = re.compile(r"\..*|lost\+found|logs?|.*\.(log|out|err)")
 
 
+class _Inside:
+    """A path below the root of a `RunFolder`, as an attribute of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder", owner: type) -> Path:
+        return folder.root / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where one run keeps what it records; the configuration may put `checkpoints` outside of `root`."""
@@ -20,64 +30,22 @@ class RunFolder:
     root: Path
     checkpoint_dir: str = CHECKPOINTS
 
+    config = _Inside("config.yaml")  # the resolved configuration of the newest start
+    data = _Inside("data.json")  # what a model must know about the data, to be rebuilt without them
+    lock = _Inside(LOCK)
+    ledger = _Inside("ledger.jsonl")  # which samples each step used, one line per span of steps
+    bits = _Inside("bits.jsonl")  # digests of an exact run's state, at regular intervals
+    history = _Inside("history.json")
+    goodput = _Inside("goodput.json")  # where the time went, over all restarts
+    events = _Inside("events.jsonl")  # starts, saves, rollbacks, ends
+    report = _Inside("report.html")  # the page that shows the run
+    metrics = _Inside("metrics.jsonl")
+    metrics_table = _Inside("metrics.csv")
+    tensorboard = _Inside("tensorboard")
+
     @property
     def checkpoints(self) -> Path:
         return self.root / self.checkpoint_dir
-
-    @property
-    def config(self) -> Path:
-        """The resolved configuration of the newest start."""
-        return self.root / "config.yaml"
-
-    @property
-    def data(self) -> Path:
-        """What a model must know about the data, so that the run's model can be rebuilt without them."""
-        return self.root / "data.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / LOCK
-
-    @property
-    def ledger(self) -> Path:
-        """Which samples each step used, one line per step."""
-        return self.root / "ledger.jsonl"
-
-    @property
-    def bits(self) -> Path:
-        """Digests of an exact run's state, at regular intervals."""
-        return self.root / "bits.jsonl"
-
-    @property
-    def history(self) -> Path:
-        return self.root / "history.json"
-
-    @property
-    def goodput(self) -> Path:
-        """Where the time went, over all restarts."""
-        return self.root / "goodput.json"
-
-    @property
-    def events(self) -> Path:
-        """The events of the run: starts, saves, rollbacks, ends."""
-        return self.root / "events.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """The page that shows the run."""
-        return self.root / "report.html"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def metrics_table(self) -> Path:
-        return self.root / "metrics.csv"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
 
     @property
     def logs(self) -> tuple[Path, ...]:
