@@ -64,21 +64,15 @@ class Snapshot(NamedTuple):
         return sum(math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in self.arrays.values())
 
 
-def created_s(folder: Path) -> float:
-    """When the step in `folder` was made, in seconds since 1970; 0.0 if its manifest is not readable."""
-    with suppress(CheckpointError):
-        return read_manifest(folder).created_unix_s
-    return 0.0
-
-
 def _commit(folder: Path, snapshot: Snapshot, notes: list[Note]) -> None:
     """Writes the manifest, which completes the files of a step."""
     step, arrays, meta, metric = snapshot
     version = BY_SHARE if is_spread(arrays) else FORMAT_VERSION
     leaves, files = leaves_of(arrays, notes), tuple(FileEntry(**note["file"]) for note in notes)
-    newest = [step_folder(folder.parent, earlier) for earlier in list_steps(folder.parent)[-1:]]
-    # Later than the newest step, which a machine with a clock ahead of ours may have written.
-    at_s = max([time.time(), *(created_s(there) + 0.001 for there in newest)])
+    at_s = time.time()
+    for newest in list_steps(folder.parent)[-1:]:
+        with suppress(CheckpointError):  # later than a step that a machine with a clock ahead of ours wrote
+            at_s = max(at_s, read_manifest(step_folder(folder.parent, newest)).created_unix_s + 0.001)
     manifest = Manifest(step, leaves, files, meta, metric, loaded_versions(), at_s, version)
     write_whole(folder / MANIFEST, manifest.encode(), mode=PRIVATE, synced=False)
     sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before the rename to a step
