@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from cyxjax.checkpoint.manifest import Leaf, dtype_name, is_storable
+from cyxjax.checkpoint.manifest import dtype_name, is_storable
 from cyxjax.errors import CheckpointError, OtherStateError
 
 PyTree = Any
@@ -95,14 +95,17 @@ def refuse_unsavable(leaves: Mapping[str, Any]) -> None:
             )
 
 
-def differences(leaves: Mapping[str, Leaf], target: PyTree) -> dict[str, str]:
-    """Why `target` cannot be filled from the stored `leaves`, by name of the leaf."""
+def differences(leaves: Mapping[str, Any], target: PyTree) -> dict[str, str]:
+    """Why `target` cannot be filled from the stored `leaves`, by name of the leaf.
+
+    leaves: arrays, or `Leaf`s of a manifest.
+    """
     wanted = named_leaves(target)
     found = {name: "is wanted but not stored" for name in wanted if name not in leaves}
     found |= {name: "is stored but not wanted" for name in leaves if name not in wanted}
     for name in wanted.keys() & leaves.keys():
         stored, want = leaves[name], wanted[name]
-        if (stored.shape, stored.dtype) != (tuple(want.shape), dtype_name(np.dtype(want.dtype))):
+        if (stored.shape, dtype_name(stored.dtype)) != (tuple(want.shape), dtype_name(np.dtype(want.dtype))):
             found[name] = (
                 f"is stored as {stored.dtype}{list(stored.shape)}, wanted as {want.dtype}{list(want.shape)}"
             )

@@ -4,30 +4,28 @@ A change since the checkpoint is a warning if the state still fits the run; an e
 that differ would train to wrong numbers without an error, so every rank refuses.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
-from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.compared import differing_values, effect_of
 from cyxjax.config.effects import ARRAYS
 from cyxjax.data.content import content_of, find_difference
 from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, ConfigError, CyxjaxError, DesyncError, OtherStateError
+from cyxjax.errors import CheckpointError, ConfigError, DesyncError, OtherStateError
 from cyxjax.launch.output import disagreement, unequal_facts
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
 from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks, program_of
+from cyxjax.train.plan import Plan, shapes_of
 from cyxjax.train.settings import Settings
 
 META = "same_run"  # key of a checkpoint: digests of its data and code
@@ -144,20 +142,15 @@ def compare_with_digests(directory: Path, step: int, settings: Settings, group: 
 
 
 @contextmanager
-def naming_settings(
-    checkpointer: Checkpointer, step: int | None, config: Mapping[str, Any], inputs: Mapping[str, Any]
-) -> Iterator[None]:
-    """A block whose OtherStateError first names the settings that differ.
+def naming_settings(plan: Plan, folder: Path, stored: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """A block whose OtherStateError first names the settings of `plan` that differ from a checkpoint's.
 
-    config and inputs: of this run, as its own checkpoints store them. Raises: OtherStateError.
+    stored: reads the metadata of the checkpoint, which is in `folder`. Raises: OtherStateError.
     """
     try:
         yield
     except OtherStateError as error:
-        meta: Mapping[str, Any] = {}
-        with suppress(CyxjaxError, OSError, ValueError):
-            newest = max(list_steps(checkpointer.directory)) if step is None else step
-            meta = read_manifest(step_folder(checkpointer.directory, newest)).meta
+        meta, config, inputs = stored(), plan.facts.config, shapes_of(plan.inputs)
         values = differing_values(meta.get("config", config), config, later=True)
         other = [f"{key} was {was}, is {now}" for key, was, now in values if effect_of(key) in ARRAYS]
         if (then := meta.get("inputs", inputs)) != inputs:
@@ -165,8 +158,8 @@ def naming_settings(
         arrays = "; ".join(f"{name} {what}" for name, what in sorted(error.unlike.items()))
         raise OtherStateError(
             f"the checkpoint is of another run than this: {'; '.join(other) or 'its model or optimizer'} "
-            f"({arrays[:_LONGEST]}). HINT: set it as it was; or start over with its parameters: init_from: "
-            f"{checkpointer.directory}, with another folder for this run's checkpoints.",
+            f"({arrays[:_LONGEST]}). HINT: set it as it was; or start over with its parameters, in a new "
+            f"trainer: init_from: {folder}, with another folder for this run's checkpoints.",
             error.unlike,
         ) from None
 

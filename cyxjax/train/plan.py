@@ -13,6 +13,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
+from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
@@ -165,6 +166,11 @@ def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, A
     if total is not None and total % parts and config.reproducibility != "exact":
         config = config.model_copy(update={"global_batch_size": None, "batch_size": -(-total // parts)})
     return plan_without_data(recipe, group, stored_inputs(meta), config)
+
+
+def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:
+    """[shape of a sample, type] of each leaf by name, as JSON values."""
+    return {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
 
 
 def stored_inputs(meta: Mapping[str, Any]) -> PyTree:

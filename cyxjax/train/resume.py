@@ -11,6 +11,7 @@ import gc
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.tree import Put
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
@@ -29,7 +31,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, CyxjaxError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -40,7 +42,7 @@ from cyxjax.train.comparison import (
 )
 from cyxjax.train.comparison import to_meta as facts_to_meta
 from cyxjax.train.hooks.hook import Position, RunState
-from cyxjax.train.plan import Plan
+from cyxjax.train.plan import Plan, shapes_of
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.settings import SavePolicy
@@ -95,7 +97,7 @@ def restore(
 ) -> bool:
     """Restores the newest good step of a folder, or `step`, as the current state; False without one."""
     group, here = plan.group, run.state.state
-    with naming_settings(checkpointer, step, plan.facts.config, shapes_of(plan.inputs)):
+    with naming_settings(plan, checkpointer.directory, lambda: _readable_meta(checkpointer.directory, step)):
         found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
     if found is None:
         return False
@@ -121,6 +123,14 @@ def restore(
     return True
 
 
+def _readable_meta(folder: Path, step: int | None) -> dict[str, Any]:
+    """The metadata of `step` in `folder`, or of the newest; {} if they cannot be read."""
+    with suppress(CyxjaxError, OSError, ValueError):
+        newest = max(list_steps(folder)) if step is None else step
+        return read_manifest(step_folder(folder, newest)).meta
+    return {}
+
+
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
     """What a checkpoint of `moment` holds beside its arrays, as JSON values."""
     meta = {
@@ -137,11 +147,6 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
     meta |= facts_to_meta(plan.facts) | run.stream_positions.meta(moment.position)
     meta |= {"classes": list(run.class_names)} if run.class_names else {}
     return meta | run.ledger.meta(moment)
-
-
-def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:
-    """[shape of a sample, type] of each leaf by name, as JSON values."""
-    return {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
 
 
 def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, DistributedTrainingHistory]:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
@@ -21,12 +22,14 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.comparison import naming_settings
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, build_program
+from cyxjax.train.settings import Settings
 
 PyTree = Any
 
@@ -121,27 +124,22 @@ class Run:
         else:
             program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
         before, made = self.last or (plan, program)
-        is_drawn = self.is_drawn
-        for key in () if is_drawn else ("lora", "comm") if self.is_loaded else ("lora",):
-            was, now = (getattr(one.settings.step, key) for one in (before, plan))
-            if was != now:
-                raise ConfigError(
-                    f"{key} is {now!r} in this fit, and was {was!r} in what this trainer trained or loaded. "
-                    "HINT: use a new trainer, with init_from or checkpoint_dir=<that folder>, resume='auto'.",
-                    key=key,
-                )
+        if not self.is_drawn:
+            _refuse_unequal(before.settings, plan.settings, loaded=self.is_loaded)
         self.notes = []
-        if is_drawn:  # also after `evaluate` or `predict`, which do not choose the parameters
+        if self.is_drawn:  # also after `evaluate` or `predict`, which do not choose the parameters
             saving, first = plan.settings.saving, plan.settings.init_from
             goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
             self.state, self.notes = first_state(plan, program, None if goes_on else first)
             self.first_step = 0
-        elif not self.is_loaded:
-            self.state = next_state(plan, program, made.agreed(self.state.state))
-            self.first_step = self.state.position.step
-        else:
+        elif self.loaded_from is not None:
+            with naming_settings(plan, self.loaded_from, lambda: self.restored):
+                _refuse_other_arrays(plan, program, self.state.state)
             state = program.sync.stow(made.sync.fetch(self.state.state))
             self.state = self.state._replace(state=state)
+        else:
+            self.state = next_state(plan, program, made.agreed(self.state.state))
+            self.first_step = self.state.position.step
         if not self.is_loaded:
             self.restored = {}
             self.history = DistributedTrainingHistory()
@@ -217,6 +215,29 @@ def _with_first_values(
     values = [found.values.get(name, np.asarray(leaf)) for name, leaf in leaves.items()]
     trees = jax.tree.unflatten(jax.tree.structure(drawn), values)
     return trees["params"], trees["model_state"], found.table
+
+
+def _refuse_other_arrays(plan: Plan, program: Program, state: TrainState) -> None:
+    """Raises: OtherStateError if `state`, which was loaded, has not the arrays of a state of `program`."""
+    drawn = jax.eval_shape(program.fns.init, jax.random.key(0), plan.inputs)
+    wanted = jax.eval_shape(lambda params, model_state: program.init(params, model_state, 0), *drawn)
+    tree.refuse(tree.differences(tree.named_leaves(state), wanted))
+
+
+def _refuse_unequal(was: Settings, now: Settings, *, loaded: bool) -> None:
+    """Raises: ConfigError for settings that a fit takes from the state it continues from, if they differ."""
+    compared: dict[str, tuple[Any, Any]] = {"lora": (was.step.lora, now.step.lora)}
+    if loaded:
+        compared["comm"] = was.step.comm, now.step.comm
+    elif now.init_from.path:
+        compared["init_from"] = was.init_from, now.init_from
+    for key, (before, after) in compared.items():
+        if before != after:
+            raise ConfigError(
+                f"{key} is {after!r} in this fit, and was {before!r} in what this trainer trained or loaded. "
+                "HINT: use a new trainer, with init_from or checkpoint_dir=<that folder>, resume='auto'.",
+                key=key,
+            )
 
 
 def next_state(plan: Plan, program: Program, agreed: TrainState) -> RunState:

@@ -6,9 +6,10 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps
-from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.errors import CheckpointError, ConfigError, OtherStateError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.reporting import audit_of
+from tests.support.refusals import refused
 from tests.support.trainers import X, Y, config, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -63,6 +64,35 @@ def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved)
         one.fit(cx.DataLoader(DATA, batch_size=8), config(steps_per_epoch=2, batch_size=None))
     history = one.fit(*DATA, config(epochs=3))
     assert (history.steps, history.epochs) == ([3, 6, 9], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"on_nonfinite": "skip"}, "on_nonfinite .*'abort', .*'skip' .*sync/"),
+        ({"precision": "float16"}, "precision .*'float32', .*'float16' .*sync/"),
+        ({"precision": "params=bfloat16"}, "params=bfloat16.*params/bias .*float32.*bfloat16"),
+        ({"trainable": ["bias"]}, "trainable .*'bias'.*sync/"),
+    ],
+)
+def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(settings, named, saved):
+    one = one_layer(optimizer=cx.SGDOptimizer(0.1, momentum=0.9))
+    one.fit(*DATA, config(epochs=1))
+    one.save_checkpoint(saved + "/momentum")
+    other = one_layer(optimizer=cx.SGDOptimizer(0.1, momentum=0.9))
+    other.load_checkpoint(saved + "/momentum")
+    with pytest.raises(OtherStateError, match=f"{named}.*init_from: {saved}/momentum"):
+        other.fit(*DATA, config(**settings))
+    assert other.fit(*DATA, config()).num_steps == 6  # what was loaded is kept
+
+
+def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
+    one = one_layer(**STILL)
+    one.fit(*DATA, config(init_from=saved))
+    one.fit(*DATA, config(init_from=saved))  # continues
+    with refused("init_from", f"{saved}/other"):
+        one.fit(*DATA, config(init_from=saved + "/other"))
+    assert one.fit(*DATA, config()).num_steps == 18
 
 
 def test_a_second_fit_has_its_own_max_steps_and_precision(as_users_promote):
