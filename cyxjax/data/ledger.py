@@ -180,6 +180,9 @@ class Place(NamedTuple):
     samples: int = 0
 
 
+BEGINNING = Place()
+
+
 class Stretch(NamedTuple):
     """A recorded span, and the state before it."""
 
@@ -193,19 +196,33 @@ class Stretch(NamedTuple):
         return self.before.plus(self.record.span)
 
 
-def audit(records: Iterable[Record], *, max_findings: int = 10) -> list[Finding]:
-    """The problems of a run, at most `max_findings`; [] if each sample was used once, in its span."""
+def audit(
+    records: Iterable[Record],
+    begins: Place = BEGINNING,
+    was: StreamFacts | None = None,
+    *,
+    max_findings: int = 10,
+) -> list[Finding]:
+    """The problems of a run, at most `max_findings`; [] if each sample was used once, in its span.
+
+    begins, was: see `walk`.
+    """
     findings: list[Finding] = []
-    for stretch in walk(records):
+    for stretch in walk(records, begins, was):
         findings += [*_check_place(stretch), *_check_samples(stretch)]
         if len(findings) >= max_findings:
             break
     return findings[:max_findings]
 
 
-def walk(records: Iterable[Record]) -> Iterator[Stretch]:
-    """The records, each with the state before it."""
-    at, before, was = Place(), Tally(), None
+def walk(
+    records: Iterable[Record], begins: Place = BEGINNING, was: StreamFacts | None = None
+) -> Iterator[Stretch]:
+    """The records, each with the state before it.
+
+    begins: where the first one should begin. was: the order before it; None: its own.
+    """
+    at, before = begins, Tally()
     for record in records:
         stretch = Stretch(record, was or record.facts, at, before)
         yield stretch

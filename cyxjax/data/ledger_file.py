@@ -1,5 +1,6 @@
 """`ledger.jsonl`: one line per span of steps, and one with the order of samples at each start of a run.
 
+The record of a run that continues from a state of another run begins at the place of that state (`begins`).
 On resume the file is truncated to the position of the checkpoint. Lines that are missing or damaged before it
 are written again from the order of samples, if the result has the sum of all ids that the checkpoint holds.
 """
@@ -10,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cyxjax.data.ledger import Record, Span, StreamFacts, Tally, span_of_step
+from cyxjax.data.ledger import BEGINNING, Place, Record, Span, StreamFacts, Tally, span_of_step
 from cyxjax.errors import DataError
 from cyxjax.files import append, sync_file
 
@@ -32,6 +33,7 @@ class _Line(NamedTuple):
     span: Span | None  # None: the start of a run
     tally: Tally
     taken_back: int = 0
+    begins: Place = BEGINNING  # of the record; in its first line
 
 
 def refuse_link(path: Path) -> None:
@@ -51,10 +53,17 @@ def line(value: dict[str, Any]) -> str:
     return json.dumps(value) + "\n"
 
 
-def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts) -> Cut:
+def first_line(facts: StreamFacts, begins: Place) -> dict[str, Any]:
+    """The first line of a record that begins at `begins`. facts: of the order up to there."""
+    return facts._asdict() | ({} if begins == BEGINNING else {"begins": begins})
+
+
+def cut_back(
+    path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts, begins: Place = BEGINNING
+) -> Cut:
     """Truncates the file to the checkpoint whose tally is `end`, and syncs it to disk.
 
-    place: (epoch, samples) of the checkpoint. facts: of its order.
+    place: (epoch, samples) of the checkpoint. facts: of its order. begins: where its record begins.
     Raises: OSError; DataError for a link.
     """
     refuse_link(path)
@@ -64,24 +73,27 @@ def cut_back(path: Path, end: Tally, place: tuple[int, int], facts: StreamFacts)
         _truncate(path, lines[at - 1].end)
         return Cut(taken_back=lines[-1].tally.steps - end.steps, total=lines[at - 1].tally.total)
     for kept in (lines, []):  # []: the whole file is from another run, or has a damaged value
-        lost = _lost(kept, end, place, facts)
+        lost = _lost(kept, end, place, facts, begins)
         if lost is not None:
             if kept:
                 _truncate(path, kept[-1].end)
             else:
                 begin(path)
-            append(path, "".join(map(line, [facts._asdict(), *(span.to_json() for span in lost)])).encode())
+            first = facts._asdict() if kept else first_line(facts, begins)
+            append(path, "".join(map(line, [first, *(span.to_json() for span in lost)])).encode())
             return Cut(made_again=sum(span.steps for span in lost))
     left = [one for one in lines if one.tally.steps <= end.steps]
     _truncate(path, left[-1].end if left else 0)
     return Cut(missing=end.steps - (left[-1].tally.steps if left else 0))
 
 
-def _lost(kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFacts) -> list[Span] | None:
+def _lost(
+    kept: list[_Line], end: Tally, place: tuple[int, int], facts: StreamFacts, begins: Place
+) -> list[Span] | None:
     """The spans after `kept` up to `place`, from the order; None if their tally is not `end`."""
     last = next((one.span for one in reversed(kept) if one.span is not None), None)
     tally = kept[-1].tally if kept else Tally()
-    epoch, first = (last.epoch, last.stop) if last else (0, 0)
+    epoch, first = (last.epoch, last.stop) if last else begins
     made: list[Span] = []
     while (epoch, first) < place and tally.steps < end.steps:
         plan = facts.plan(first)
@@ -114,7 +126,10 @@ def _next(before: _Line | None, text: bytes) -> _Line:
     if before is None or "seed" in value:
         facts = StreamFacts(**{name: int(value[name]) for name in StreamFacts._fields})  # type: ignore[arg-type]
         facts.plan()  # checks the sizes
-        return _Line(end, facts, None, before.tally if before else Tally(), value.get("taken_back", 0))
+        begins = Place(*map(int, value.get("begins", ())))
+        return _Line(
+            end, facts, None, before.tally if before else Tally(), value.get("taken_back", 0), begins
+        )
     span = span_of_step(value) if "digest" in value else Span.from_json(value)
     return _Line(end, before.facts, span, before.tally.plus(span))
 
@@ -130,6 +145,8 @@ class Kept(NamedTuple):
 
     records: list[Record]
     taken_back: int  # recorded steps that were run again after a restart
+    begins: Place = BEGINNING  # of the first step
+    was: StreamFacts | None = None  # the order before the first step
 
 
 def read_ledger(path: Path) -> Kept:
@@ -145,4 +162,5 @@ def read_ledger(path: Path) -> Kept:
             f"{path}: {damage}. HINT: resume the run: lost lines before its checkpoint are written again."
         )
     records = [Record(one.facts, one.span) for one in lines if one.span is not None]
-    return Kept(records, sum(one.taken_back for one in lines))
+    again = sum(one.taken_back for one in lines)
+    return Kept(records, again, lines[0].begins, lines[0].facts) if lines else Kept(records, again)

@@ -117,12 +117,12 @@ def lose(info: StepInfo) -> None:
     raise RuntimeError("lost")
 
 
-def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), **values: Any) -> Any:
+def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), one: Any = None, **values: Any) -> Any:
     """A trainer of one layer after a fit of `data`: by default 3 steps of 8 samples per epoch on two devices.
 
-    values: of `config`; with a run_dir, a fit into a run folder.
+    values: of `config`; with a run_dir, a fit into a run folder. one: a trainer to use instead of a new one.
     """
-    one = trainer(linen.Dense(3), callbacks=callbacks)
+    one = one or trainer(linen.Dense(3), callbacks=callbacks)
     one.fit(*data, **{name: value for name, value in (QUIET | values).items() if value is not None})
     return one
 

@@ -93,7 +93,8 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *_sentinel(fit),  # before saving: what is saved has been compared
         *_digests(fit),  # before saving: a step on disk has its digests
         fit.run.ledger.begin(  # part of a save
-            fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note
+            *(fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note),
+            starts_over=fit.starts_over,
         ),
         *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
         _saving(fit, spikes),  # after all hooks that add to what is saved

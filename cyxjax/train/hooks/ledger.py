@@ -15,7 +15,7 @@ import numpy as np
 
 from cyxjax.data import ledger_file
 from cyxjax.data.batches import HostBatch
-from cyxjax.data.ledger import Delivered, Span, StreamFacts, Tally, delivered
+from cyxjax.data.ledger import BEGINNING, Delivered, Place, Span, StreamFacts, Tally, delivered
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.files import append
@@ -72,6 +72,7 @@ class LedgerHook(Hook):
     def __init__(self) -> None:
         self.tape = Tape()
         self._tally = Tally()
+        self._begins = BEGINNING  # where the record begins: after a load from elsewhere, at that state
         self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_tally`; None: not known
         self._was: StreamFacts | None = None  # of the checkpoint that the run resumes from
         self._resumed = False
@@ -86,6 +87,7 @@ class LedgerHook(Hook):
         """Continues the ledger of a checkpoint at `position`."""
         found, facts = meta.get("ledger"), meta.get("stream")
         self._tally = Tally.from_json(found) if found is not None else Tally()
+        self._begins = Place(*found.get("begins", ())) if found is not None else BEGINNING
         self._at = (position.epoch, position.samples) if found is not None else None
         self._was = StreamFacts(**facts) if facts is not None else None
         self._resumed = True
@@ -95,12 +97,17 @@ class LedgerHook(Hook):
         if self.tape.facts is None:
             return {}
         current = self._at == (moment.position.epoch, moment.position.samples)
-        found = {"ledger": self._tally.to_json()} if current else {}
+        begins = {} if self._begins == BEGINNING else {"begins": list(self._begins)}
+        found = {"ledger": self._tally.to_json() | begins} if current else {}
         return found | {"stream": self.tape.facts._asdict()}
 
-    def begin(self, group: ProcessGroup, path: Path | None, say: Callable[[str], None]) -> "LedgerHook":
-        """Records into `path` (None: only into the checkpoints)."""
-        self._group, self._path, self._say = group, path, say
+    def begin(
+        self, group: ProcessGroup, path: Path | None, say: Callable[[str], None], *, starts_over: bool
+    ) -> "LedgerHook":
+        """Records into `path` (None: only into the checkpoints). starts_over: whether what was restored was
+        recorded elsewhere, so that a new record begins at its place.
+        """
+        self._group, self._path, self._say, self._starts_over = group, path, say, starts_over
         return self
 
     def on_start(self, moment: RunState) -> None:
@@ -110,7 +117,7 @@ class LedgerHook(Hook):
         elif self._resumed:
             self._resume(facts, place)
         elif place == (0, 0):
-            self._new(facts)
+            self._new(facts, BEGINNING)
         else:  # after a rollback: the bad step counts as consumed, later steps already dispatched do not
             self._settle(moment.position)
         self.tape.clear()
@@ -125,13 +132,13 @@ class LedgerHook(Hook):
     def on_end(self, moment: RunState, finished: bool) -> None:
         self._settle(moment.position)
 
-    def _new(self, facts: StreamFacts) -> None:
-        self._tally, self._at, self._unwritten = Tally(), (0, 0), ""
+    def _new(self, facts: StreamFacts, begins: Place) -> None:
+        self._tally, self._begins, self._at, self._unwritten = Tally(), begins, begins, ""
         if self._path is not None:
             ledger_file.refuse_link(self._path)
             with warn_if_unwritten(self._path, self._say):
                 ledger_file.begin(self._path)
-        self._write([facts._asdict()])
+        self._write([ledger_file.first_line(facts, begins)])
 
     def _resume(self, facts: StreamFacts, place: tuple[int, int]) -> None:
         epoch, samples = place
@@ -142,11 +149,13 @@ class LedgerHook(Hook):
                 "shuffle."
             )
         taken_back = 0
-        if self._at is None:
+        if self._starts_over:
+            self._new(self._was or facts, Place(*place))
+        elif self._at is None:
             self._tally, self._at = Tally(), place  # `cyxjax audit` reports what is not recorded
         elif self._path is not None:
             with warn_if_unwritten(self._path, self._say):
-                cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts)
+                cut = ledger_file.cut_back(self._path, self._tally, place, self._was or facts, self._begins)
                 taken_back = cut.taken_back
                 if self._tally.total is None:  # a checkpoint of version 0.2.0
                     self._tally = self._tally._replace(total=cut.total)

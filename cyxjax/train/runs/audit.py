@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
-from cyxjax.data.ledger import Finding, Stretch, Tally, audit, walk
+from cyxjax.data.ledger import BEGINNING, Finding, Place, Stretch, Tally, audit, walk
 from cyxjax.data.ledger_file import Kept, read_ledger
 from cyxjax.errors import CheckpointError, DataError
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -47,14 +47,15 @@ def num_samples(kept: Kept) -> int:
 
 def examine(saved: dict[int, dict], kept: Kept, max_findings: int = 10) -> Verdict:
     """The verdict on a run with the checkpoints `saved` that recorded `kept`."""
-    findings, spans = audit(kept.records, max_findings=max_findings), list(walk(kept.records))
+    recorded = kept.records, kept.begins, kept.was
+    findings, spans = audit(*recorded, max_findings=max_findings), list(walk(*recorded))
     findings += _of_checkpoints(saved, spans)
-    left_out = _rolled_back(saved, spans)
+    left_out = _rolled_back(saved, spans, kept.begins)
     notes = [
         f"steps {first} to {last}: left out on purpose: a rollback undid their changes"
         for first, last in left_out
     ]
-    return Verdict(findings, notes, _summary(spans, kept.taken_back, len(findings), left_out))
+    return Verdict(findings, notes, _summary(spans, kept, len(findings), left_out))
 
 
 def _readable(folder: Path) -> dict[int, dict]:
@@ -105,7 +106,7 @@ def _behind(step: int, meta: dict, found: Tally | None, end: Stretch) -> list[Fi
     return [Finding(last.steps, "behind", text)]
 
 
-def _rolled_back(saved: dict[int, dict], spans: list[Stretch]) -> list[tuple[int, int]]:
+def _rolled_back(saved: dict[int, dict], spans: list[Stretch], begins: Place) -> list[tuple[int, int]]:
     """(first, last) step undone by each rollback that the newest checkpoint records; spans end at rollbacks.
     Steps are numbered as on the console, where a later step reuses the number of a step that was undone.
 
@@ -113,21 +114,26 @@ def _rolled_back(saved: dict[int, dict], spans: list[Stretch]) -> list[tuple[int
     """
     if not saved:
         return []
-    history = DistributedTrainingHistory.from_dict(saved[max(saved)].get("history", {}))
+    meta = saved[max(saved)]
+    history = DistributedTrainingHistory.from_dict(meta.get("history", {}))
     at = {(one.record.span.epoch, one.record.span.stop): one.after.steps for one in spans}
-    stops = [
-        at.get(place, 0) for place in zip(history.rollback_epochs, history.rollback_samples, strict=True)
-    ]
-    lost = accumulate(history.rollback_steps, initial=0)  # steps undone before each rollback
+    places = zip(history.rollback_epochs, history.rollback_samples, strict=True)
+    # Those of the run that a loaded state is from are not part of this record.
+    rollbacks = zip(places, history.rollback_steps, strict=False)
+    mine = [(at.get(place, 0), n) for place, n in rollbacks if place > begins]
+    undone = [n for _, n in mine]
+    before = place_of(meta).step + sum(undone) - meta["ledger"]["steps"] if "ledger" in meta else 0
+    lost = accumulate(undone, initial=0)  # steps undone before each rollback
     return [
-        (stop - earlier - n + 1, stop - earlier)
-        for stop, n, earlier in zip(stops, history.rollback_steps, lost, strict=False)
+        (before + stop - earlier - n + 1, before + stop - earlier)
+        for (stop, n), earlier in zip(mine, lost, strict=False)
         if stop >= n
     ]
 
 
-def _summary(spans: list[Stretch], again: int, num_findings: int, left_out: list[tuple[int, int]]) -> str:
+def _summary(spans: list[Stretch], kept: Kept, num_findings: int, left_out: list[tuple[int, int]]) -> str:
     (facts, span), last = spans[-1].record, spans[-1].after
+    again, (epoch, samples) = kept.taken_back, kept.begins
     whole = facts.ended(span.stop)
     place = (
         f"{counted(span.epoch + 1, 'epoch')} of {facts.num_samples:,} samples"
@@ -136,6 +142,10 @@ def _summary(spans: list[Stretch], again: int, num_findings: int, left_out: list
     )
     redone = f", {again} of them repeated after a restart" if again else ""
     verdict = "every sample came once per epoch" if not num_findings else counted(num_findings, "finding")
+    if kept.begins != BEGINNING:
+        verdict += (
+            f" from sample {samples:,} of epoch {epoch + 1} on, where a state of another run was loaded"
+        )
     if left_out:
         verdict += (
             f"; {counted(sum(last - first + 1 for first, last in left_out), 'step')} left out on purpose"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from flax import linen
 
 from cyxjax.cli import audit
 from cyxjax.config.load import load_config
@@ -24,18 +25,25 @@ from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from tests.support.trainers import X, Y, batches, fitted, use_devices
+from tests.support.trainers import X, Y, batches, fitted, trainer, use_devices
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
 OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_0_2_0"
 ONE_SAVE = {"global_batch_size": None, "checkpoint_every_n_steps": 100, "verbose": True}
 
 
-def fit(folder, replicas=None, **changes):
+def fit(folder, replicas=None, one=None, **changes):
     if replicas is not None:
         use_devices(replicas)
     options = {"epochs": 3, "batch_size": None, "global_batch_size": 16, "checkpoint_every_n_steps": 5}
-    return fitted(data=(X[:SAMPLES], Y[:SAMPLES]), run_dir=str(folder), **options | changes)
+    return fitted(data=(X[:SAMPLES], Y[:SAMPLES]), run_dir=str(folder), one=one, **options | changes)
+
+
+def loaded(run):
+    """A trainer that continues from the newest checkpoint of the run folder `run`."""
+    one = trainer(linen.Dense(3))
+    one.load_checkpoint(str(run / "checkpoints"))
+    return one
 
 
 def places(folder):
@@ -113,6 +121,30 @@ def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys)
     shown = capsys.readouterr().out
     assert "WARNING: the order of samples changed after 32 samples of epoch 2" in shown
     assert audit.main([str(tmp_path)]) == 1
+    assert "reordered: the order was changed after 32 samples of epoch 2" in capsys.readouterr().out
+
+
+def test_the_record_of_a_loaded_state_begins_where_it_was_loaded(tmp_path, capsys):
+    source, folder = tmp_path / "source", tmp_path / "run"
+    fit(source, epochs=1)
+    fit(source, epochs=2, seed=1, global_batch_size=24)  # two orders: no record of them can be made again
+    fit(folder, one=loaded(source))
+    for epochs in (3, 4):
+        capsys.readouterr()
+        fit(folder, epochs=epochs, verbose=True)
+        assert "lost" not in capsys.readouterr().out
+        assert audit.main([str(folder)]) == 0
+        assert "from sample 0 of epoch 3 on" in capsys.readouterr().out
+    (folder / "ledger.jsonl").unlink()
+    fit(folder, epochs=5, verbose=True)
+    assert "8 steps before the checkpoint; they were written again" in capsys.readouterr().out
+    assert audit.main([str(folder)]) == 0
+
+
+def test_another_order_after_a_load_within_an_epoch_is_found(tmp_path, capsys):
+    fit(tmp_path / "source", max_steps=6)
+    fit(tmp_path / "run", one=loaded(tmp_path / "source"), seed=1)
+    assert audit.main([str(tmp_path / "run")]) == 1
     assert "reordered: the order was changed after 32 samples of epoch 2" in capsys.readouterr().out
 
 
