@@ -57,9 +57,12 @@ class RunFolder:
         """Traces of a rank, and the page that summarizes them."""
         return self.root / "profile" / f"rank_{rank}"
 
-    def black_box(self, step: int) -> Path:
-        """What is needed to rerun a step that was not finite."""
-        return self.root / f"black_box_step{step}"
+    def black_box(self, step: int, place: tuple[int, int] | None = None) -> Path:
+        """What is needed to rerun a step that was not finite. place: (epoch, sample) at which it began, for a
+        step that has the number of another one.
+        """
+        where = "" if place is None else f"_epoch{place[0] + 1}_sample{place[1]}"
+        return self.root / f"black_box_step{step}{where}"
 
     def refuse_unusable(self) -> None:
         """Raises: ConfigError for a folder that cannot be created, or that holds other files and no run."""

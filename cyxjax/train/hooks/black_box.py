@@ -7,6 +7,7 @@ box.json names the step, its samples, the key, and the checkpoint to start from;
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,13 +98,22 @@ class BlackBoxHook(Hook):
             first,
             self._began,
         )
-        path = self._folder.black_box(position.step)
+        path = self._path(box)
         with warn_if_unwritten(path, warn_on_stderr):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(path / CONFIG, self._experiment)
             write_atomic(path / FILE, json.dumps(box._asdict(), indent=1) + "\n")
             what = "was left out: a gradient was not finite" if loss == "left out" else f"has the loss {loss}"
             self._note(f"Step {position.step} {what}. `cyxjax replay {path}` finds the cause.")
+
+    def _path(self, box: BlackBox) -> Path:
+        """Its folder: named after the step, and after its place if a step before a rollback has that name."""
+        path, place = self._folder.black_box(box.step), (box.epoch, box.first_sample)
+        with suppress(DataError):
+            earlier = read_box(path)
+            if (earlier.epoch, earlier.first_sample) != place:
+                return self._folder.black_box(box.step, place)
+        return path
 
 
 def samples_of(facts: StreamFacts, epoch: int, first: int) -> list[int]:

@@ -142,6 +142,9 @@ def test_a_second_bad_step_after_one_checkpoint_is_replayed_past_the_first(setti
     # Steps 3 of the first epoch, 1 and 3 of the second are bad, all after the checkpoint of step 2.
     experiment.run(setting(bad=[11, 36], on_nonfinite="rollback", epochs=2))
     assert "Replayed: step 4 is the first" in replayed(tmp_path / "run" / "black_box_step4", capsys)
+    for name, bad in (("black_box_step3", 11), ("black_box_step3_epoch2_sample0", 36)):
+        assert bad in read_box(tmp_path / "run" / name).sample_ids
+        assert "Replayed: step 3 is the first" in replayed(tmp_path / "run" / name, capsys)
 
 
 def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys):
