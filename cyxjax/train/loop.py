@@ -23,7 +23,6 @@ from cyxjax.train.hooks.hook import (
     Hook,
     Position,
     RunState,
-    StepInfo,
     overriding,
     stops,
 )
@@ -143,10 +142,8 @@ def _epoch(
         """Waits until at most `room` steps are running, and passes the numbers of finished ones to hooks."""
         nonlocal sums, stop, save
         while len(waiting) > room:
-            when, *of_step = waiting.popleft()
-            step = program.read_sums(*of_step)
-            look(step.compared)
-            info = StepInfo(when, step.metrics, (step.signals[0], step.signals[1]), step.left_out)
+            info = program.read_sums(*waiting.popleft())
+            look(info.compared)
             sums = sums + info.sums
             stop |= info.signals[0] > 0
             for hook in watching:  # a step is short: no generator, no list
@@ -155,7 +152,7 @@ def _epoch(
 
     def now() -> RunState:
         """The run after the last dispatched step, including numbers that no hook has seen yet."""
-        return RunState(position, state, sum((program.read_sums(*on).metrics for _, *on in waiting), sums))
+        return RunState(position, state, sum((program.read_sums(*step).sums for step in waiting), sums))
 
     follow(now)
     watching, asking, acting = (

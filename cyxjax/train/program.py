@@ -26,7 +26,7 @@ from cyxjax.core.trees import matches
 from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import all_callbacks
-from cyxjax.train.hooks.hook import Hook
+from cyxjax.train.hooks.hook import Hook, Position, StepInfo
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
 from cyxjax.train.settings import StepPlan
@@ -86,15 +86,6 @@ def recipe_of(
     )
 
 
-class StepSums(NamedTuple):
-    """The numbers that a training step returns."""
-
-    metrics: np.ndarray  # float64 (num_training_rows, 2); zeros if the step was left out
-    signals: np.ndarray  # float64 (2,): requests to stop and to save, summed over replicas
-    compared: np.ndarray  # float64 (number of checks, 2)
-    left_out: bool  # its gradients were not finite, so it changed nothing
-
-
 class Program(NamedTuple):
     """The compiled functions of a recipe on a mesh; fits with equal `StepPlan`s share one."""
 
@@ -113,12 +104,12 @@ class Program(NamedTuple):
     fns: ModelFns
     sync: Sync
 
-    def read_sums(self, handle: jax.Array, at: Any = ...) -> StepSums:
-        """The numbers of a training step; at: its place among several."""
+    def read_sums(self, position: Position, handle: jax.Array, at: Any = ...) -> StepInfo:
+        """The numbers of the training step that ended at `position`; at: its place among several."""
         rows, count = np.asarray(handle, np.float64)[at], self.metrics.num_training_rows
         left_out = bool(rows[count - 1, 1] < 0)  # `LEFT_OUT`: nothing was measured
         sums = np.zeros((count, 2)) if left_out else rows[:count]
-        return StepSums(sums, rows[count], rows[count + 1 :], left_out)
+        return StepInfo(position, sums, (rows[count, 0], rows[count, 1]), left_out, rows[count + 1 :])
 
 
 def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Program:

@@ -9,6 +9,7 @@ from cyxjax.core.step import Batch, TrainState
 
 Sums = np.ndarray
 """float64 (Metrics.num_training_rows, 2): a mean's weighted sum and weight, or the numbers of a statistic."""
+NOTHING_COMPARED = np.zeros((0, 2))
 
 
 class Position(NamedTuple):
@@ -35,6 +36,7 @@ class StepInfo(NamedTuple):
     sums: Sums
     signals: tuple[float, float]  # requests to stop and to save, summed over replicas; 0: none
     left_out: bool = False  # its gradients were not finite, so it changed nothing and its sums are 0
+    compared: np.ndarray = NOTHING_COMPARED  # float64 (number of checks, 2), see `SplitCheck`
 
 
 class EpochInfo(NamedTuple):

@@ -135,8 +135,8 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackB
             state, sums = trainer.program.train_step(state, batch)
             before = position
             position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
-            found = trainer.program.read_sums(sums)
-            loss, weight = found.metrics[0]
+            found = trainer.program.read_sums(position, sums)
+            loss, weight = found.sums[0]
             yield Step(position, before, batch, state, math.nan if found.left_out else loss / (weight or 1))
             if position.step == box.step:
                 return
