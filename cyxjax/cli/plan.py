@@ -52,7 +52,6 @@ def main(argv: Sequence[str]) -> int:
     from cyxjax.train.hooks.hook import Position
 
     _, _, trainer, plan = prepare(config)
-    assert plan.feed is not None
     batch = next(iter(plan.feed.train(Position(), lambda: NO_SIGNAL, 1))).batch
     step: Any = trainer.program.train_step
     state = trainer.state

@@ -49,8 +49,8 @@ class Plan(NamedTuple):
     settings: Settings  # with the batch size of the loader, where a loader has one
     inputs: PyTree  # of one sample, shape (1, ...)
     facts: Facts  # what checkpoints store to be compared
-    data: FitData | None = None  # None: only to evaluate, predict or load
-    feed: Feed | None = None
+    data: FitData = FitData(None, None, True)  # none: only to evaluate, predict or load
+    feed: Feed = Feed(lambda position, ask, at_once: (), None, None)
     steps_at_once: int = 1  # most steps per dispatch
     step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as for an exact step
 
@@ -62,7 +62,7 @@ def total_steps(plan: Plan, start: Position, first_step: int = 0) -> int | None:
     """
     feed, course = plan.feed, plan.settings.course
     most = course.max_steps and first_step + course.max_steps
-    if feed is None or feed.steps_per_epoch is None:
+    if feed.steps_per_epoch is None:
         return most
     ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
     return min(start.step + ahead, most or start.step + ahead)

@@ -45,9 +45,8 @@ def run_fit(
     """
     settings, group, history = plan.settings, plan.group, run.history
     run.begin_fit()
-    assert plan.feed is not None
     shares, devices = settings.step.batch.num_shares, num_replicas(group.mesh)
-    first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
+    first_rows = fit_data.rows_of_first_step(plan.data)
     more: dict[str, object] = {"world_size": group.topology.world_size, "backend": group.backend}
     more |= {} if shares == devices else {"devices": devices}  # an exact run, whose replicas are virtual
     more |= {} if first_rows is None else {"first step of this process": f"{first_rows} samples"}

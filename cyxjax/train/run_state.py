@@ -160,7 +160,7 @@ class Run:
     def describe_group(self, plan: Plan) -> None:
         """Writes the sizes of the group and its batch into the history."""
         history = self.history
-        first_rows = None if plan.data is None else fit_data.rows_of_first_step(plan.data)
+        first_rows = fit_data.rows_of_first_step(plan.data)
         history.world_size = plan.group.topology.world_size
         history.num_replicas = num_replicas(plan.group.mesh)
         # For a loader without a batch size: that of the first step, assuming that all ranks are the same.

@@ -46,8 +46,6 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     """
     settings, recipe, group = plan.settings, plan.recipe, plan.group
     mesh, feed, data = group.mesh, plan.feed, plan.data
-    assert feed is not None
-    assert data is not None
 
     # Configuration and data
     is_exact = settings.step.is_exact

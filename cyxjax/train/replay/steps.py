@@ -99,7 +99,6 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
 
 def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> tuple[Step, Before] | None:
     """The first step up to the box's that is not finite, and the state before it; None if all are finite."""
-    assert plan.feed is not None
     start = trainer.run_state
     before = _by_replica(trainer.program, start.state)
     for step in _steps(trainer, plan.feed, start, box):

@@ -25,8 +25,6 @@ def steps_at_once(plan: Plan, program: Program, state: TrainState) -> int:
     auto: several if steps are short, judged by their operations, which are the same on all ranks; one on
     devices other than CPUs, where several were not measured.
     """
-    assert plan.data is not None
-    assert plan.feed is not None
     course, num_steps = plan.settings.course, plan.feed.steps_per_epoch
     is_read_together = isinstance(plan.data.train, ArrayDataset) and program.train_steps is not None
     if not is_read_together or num_steps is None:
