@@ -130,7 +130,7 @@ class DistributedTrainer:
         run, given = self._run, (self._recipe, self._group, data, config)
         tape, positions = run.ledger.open(run.is_loaded), run.stream_positions
         plan = plan_fit(*given, tape, positions, schedule=schedule, named=named)
-        positions.begin(fit_data.is_shared(plan.data.train), run.is_loaded)
+        positions.begin(self._group, fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program
         return plan

@@ -6,51 +6,55 @@ from typing import Any, NamedTuple
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
-from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook
+from cyxjax.train.hooks.hook import Position, RunState, SavingHook
 
 _META = "stream_places"
 _KEPT = 1024  # more than the steps that are running or read ahead
 
 
 class StreamPosition(NamedTuple):
-    """A loader's own place after a step, and the position in the epoch at that step."""
+    """A loader's own place after a step, and the samples of the epoch up to it."""
 
-    epoch: int
-    step: int
     samples: int
     place: Any
 
 
-class StreamPositions:
-    """Positions of this rank's loader: after each step since the start, or from the checkpoint it resumes."""
+class StreamPositions(SavingHook):
+    """Positions of this rank's loader: after each step since the start, or from the checkpoint it resumes.
+
+    For a loader it is a hook of the run, on all ranks, which exchange their places whenever the run is saved.
+    Comes before the hook that saves.
+    """
 
     def __init__(self) -> None:
         self.shared = False  # all ranks read one stream: one place is valid for any number of ranks
-        self._noted: dict[tuple[int, int], StreamPosition] = {}
+        self._noted: dict[tuple[int, int], StreamPosition] = {}  # by (epoch, step in it)
         self._stored: dict[str, Any] = {}  # what the newest save gathered
 
-    def begin(self, shared: bool, goes_on: bool) -> None:
+    def begin(self, group: ProcessGroup, shared: bool, goes_on: bool) -> None:
         """Begins a new fit; its streams start over, unless it continues from restored positions."""
-        self.shared = shared
+        self._group, self.shared = group, shared
         if not goes_on:
             self._noted = {}
 
     def note(self, epoch: int, step: int, samples: int, place: Any) -> None:
         """Notes the loader's place after `step` steps of `epoch`."""
         if place is not None:
-            self._noted[epoch, step] = StreamPosition(epoch, step, samples, place)
+            self._noted[epoch, step] = StreamPosition(samples, place)
             if len(self._noted) > _KEPT:
                 del self._noted[next(iter(self._noted))]
 
     def before(self, position: Position) -> StreamPosition | None:
         """The last position in the current epoch that is not after `position`."""
-        own = [one for one in self._noted.values() if one.epoch == position.epoch]
-        return max((s for s in own if s.step <= position.step_in_epoch), key=lambda s: s.step, default=None)
+        here = position.epoch, position.step_in_epoch
+        last = max((at for at in self._noted if at[0] == position.epoch and at <= here), default=None)
+        return None if last is None else self._noted[last]
 
-    def gather(self, position: Position, group: ProcessGroup) -> None:
-        """Collects all ranks' places at `position`, to be stored."""
+    def on_state(self, moment: RunState) -> None:
+        """Collects all ranks' places at this moment, to be stored."""
+        position = moment.position
         noted = self._noted.get((position.epoch, position.step_in_epoch))
-        places = agree(group, "the places of streams", note=None if noted is None else noted.place)
+        places = agree(self._group, "the places of streams", note=None if noted is None else noted.place)
         at = [position.epoch, position.step_in_epoch, position.samples]
         known = noted is not None and all(place is not None for place in places)
         self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
@@ -73,22 +77,4 @@ class StreamPositions:
                 "processes; a stream that all ranks share (cx.data.Rows) can be divided."
             )
         epoch, step, samples = found["at"]
-        self._noted = {(epoch, step): StreamPosition(epoch, step, samples, ranks[0 if shared else rank])}
-
-
-class PositionHook(SavingHook):
-    """Gathers the places whenever the run is saved. Comes before the hook that saves."""
-
-    def __init__(self, positions: StreamPositions, group: ProcessGroup):
-        self._positions, self._group = positions, group
-
-    def on_state(self, moment: RunState) -> None:
-        self._positions.gather(moment.position, self._group)
-
-
-def hooks_for(positions: StreamPositions, group: ProcessGroup, content: Mapping[str, Any]) -> list[Hook]:
-    """The hook of a run over loaders, on all ranks, which exchange their places; none for indexed data.
-
-    content: summaries of the data that are read by number, by name.
-    """
-    return [] if "training data" in content else [PositionHook(positions, group)]
+        self._noted = {(epoch, step): StreamPosition(samples, ranks[0 if shared else rank])}

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -14,7 +14,6 @@ from cyxjax.core.mesh import local_value
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
-from cyxjax.train.settings import GuardPolicy
 
 LOSS_SPIKE = "loss_spike"  # a checkpoint's metadata: what the hook has seen
 _NOTHING: Mapping[str, Any] = {}
@@ -127,18 +126,3 @@ class LossSpikeHook(Hook):
             good_step=first - 2,
             brief=f"{found}, usually {usual}",
         )
-
-
-def loss_spike_hooks(guard: GuardPolicy, memory: Mapping[str, Any]) -> list[LossSpikeHook]:
-    """The hook that `guard` asks for, if any; created once per fit, so that it outlives rollbacks.
-
-    memory: from the checkpoint that the fit continues from.
-    """
-    if guard.on_loss_spike == "ignore":
-        return []
-    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps, memory)]
-
-
-def loss_spike_meta(hooks: Sequence[LossSpikeHook]) -> dict[str, Any]:
-    """What a checkpoint stores of the hooks."""
-    return {LOSS_SPIKE: hooks[0].memory()} if hooks else {}

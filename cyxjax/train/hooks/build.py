@@ -12,16 +12,9 @@ from cyxjax.observe.console import Console
 from cyxjax.observe.records import Sink
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
-from cyxjax.train.feeding import stream_positions
-from cyxjax.train.feeding.stream_positions import PositionHook
+from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks import all_callbacks
-from cyxjax.train.hooks.bad_steps import (
-    LOSS_SPIKE,
-    LossSpikeHook,
-    TerminateOnNaN,
-    loss_spike_hooks,
-    loss_spike_meta,
-)
+from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, LossSpikeHook, TerminateOnNaN
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
@@ -74,7 +67,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
     settings, history = fit.plan.settings, fit.run.history
     monitor, course = fit.watchable.of(settings.watch), settings.course
     recorded = HistoryHook(history, fit.learning_rate)
-    spikes = loss_spike_hooks(settings.guard, fit.run.restored.get(LOSS_SPIKE, {}))
+    spikes = _loss_spikes(fit)
     return [
         *_black_box(fit),  # first: it writes before another hook ends the run
         recorded,  # before all that read the history
@@ -96,7 +89,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
             *(fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note),
             starts_over=fit.starts_over,
         ),
-        *stream_positions.hooks_for(fit.run.stream_positions, fit.plan.group, fit.plan.facts.data),
+        *([] if fit.plan.data.indexed else [fit.run.stream_positions]),  # part of a save
         _saving(fit, spikes),  # after all hooks that add to what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, whose time it counts
@@ -106,7 +99,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
 
 def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
     """Begins the callbacks among `hooks`, before each start: of the fit, and after a rollback to `step`."""
-    gathering = [hook for hook in hooks if isinstance(hook, LedgerHook | PositionHook)]
+    gathering = [hook for hook in hooks if isinstance(hook, LedgerHook | StreamPositions)]
 
     def save(path: str, moment: RunState) -> None:
         for hook in gathering:
@@ -124,6 +117,14 @@ def _black_box(fit: Fit) -> list[Hook]:
     left_out_too = not fit.plan.settings.step.uses_float16
     tape, note = fit.run.ledger.tape, fit.console.note
     return [BlackBoxHook(fit.folder, experiment, tape, replicas, left_out_too, note)]
+
+
+def _loss_spikes(fit: Fit) -> list[LossSpikeHook]:
+    """Created once per fit, so that its memory outlives rollbacks."""
+    guard, memory = fit.plan.settings.guard, fit.run.restored.get(LOSS_SPIKE, {})
+    if guard.on_loss_spike == "ignore":
+        return []
+    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps, memory)]
 
 
 def _hand_out(fit: Fit) -> list[Hook]:
@@ -167,7 +168,9 @@ def _saving(fit: Fit, spikes: list[LossSpikeHook]) -> CheckpointHook:
     saving, monitor = fit.plan.settings.saving, fit.watchable.of(fit.plan.settings.watch)
     return CheckpointHook(
         fit.checkpointer,
-        lambda moment: resume.to_meta(fit.plan, fit.run, moment) | loss_spike_meta(spikes),
+        lambda moment: (
+            resume.to_meta(fit.plan, fit.run, moment) | ({LOSS_SPIKE: spikes[0].memory()} if spikes else {})
+        ),
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
         every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save

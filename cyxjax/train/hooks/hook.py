@@ -104,10 +104,12 @@ class Hook:
 
 
 class SavingHook(Hook):
-    """Sees every state that is saved, and the last one."""
+    """Sees every state that is saved, and the last one; if `every` is not 0, also one in `every` steps."""
+
+    every = 0
 
     def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving
+        return saving or bool(self.every and position.step % self.every == 0)
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         self.on_state(moment)

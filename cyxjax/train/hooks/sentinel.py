@@ -11,10 +11,10 @@ from cyxjax.core.sentinel import Difference, Sentinel, differences, replicated_n
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
 from cyxjax.observe.records import add_line, once
-from cyxjax.train.hooks.hook import Hook, Position, RunState
+from cyxjax.train.hooks.hook import RunState, SavingHook
 
 
-class SentinelHook(Hook):
+class SentinelHook(SavingHook):
     """Compares the replicas every N steps and before each save, so that no diverged replica is saved.
 
     If they differ, it raises DesyncError, warns, or sets all replicas to the value of the majority.
@@ -32,13 +32,10 @@ class SentinelHook(Hook):
         warn: Callable[[str], None],
     ):
         self._sentinel, self._ranks, self._policy, self._warn = sentinel, ranks, policy, warn
-        self._every, self._warned = every, False
+        self.every, self._warned = every, False
 
     def on_start(self, moment: RunState) -> None:
         self._seen = -1  # the step that was compared last
-
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving or position.step % self._every == 0
 
     def on_state(self, moment: RunState, ended: bool = False) -> TrainState | None:
         self._seen = moment.position.step
@@ -84,7 +81,7 @@ def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
     )
 
 
-class DigestHook(Hook):
+class DigestHook(SavingHook):
     """Records digests of an exact run's state every `every` steps and at each save.
 
     It runs on every rank, because the sums over the bits are a collective operation. path: the file that
@@ -98,16 +95,13 @@ class DigestHook(Hook):
         every: int,
         warn: Callable[[str], None],
     ):
-        self._sentinel, self._path, self._every = sentinel, path, every
+        self._sentinel, self._path, self.every = sentinel, path, every
         self._warn, self._newest = once(warn), -1
 
     def on_start(self, moment: RunState) -> None:
         self._newest = moment.position.step
         if self._path is not None:
             add_line(self._path, {"begin": moment.position.step}, self._warn)
-
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return saving or position.step % self._every == 0
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         if moment.position.step != self._newest:  # the last save
