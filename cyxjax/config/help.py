@@ -1,12 +1,9 @@
 """The help page of a command that takes an experiment: the type, default and description of every key."""
 
-import ast
-import inspect
 import shutil
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -74,7 +71,7 @@ class Key:
 
 def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list[Key]]]:
     """(dotted name, sentence, plain keys) of a section with `values`, then of each section in it."""
-    fields, texts = type(values).model_fields, sentences(type(values))
+    fields = type(values).model_fields
     plain = {key: field for key, field in fields.items() if section_of(field.annotation) is None}
     prefix = f"{name}." if name else ""
     yield (
@@ -85,7 +82,7 @@ def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list
                 prefix + key,
                 field.annotation,
                 "" if field.is_required() else _shown(getattr(values, key)),
-                texts.get(key, ""),
+                field.description or "",
             )
             for key, field in plain.items()
         ],
@@ -93,23 +90,6 @@ def sections(values: BaseModel, name: str = "") -> Iterator[tuple[str, str, list
     for key in fields:
         if key not in plain:
             yield from sections(getattr(values, key), prefix + key)
-
-
-def sentences(section: type[BaseModel]) -> dict[str, str]:
-    """The docstring of each field by its name, read from the source code; training does not need it."""
-    own = reversed(section.__mro__[: -len(BaseModel.__mro__)])
-    bodies = [
-        node.body
-        for cls in own
-        for node in ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        if isinstance(node, ast.ClassDef)
-    ]
-    return {
-        ast.unparse(field.target): inspect.cleandoc(ast.literal_eval(text.value))
-        for body in bodies
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
 
 
 def _options(values: BaseModel, width: int) -> Iterator[str]:

@@ -120,6 +120,7 @@ class Strict(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),
+        use_attribute_docstrings=True,  # the text below a field is its description, in help and schema
         defer_build=True,  # most sections are built as part of another one
     )
 

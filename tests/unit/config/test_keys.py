@@ -12,6 +12,7 @@ from annotated_types import Le, Lt
 from pydantic import BaseModel
 
 from cyxjax.cli import main
+from cyxjax.cli.config import schema
 from cyxjax.config.command_line import parse_overrides
 from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import NO_NUMBERS, PER_RANK, effects_of
@@ -122,6 +123,7 @@ def test_each_key_has_its_form_its_sentence_and_the_default_of_the_values():
     found = {key.key: key for _, _, keys in sections(values) for key in keys}
     assert (found["max_time"].default, found["sinks"].default) == ("3600.0", "csv jsonl")
     assert found["epochs"].default == "10"
+    assert schema()["properties"]["epochs"]["description"] == found["epochs"].text == "Passes over the data."
     assert [key for key, one in found.items() if not one.text.endswith(".")] == []
     assert {
         "--epochs INT",
