@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cyxjax.config.command_line import names
 from cyxjax.config.effects import NO_NUMBERS, Effect, effects_of
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.files import dotted
@@ -28,9 +29,10 @@ def differing_values(
     both = ("model" in then) == ("model" in now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
     skipped = NO_NUMBERS if decays else NO_NUMBERS | {"length"}
+    known = dict(dotted(then))  # also None, and sections that are None or empty
     found = []
     for key in dict.fromkeys([*after, *before]):
-        compared = key in before or "options." in key or not later or _knows(then, key)
+        compared = key in before or "options." in key or not later or names(known, key)
         if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
             continue
         compared &= both or (key in before and key in after)
@@ -43,17 +45,6 @@ def _comparable(was: str, now: str) -> bool:
     """Whether both augmentations are known, and their programs were written by the same version of jax."""
     versions = {text.rpartition("(jax ")[2] for text in (was, now) if text != "none"}
     return bool(was and now) and len(versions) < 2
-
-
-def _knows(tree: Any, key: str) -> bool:
-    """Whether the dotted `key` exists; it may be None, or be in a section that is None."""
-    for part in key.split("."):
-        if not isinstance(tree, Mapping):
-            return True
-        if part not in tree:
-            return False
-        tree = tree[part]
-    return True
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
