@@ -26,7 +26,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of
-from cyxjax.data.sources import Dataset
+from cyxjax.data.sources import ArrayDataset, Dataset
 from cyxjax.data.streams import Batches
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
@@ -101,18 +101,10 @@ def data_of(data: FitData) -> dict[str, Any]:
     return {name: content_of(part) for name, part in numbered(data).items()}
 
 
-class OneSample:
-    """A dataset that repeats the first sample of another: its shapes, without reading a batch."""
-
-    def __init__(self, dataset: Dataset):
-        self._length, self._first = len(dataset), dataset.take(np.zeros(1, np.int64))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        inputs, targets = (map_leaves(lambda a: np.repeat(a, len(indices), 0), part) for part in self._first)
-        return inputs, targets
+def repeated(dataset: Dataset) -> ArrayDataset:
+    """The first sample of `dataset` as all of its samples: their shapes, without reading a batch."""
+    first = dataset.take(np.zeros(1, np.int64))
+    return ArrayDataset(*map_leaves(lambda a: np.broadcast_to(a, (len(dataset), *a.shape[1:])), first))
 
 
 def digest_of_first(batches: Sequence[Any]) -> str:
@@ -136,7 +128,7 @@ def lower_step(
     """
     if not hasattr(program.train_step, "lower"):
         return None
-    first = OneSample(data.train) if data.indexed else Batches(data.first)
+    first = repeated(data.train) if data.indexed else Batches(data.first)
     feed = build_feed(
         data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape(), StreamPositions()
     )
