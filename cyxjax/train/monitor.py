@@ -98,11 +98,6 @@ class Plateau:
         """Looks up its metric. Raises: ConfigError if the run has no such metric."""
         self.monitor: Monitor = watchable.find(self._name, self._mode, wanted=self._wanted)
 
-    def seen(self, watchable: Watchable, history: DistributedTrainingHistory, step: int) -> list[float]:
-        """The values so far of a run that continues from `step`."""
-        self.watch(watchable)
-        return self.monitor.up_to(history, step)
-
     def restart(self) -> None:
         self.best, self.waited = math.inf, 0
 

@@ -51,7 +51,8 @@ def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
 
 
 def begin(hooks: Iterable[Hook], run: RunParts) -> None:
-    """Calls `begin` of all callbacks."""
+    """Calls `begin` of all callbacks, which have then been checked: also those that the run itself made."""
+    check_watched(hooks, run.watchable)
     for callback in _callbacks(hooks):
         callback.begin(run)
 

@@ -60,7 +60,9 @@ class Callback(Hook):
         return 1.0
 
     def check(self, watchable: Watchable) -> None:
-        """Called before a fit writes anything. Raises: ConfigError if the run lacks what it needs."""
+        """Called before a fit writes anything, and before `begin`. Raises: ConfigError if the run lacks what
+        it needs.
+        """
 
     def begin(self, run: RunParts) -> None:
         """Called before each start: of a fit, and after a rollback."""
@@ -95,7 +97,7 @@ class EarlyStopping(Callback):
     def begin(self, run: RunParts) -> None:
         self._history = run.history
         self._plateau.restart()
-        for value in self._plateau.seen(run.watchable, run.history, run.step):
+        for value in self._plateau.monitor.up_to(run.history, run.step):
             self._plateau.improves(value)
 
     def on_start(self, moment: RunState) -> bool:
@@ -157,7 +159,7 @@ class ReduceLROnPlateau(Callback):
 
     def begin(self, run: RunParts) -> None:
         self._plateau.restart()
-        for value in self._plateau.seen(run.watchable, run.history, run.step):
+        for value in self._plateau.monitor.up_to(run.history, run.step):
             self._is_spent_with(value)
 
     def on_start(self, moment: RunState) -> None:
@@ -230,7 +232,6 @@ class BestCheckpoint(Callback):
 
     def begin(self, run: RunParts) -> None:
         self._save, self._due = run.save, False
-        self._plateau.watch(run.watchable)
         seen = curve(run.history, self._plateau.monitor.name)  # also what a rollback left behind
         if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
             self._plateau.restart()
