@@ -74,4 +74,4 @@ def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGr
             f"WARNING: {', '.join(files)} changed since the checkpoint was written: the loaded model "
             "uses the current code. HINT: go back to the code of the checkpoint, or train again."
         )
-    run.loaded_from = Path(path).resolve()
+    run.loaded_from, run.is_drawn = Path(path).resolve(), False

@@ -53,7 +53,7 @@ class Run:
         self.first_step = 0  # at which the optimizer's state was new, and its schedule began
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
-        self._is_drawn = True
+        self.is_drawn = True  # whether the state is the first one, if any: neither trained nor loaded
         self._is_fitting = False
 
     @property
@@ -97,12 +97,7 @@ class Run:
         """From now on the state is that of a fit. Called when training begins: until then a fit may be
         refused, and the next one continues from the same drawn or loaded state.
         """
-        self.loaded_from, self._is_drawn = None, False
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the state is the first one, if any: neither trained nor loaded."""
-        return self._is_drawn and not self.is_loaded
+        self.loaded_from, self.is_drawn = None, False
 
     def begun(self) -> tuple[Plan, Program]:
         """Plan and program of the last fit, load or evaluation. Raises: GroupError before the first."""
