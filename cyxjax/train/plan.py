@@ -30,6 +30,8 @@ from cyxjax.train.settings import Settings, resolve
 
 PyTree = Any
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
+_OBJECTS = {"model", "data", "loss", "optimizer", "schedule", "metrics", "callbacks"}
+"""Sections of an experiment file that name what a program passes as objects."""
 _GO_ELSEWHERE = {  # keywords of other libraries' fit -> what to do instead
     **dict.fromkeys(
         ("model", "loss_fn", "optimizer", "metrics", "callbacks", "augment"),
@@ -122,7 +124,6 @@ def plan_fit(
     """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
 
     schedule, named: see `resolve`.
-
     Raises: ConfigError and DataError for data and configuration that do not match.
     """
     mesh = group.mesh
@@ -136,7 +137,8 @@ def plan_fit(
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
     feed = build_feed(found, settings.step, settings.reading, mesh, tape, positions, unpadded=unpadded)
-    facts = Facts(config_of(settings.values, recipe, augment), own_code=own_code())
+    values = {name: value for name, value in config.resolved().items() if named or name not in _OBJECTS}
+    facts = Facts(config_of(values, recipe, augment), own_code=own_code())
     return Plan(recipe, group, settings, inputs, facts, found, feed)
 
 
@@ -147,8 +149,9 @@ def plan_without_data(
     config: DistributedTrainingConfig | None = None,
 ) -> Plan:
     """A plan to evaluate, predict or load, for one sample's `inputs`, shape (1, ...). Raises: ConfigError."""
-    settings = resolve(config or DistributedTrainingConfig(), num_replicas(group.mesh), remat=recipe.remat)
-    return Plan(recipe, group, settings, inputs, Facts(config_of(settings.values, recipe)))
+    config = config or DistributedTrainingConfig()
+    settings = resolve(config, num_replicas(group.mesh), remat=recipe.remat)
+    return Plan(recipe, group, settings, inputs, Facts(config_of(config.resolved(), recipe)))
 
 
 def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, Any]) -> Plan:

@@ -17,9 +17,6 @@ from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.schedules import RatePlan, rate_plan
 
-_PARTS = ("model", "data", "loss", "optimizer", "schedule", "metrics", "callbacks")
-"""Sections of an experiment file that name what a program passes as objects."""
-
 
 class Evaluations(NamedTuple):
     """How often the state is evaluated, in epochs and in steps; 0 turns that interval off."""
@@ -166,7 +163,6 @@ class Settings(NamedTuple):
     report: bool  # whether events are kept in the run folder
     profile: tuple[int, int] | None  # steps to trace into it: from the first up to, not including, the second
     experiment: str | None  # the text of its configuration file; None: data and model came from a program
-    values: dict[str, Any]  # the configuration as plain values, to be stored and compared
 
 
 def resolve(
@@ -251,7 +247,6 @@ def resolve(
         report=isinstance(config, TrainConfig) and config.report,
         profile=config.profiled_steps if isinstance(config, TrainConfig) else None,
         experiment=config.to_yaml() if isinstance(config, TrainConfig) and named else None,
-        values={name: value for name, value in config.resolved().items() if named or name not in _PARTS},
     )
 
 
