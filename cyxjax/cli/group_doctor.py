@@ -77,8 +77,8 @@ def read_run(words: Sequence[str]) -> dict[str, Any]:
     from cyxjax.config.load import load_config
     from cyxjax.data.content import content_of
     from cyxjax.data.sources import Dataset
+    from cyxjax.train.experiment import data_of
     from cyxjax.train.fingerprints import equal_on_ranks
-    from cyxjax.train.start.named import data_of
 
     try:
         config = load_config(words, env=here())

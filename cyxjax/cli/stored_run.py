@@ -26,8 +26,8 @@ def evaluate(argv: Sequence[str]) -> int:
 
     with _stored_run(given) as run:
         from cyxjax.core.metrics import numbers
+        from cyxjax.train.experiment import data_of
         from cyxjax.train.runs.tables import check_columns, check_names
-        from cyxjax.train.start.named import data_of
 
         if given.root is None:
             splits = run.data

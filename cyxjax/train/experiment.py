@@ -7,6 +7,7 @@ from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.metrics import numbers
+from cyxjax.data.catalog import load_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, CheckpointError, NotSavedError
@@ -25,7 +26,6 @@ from cyxjax.train.runs.tables import check_columns
 from cyxjax.train.start.named import (
     augment_of,
     callbacks_of,
-    data_of,
     loss_of,
     metrics_of,
     model_of,
@@ -155,16 +155,26 @@ def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
         return Experiment(config, splits, trainer, plan)
 
 
+def data_of(config: TrainConfig) -> Splits:
+    """Train, validation and test samples. Raises: ConfigError, DataError."""
+    with blamed(config, "data"):
+        return load_dataset(config.data.name, config.data.root, **config.data.options)
+
+
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:
     """An untrained trainer of what `config` names, for data as in `info`. Raises: ConfigError."""
-    loss = loss_of(config, info)
+    loss = loss_of(config.loss, config.model.name, info)
+    with blamed(config, "model"):
+        model = model_of(config.model, info, config.seed)
+    with blamed(config, "optimizer"):
+        optimizer = optimizer_of(config.optimizer, loss)
     trainer = DistributedTrainer(
-        model_of(config, info),
+        model,
         loss,
-        optimizer_of(config, loss),
-        metrics=metrics_of(config, info, loss),
-        callbacks=callbacks_of(config),
-        augment=augment_of(config),
+        optimizer,
+        metrics=metrics_of(config.metrics, info, loss),
+        callbacks=callbacks_of(config.callbacks),
+        augment=augment_of(config.data),
     )
     trainer.class_names = info.class_names
     return trainer

@@ -72,13 +72,7 @@ SECTIONS = (
 # Places with the whole configuration: calls that take one, and the file that splits it into parts.
 BORDER = {
     *("__main__", "experiment", "simple_trainer", "trainer", "plan", "settings", "schedules"),
-    *(
-        "feeding/fit_data",
-        "reporting",
-        "start/named",
-        "replay/steps",
-        "runs/run",
-    ),
+    *("feeding/fit_data", "reporting", "replay/steps", "runs/run"),
 }
 
 

@@ -23,11 +23,10 @@ from cyxjax.errors import ConfigError
 from cyxjax.files import read_plain, write_whole
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.comparison import changed_data
-from cyxjax.train.experiment import stored_info, trainer_of
+from cyxjax.train.experiment import data_of, stored_info, trainer_of
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import data_of as data_of_fit
 from cyxjax.train.runs.exported import write_program
-from cyxjax.train.start.named import data_of
 from cyxjax.train.trainer import DistributedTrainer
 from cyxjax.weights.match import exported
 

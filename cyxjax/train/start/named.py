@@ -1,15 +1,14 @@
-"""Builds the parts that an experiment names: data, model, loss, metrics, callbacks. Errors name the key."""
+"""Builds the parts that sections of an experiment name: model, loss, metrics, callbacks. Errors name the key,
+of model and optimizer within their section."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 import optax
 
-from cyxjax.config.errors import blamed
-from cyxjax.config.experiment import TrainConfig
-from cyxjax.config.sections import OptimizerConfig
+from cyxjax.config.sections import DataConfig, ModelConfig, OptimizerConfig
 from cyxjax.core.losses import (
     BCEWithLogitsLoss,
     CrossEntropyLoss,
@@ -32,7 +31,6 @@ from cyxjax.core.objective.scores import (
     per_class,
     top_k,
 )
-from cyxjax.data.catalog import Splits, load_dataset
 from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
 from cyxjax.models.registry import Config, get_model
@@ -72,18 +70,12 @@ _WIDTH = {"num_classes": "num_classes", "vocab_size": "num_classes"}
 """model option -> the fact of the dataset that sets it, unless the configuration does"""
 
 
-def data_of(config: TrainConfig) -> Splits:
-    """Train, validation and test samples. Raises: ConfigError, DataError."""
-    with blamed(config, "data"):
-        return load_dataset(config.data.name, config.data.root, **config.data.options)
-
-
-def augment_of(config: TrainConfig) -> Augment | None:
+def augment_of(section: DataConfig) -> Augment | None:
     """The augmentation of training samples; None for none.
 
     The functions are looked up when they are first called, so they need not be installed to predict.
     """
-    return as_augment([_augment(one, f"data.augment.{n}") for n, one in enumerate(config.data.augment)])
+    return as_augment([_augment(one, f"data.augment.{n}") for n, one in enumerate(section.augment)])
 
 
 def _augment(one: Mapping[str, Any], key: str) -> Augment:
@@ -98,17 +90,16 @@ def _augment(one: Mapping[str, Any], key: str) -> Augment:
     return lambda sample_key, x: found()(sample_key, x)
 
 
-def model_of(config: TrainConfig, info: DatasetInfo) -> Any:
+def model_of(section: ModelConfig, info: DatasetInfo, seed: int) -> Any:
     """The untrained model, with the widths that the data need. Raises: ConfigError."""
-    with blamed(config, "model"):
-        builder = get_model(config.model.name)
-        known = builder.options()
-        implied = {option: getattr(info, fact) for option, fact in _WIDTH.items() if option in known}
-        if "rngs" in known:  # a flax.nnx module draws its parameters when it is created
-            from flax import nnx
+    builder = get_model(section.name)
+    known = builder.options()
+    implied = {option: getattr(info, fact) for option, fact in _WIDTH.items() if option in known}
+    if "rngs" in known:  # a flax.nnx module draws its parameters when it is created
+        from flax import nnx
 
-            implied["rngs"] = nnx.Rngs(config.seed)
-        return builder(Config(implied | config.model.options, source="model.options"))
+        implied["rngs"] = nnx.Rngs(seed)
+    return builder(Config(implied | section.options, source="model.options"))
 
 
 def loss_named(name: str) -> Any:
@@ -118,16 +109,16 @@ def loss_named(name: str) -> Any:
 
 def optimizer_named(name: str) -> optax.GradientTransformation:
     """The optimizer of this name in a configuration file, with its default rate. Raises: ConfigError."""
-    asked: dict[str, Any] = {"optimizer": {"name": name}}
-    return build_optimizer(TrainConfig(**asked).optimizer)
+    section = OptimizerConfig()
+    section.name = name  # checked, as in a file
+    return build_optimizer(section)
 
 
-def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
-    """The loss; None if the model computes it. Raises: ConfigError."""
-    given = config.loss
+def loss_of(given: str | dict[str, Any], model: str, info: DatasetInfo) -> Any:
+    """The loss; None if the model, of this name, computes it. Raises: ConfigError."""
     name, options = (given, {}) if isinstance(given, str) else (given["name"], given["options"])
     if name == "auto":
-        name = "model" if config.model.name in _OWN_LOSS else _BY_TASK[info.task]
+        name = "model" if model in _OWN_LOSS else _BY_TASK[info.task]
     found = loss_named(name)
     if options and name in LOSSES:
         found = type(found)
@@ -136,18 +127,17 @@ def loss_of(config: TrainConfig, info: DatasetInfo) -> Any:
     return _with_options(f"loss {name!r}", found, options, "loss")
 
 
-def optimizer_of(config: TrainConfig, loss: Any) -> optax.GradientTransformation | None:
+def optimizer_of(section: OptimizerConfig, loss: Any) -> optax.GradientTransformation | None:
     """The optimizer; None if each term of the loss has its own and the section sets nothing. Raises:
     ConfigError."""
-    if not wants_optimizer(as_per_example(loss)) and config.optimizer == OptimizerConfig():
+    if not wants_optimizer(as_per_example(loss)) and section == OptimizerConfig():
         return None
-    with blamed(config, "optimizer"):
-        made = build_optimizer(config.optimizer)
-    return with_groups(made, config.optimizer.groups) if config.optimizer.groups else made
+    made = build_optimizer(section)
+    return with_groups(made, section.groups) if section.groups else made
 
 
-def metrics_of(config: TrainConfig, info: DatasetInfo, loss: Any = None) -> Metrics:
-    """The metrics of every task and those that `config` names: ours, functions (output, target) -> one value
+def metrics_of(section: Sequence[Mapping[str, Any]], info: DatasetInfo, loss: Any = None) -> Metrics:
+    """The metrics of every task and those that `section` names: ours, functions (output, target) -> one value
     per sample, and statistics.
 
     Ours leave out the label that `loss` ignores. A function's attribute `better`, "min" or "max", says which
@@ -158,7 +148,7 @@ def metrics_of(config: TrainConfig, info: DatasetInfo, loss: Any = None) -> Metr
     names = info.class_names or tuple(map(str, range(info.num_classes)))
     ignored = getattr(loss, "ignore_index", None)
     facts = {"names": names, "num_classes": info.num_classes, "ignore_index": ignored}
-    for number, one in enumerate(config.metrics):
+    for number, one in enumerate(section):
         name, options, key = one["name"], one["options"], f"metrics.{number}"
         if name == "accuracy" and not options:
             continue  # of every task
@@ -182,9 +172,9 @@ def metrics_of(config: TrainConfig, info: DatasetInfo, loss: Any = None) -> Metr
     return Metrics(made, better=better)
 
 
-def callbacks_of(config: TrainConfig) -> list[Hook]:
+def callbacks_of(section: Sequence[Mapping[str, Any]]) -> list[Hook]:
     """The hooks named, in their order. Raises: ConfigError."""
-    return [_callback(one, f"callbacks.{number}") for number, one in enumerate(config.callbacks)]
+    return [_callback(one, f"callbacks.{number}") for number, one in enumerate(section)]
 
 
 def _callback(one: Mapping[str, Any], key: str) -> Hook:

@@ -40,7 +40,7 @@ def setting(tmp_path, monkeypatch):
     """A function (bad sample, options) -> configuration of a run that breaks at that sample."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(SAMPLES, 3)).astype(np.float32), rng.normal(size=(SAMPLES, 2)).astype(np.float32)
-    monkeypatch.setattr(experiment, "model_of", lambda config, splits: Shell())
+    monkeypatch.setattr(experiment, "model_of", lambda section, info, seed: Shell())
     experiment.process_group.ensure()
     monkeypatch.setattr(experiment.process_group, "init", lambda **options: None)
     monkeypatch.setattr(experiment.process_group, "finalize", lambda: None)

@@ -203,7 +203,7 @@ def half(output, target, factor=0.5):
 
 
 def loss(name, **options):
-    return loss_of(TrainConfig(loss={"name": name, "options": options}), INFO)
+    return loss_of(TrainConfig(loss={"name": name, "options": options}).loss, "mlp", INFO)
 
 
 def test_a_loss_by_its_name_takes_options():
@@ -225,12 +225,12 @@ def test_a_loss_by_its_name_takes_options():
 )
 def test_what_is_no_loss_or_no_option_of_it_is_refused(value, message):
     with pytest.raises(ConfigError, match=message):
-        loss_of(TrainConfig(loss=value), INFO)
+        loss_of(TrainConfig(loss=value).loss, "mlp", INFO)
 
 
 def test_named_metrics_leave_out_the_label_that_the_loss_ignores():
     config = TrainConfig(metrics=({"name": "top_k", "options": {"k": 1}}, "per_class"))
-    found = metrics_of(config, INFO, cx.CrossEntropyLoss(ignore_index=2))
+    found = metrics_of(config.metrics, INFO, cx.CrossEntropyLoss(ignore_index=2))
     output, target = jnp.eye(3)[jnp.array([0, 2, 1])], jnp.array([0, 0, 2])
     means = found.means(np.asarray(found.sums(jnp.ones(3), output, target, jnp.ones(3))))
     assert (means["top_k"], means["precision_b"]) == pytest.approx((0.5, np.nan), nan_ok=True)
@@ -239,28 +239,28 @@ def test_named_metrics_leave_out_the_label_that_the_loss_ignores():
 @pytest.mark.parametrize("name", METRICS)
 def test_each_name_makes_its_metric(name):
     one = {"name": name, "options": {"k": 2} if name == "top_k" else {}}
-    found = metrics_of(TrainConfig(metrics=(one,)), INFO)
-    assert found.num_rows > metrics_of(TrainConfig(), INFO).num_rows
+    found = metrics_of((one,), INFO)
+    assert found.num_rows > metrics_of((), INFO).num_rows
     assert name != "per_class" or {"recall_a", "precision_c"} <= set(found.names)
 
 
 def test_two_metrics_of_one_name_are_refused():
     twice = [{"name": "top_k", "options": {"k": k}} for k in (2, 3)]
     with pytest.raises(ConfigError, match="'top_k'"):
-        metrics_of(TrainConfig(metrics=twice), INFO)
+        metrics_of(twice, INFO)
 
 
 def test_an_accuracy_that_is_named_is_the_one_of_every_task():
-    found = metrics_of(TrainConfig(metrics=({"name": "accuracy"}, "f1")), INFO)
+    found = metrics_of(TrainConfig(metrics=({"name": "accuracy"}, "f1")).metrics, INFO)
     assert found.names[:2] == ("loss", "accuracy")
-    assert found.num_rows == metrics_of(TrainConfig(metrics=("f1",)), INFO).num_rows
+    assert found.num_rows == metrics_of(TrainConfig(metrics=("f1",)).metrics, INFO).num_rows
 
 
 # ---- augmentations ----------------------------------------------------------------------------------------
 
 
 def augmentation(*words):
-    return augment_of(load_config(["--run-dir", "nowhere", "--data.augment", *words]))
+    return augment_of(load_config(["--run-dir", "nowhere", "--data.augment", *words]).data)
 
 
 def test_augmentations_by_name():
