@@ -21,10 +21,9 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.files import append
 from cyxjax.observe.records import warn_if_unwritten
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.hooks.hook import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Position, RunState, SavingHook
 
 _AT_ONCE = 64  # steps summed together: 2 us per step, where one alone costs 15
-_SETTLE_EVERY = 4096  # steps, for runs that save seldom: bounds what is held in memory
 
 
 class Tape:
@@ -63,11 +62,13 @@ class Tape:
             self._fresh = []
 
 
-class LedgerHook(Hook):
+class LedgerHook(SavingHook):
     """Keeps the ledger of a run. Comes before the hook that saves, and sees every state that is saved.
 
     If it cannot continue the ledger of a checkpoint, it starts a new one.
     """
+
+    every = 4096  # for runs that save seldom: bounds what is held in memory
 
     def __init__(self) -> None:
         self.tape = Tape()
@@ -123,13 +124,7 @@ class LedgerHook(Hook):
         self.tape.clear()
         self._resumed = False
 
-    def wants_state(self, position: Position, saving: bool) -> bool:
-        return self.tape.facts is not None and (saving or position.step % _SETTLE_EVERY == 0)
-
     def on_state(self, moment: RunState) -> None:
-        self._settle(moment.position)
-
-    def on_end(self, moment: RunState, finished: bool) -> None:
         self._settle(moment.position)
 
     def _new(self, facts: StreamFacts, begins: Place) -> None:
