@@ -118,7 +118,7 @@ def judge(found: list[str], settings: Settings) -> None:
     Raises: CheckpointError if it is not.
     """
     text = f"this exact run would continue with different bits: {'; '.join(found)}."
-    if found and settings.exactness.on_other_bits == "refuse":
+    if found and settings.guard.on_other_bits == "refuse":
         raise CheckpointError(
             f"{text} HINT: resume with the same settings on the same kind of machine and versions, move that "
             "step elsewhere, or accept it with exact=warn."

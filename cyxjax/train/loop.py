@@ -27,7 +27,7 @@ from cyxjax.train.hooks.hook import (
     stops,
 )
 from cyxjax.train.program import Program
-from cyxjax.train.settings import EACH_EPOCH, Evaluations
+from cyxjax.train.settings import Evaluations
 
 Follow = Callable[[Callable[[], RunState]], None]
 
@@ -40,7 +40,7 @@ class Wish:
     any_rank: (what, mine) -> whether `mine` is true on one rank at least; all ranks call it.
     """
 
-    def __init__(self, any_rank: Callable[[str, bool], bool] = lambda what, mine: mine) -> None:
+    def __init__(self, any_rank: Callable[[str, bool], bool]) -> None:
         self._any_rank, self.to_stop = any_rank, False
 
     def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:
@@ -59,12 +59,12 @@ def fit(
     hooks: Iterable[Hook],
     *,
     epochs: int,
-    in_flight: int = 8,
-    at_once: int = 1,
-    evaluations: Evaluations = EACH_EPOCH,
-    max_steps: int | None = None,
-    follow: Follow = lambda now: None,
-    wish: Wish | None = None,
+    in_flight: int,
+    at_once: int,
+    evaluations: Evaluations,
+    max_steps: int | None,
+    follow: Follow,
+    wish: Wish,
 ) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; returns the
     final state of the run.
@@ -75,7 +75,7 @@ def fit(
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
-    moment, wish = start, wish or Wish()
+    moment = start
     stop = wish.on_any_rank("on_start", start.position, [hook.on_start(start) for hook in hooks])
     stop |= max_steps is not None and start.position.step >= max_steps  # the run had already ended
     look = program.check.watch()

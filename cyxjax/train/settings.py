@@ -21,8 +21,8 @@ from cyxjax.train.schedules import RatePlan, rate_plan
 class Evaluations(NamedTuple):
     """How often the state is evaluated, in epochs and in steps; 0 turns that interval off."""
 
-    every_epochs: int = 1
-    every_steps: int = 0
+    every_epochs: int
+    every_steps: int
 
     def after(self, step: int) -> bool:
         """Whether an evaluation follows this step."""
@@ -31,9 +31,6 @@ class Evaluations(NamedTuple):
     def at_end_of(self, epoch: int, epochs: int) -> bool:
         """Whether an evaluation follows this epoch, counted from 1; the last one always has one."""
         return bool(self.every_epochs) and (epoch % self.every_epochs == 0 or epoch == epochs)
-
-
-EACH_EPOCH = Evaluations()
 
 
 class BatchShape(NamedTuple):
@@ -128,7 +125,9 @@ class SavePolicy(NamedTuple):
 
 
 class GuardPolicy(NamedTuple):
-    """What stops a run at a loss spike or desync, or rolls it back; see `StepPlan.on_nonfinite` too."""
+    """What stops a run at a loss spike, a desync or other bits, or rolls it back; see `StepPlan.on_nonfinite`
+    too.
+    """
 
     on_loss_spike: Literal["ignore", "rollback"]
     spike_factor: float
@@ -137,13 +136,8 @@ class GuardPolicy(NamedTuple):
     max_rollbacks: int
     sentinel_every: int  # steps; 0: never
     on_desync: Literal["abort", "warn", "heal"]
-
-
-class Exactness(NamedTuple):
-    """How an exact run treats changes that affect its bits, and how often it records digests."""
-
-    on_other_bits: Literal["refuse", "warn"]
-    digest_every: int  # steps; 0: never
+    on_other_bits: Literal["refuse", "warn"]  # of an exact run that would continue with them
+    digest_every: int  # steps between the digests of an exact run; 0: never
 
 
 class Settings(NamedTuple):
@@ -155,7 +149,6 @@ class Settings(NamedTuple):
     watch: Watch
     saving: SavePolicy
     guard: GuardPolicy
-    exactness: Exactness
     seed: int
     init_from: InitFromConfig  # where initial parameters are read from, if they are not drawn from the seed
     verbose: bool
@@ -238,8 +231,9 @@ def resolve(
             max_rollbacks=config.max_rollbacks,
             sentinel_every=config.sentinel_every_n_steps,
             on_desync=config.on_desync,
+            on_other_bits=config.exact,
+            digest_every=config.exact_digest_every_n_steps,
         ),
-        exactness=Exactness(config.exact, config.exact_digest_every_n_steps),
         seed=config.seed,
         init_from=config.init_from,
         verbose=config.verbose,

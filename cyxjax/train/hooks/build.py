@@ -157,7 +157,7 @@ def _sentinel(fit: Fit) -> list[Hook]:
 
 def _digests(fit: Fit) -> list[Hook]:
     """On all ranks of an exact experiment."""
-    settings, every = fit.plan.settings, fit.plan.settings.exactness.digest_every
+    settings, every = fit.plan.settings, fit.plan.settings.guard.digest_every
     if not (settings.step.is_exact and every and settings.run_folder):
         return []
     path = fit.folder.bits if fit.folder else None
