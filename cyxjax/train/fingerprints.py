@@ -90,15 +90,10 @@ def own_code() -> dict[str, str]:
 # ---- data -------------------------------------------------------------------------------------------------
 
 
-def numbered(data: FitData) -> dict[str, Dataset]:
-    """Training and validation data by name; a loader, whose samples have no numbers, is not among them."""
-    parts = {"training data": data.train, "validation data": data.val}
-    return {name: part for name, part in parts.items() if isinstance(part, Dataset)}
-
-
 def data_of(data: FitData) -> dict[str, Any]:
-    """Summaries of the training and validation samples."""
-    return {name: content_of(part) for name, part in numbered(data).items()}
+    """Summaries of the training and validation samples by name; the samples of a loader have no numbers."""
+    parts = {"training data": data.train, "validation data": data.val}
+    return {name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset)}
 
 
 def repeated(dataset: Dataset) -> ArrayDataset:

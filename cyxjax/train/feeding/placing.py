@@ -32,10 +32,6 @@ class Placer(Protocol):
         """The batch that the step takes. host: rows of `shares`, in their order."""
 
 
-def _rows_of(host: HostBatch) -> dict[str, Any]:
-    return {"inputs": host.inputs, "targets": host.targets, "weight": host.weight}
-
-
 class RowPlacer:
     """One share per replica; arrays that are the same in every full batch are put on the mesh once.
 
@@ -54,7 +50,8 @@ class RowPlacer:
 
     def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Batch:
         if self.has_own_size(host):  # padding comes last
-            host = host._replace(**jax.tree.map(lambda a: a[: host.total], _rows_of(host)))
+            inputs, targets, weight = jax.tree.map(lambda a: a[: host.total], host[:3])
+            host = host._replace(inputs=inputs, targets=targets, weight=weight)
         rows = len(host.weight)
         parts = self._put_rows((host.inputs, host.targets) if self._is_full(host) else host[:3])
         same = self._kept.get((rows, host.total, signal)) or self._keep((rows,), host.total, signal)
