@@ -9,7 +9,7 @@ and `View` keys may differ between ranks.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -19,29 +19,23 @@ NO_NUMBERS: frozenset[Effect] = frozenset({"course", "speed", "view"})
 ARRAYS: frozenset[Effect] = frozenset({"arrays", "content"})
 
 
-class Affects(NamedTuple):
-    """The annotation of a field that says what it affects."""
-
-    effect: Effect
-
-
 T = TypeVar("T")
-Numbers = Annotated[T, Affects("numbers")]
-Arrays = Annotated[T, Affects("arrays")]
-Content = Annotated[T, Affects("content")]
-Length = Annotated[T, Affects("length")]
-Course = Annotated[T, Affects("course")]
-Speed = Annotated[T, Affects("speed")]
-View = Annotated[T, Affects("view")]
+Numbers = Annotated[T, "numbers"]
+Arrays = Annotated[T, "arrays"]
+Content = Annotated[T, "content"]
+Length = Annotated[T, "length"]
+Course = Annotated[T, "course"]
+Speed = Annotated[T, "speed"]
+View = Annotated[T, "view"]
 
 
 def effects_of(model: type[BaseModel]) -> dict[str, Effect]:
     """What each top-level key of `model` affects. Raises: KeyError for a key without a mark."""
     marks = {
-        name: mark.effect
+        name: mark
         for name, field in model.model_fields.items()
         for mark in field.metadata
-        if isinstance(mark, Affects)
+        if mark in get_args(Effect)
     }
     return {name: marks[name] for name in model.model_fields}
 
