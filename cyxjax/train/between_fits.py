@@ -8,6 +8,7 @@ import jax
 from cyxjax.core.mesh import local_value
 from cyxjax.core.model.lora import merged
 from cyxjax.core.objective.split_check import is_own
+from cyxjax.core.trees import PyTree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.sinks import warn_on_stderr
@@ -17,18 +18,10 @@ from cyxjax.train.comparison import changed_files
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import Source, predict_all
-from cyxjax.train.plan import plan_of_checkpoint, plan_without_data
+from cyxjax.train.plan import plan_of_checkpoint
 from cyxjax.train.program import Recipe
 from cyxjax.train.run_state import Run
 from cyxjax.train.start.dispatch import placer_for
-
-PyTree = Any
-
-
-def begin(run: Run, recipe: Recipe, group: ProcessGroup, inputs: PyTree) -> None:
-    """Makes plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
-    if run.last is None:
-        run.begin(plan_without_data(recipe, group, inputs))
 
 
 def values(run: Run) -> tuple[PyTree, PyTree]:

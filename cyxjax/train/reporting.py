@@ -172,7 +172,6 @@ def recorded(
     Yields an `open_sink` for the fit: a fit that is refused before it opens its sinks has changed nothing.
     """
     folder, is_master = config.run_folder, trainer.is_master()
-    draws = config.report  # a callback may change `config` for the next fit
     opened: list[Sink] = []
     with locked(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
         try:
@@ -187,7 +186,7 @@ def recorded(
             if is_master and opened:
                 with warn_if_unwritten(folder.history, console.note):
                     trainer.history.save(folder.history)
-                if draws:
+                if plan.settings.report:
                     draw(folder, plan.facts.config, TrainConfig().resolved(), console.note)
 
 

@@ -10,6 +10,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import PyTree
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.agreement import on_any_rank
@@ -26,14 +27,12 @@ from cyxjax.train.comparison import compare_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, fit_arguments, plan_fit, resumes
+from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_without_data, resumes
 from cyxjax.train.program import Program, recipe_of
 from cyxjax.train.run import run_fit, saved_by_one_job
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
-
-PyTree = Any
 
 
 class DistributedTrainer:
@@ -193,7 +192,8 @@ class DistributedTrainer:
     def _begin_untrained(self, call: str, inputs: PyTree) -> None:
         """Makes plan, program and state for one sample's `inputs`, if nothing was trained or loaded."""
         self._model_sync.refuse_changed_parameters()
-        between_fits.begin(self._run, self._recipe, self._group, inputs)
+        if self._run.last is None:
+            self._run.begin(plan_without_data(self._recipe, self._group, inputs))
         self._run.warn_if_untrained(call)
 
     def save_checkpoint(self, path: str) -> None:
