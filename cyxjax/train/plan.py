@@ -13,7 +13,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
@@ -28,7 +28,6 @@ from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
 from cyxjax.train.settings import Settings, resolve
 
-PyTree = Any
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
 _OBJECTS = {"model", "data", "loss", "optimizer", "schedule", "metrics", "callbacks"}
 """Sections of an experiment file that name what a program passes as objects."""

@@ -22,7 +22,7 @@ from cyxjax.core.precision import parse_policy, skip_nonfinite, with_loss_scale,
 from cyxjax.core.sentinel import Sentinel, build_sentinel
 from cyxjax.core.step import Batch, TrainState, build_init, state_spec
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import matches
+from cyxjax.core.trees import PyTree, matches
 from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import all_callbacks
@@ -38,9 +38,6 @@ from cyxjax.train.start.optimizer_groups import (
     is_frozen,
     with_loss_value,
 )
-
-PyTree = Any
-
 
 _FOR_NONFINITE: dict[bool | str, Callable[[Sync], Sync]] = {
     True: with_loss_scale,  # float16: gradients beyond its range are expected

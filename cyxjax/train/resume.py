@@ -28,7 +28,7 @@ from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, CyxjaxError
@@ -47,7 +47,6 @@ from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.settings import SavePolicy
 
-PyTree = Any
 _LOG = logging.getLogger(__name__)
 
 

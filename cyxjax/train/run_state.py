@@ -18,7 +18,7 @@ from cyxjax.core.model.lora import is_adapter
 from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.precision import cast_floats, parse_policy
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
@@ -30,8 +30,6 @@ from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, build_program
 from cyxjax.train.settings import Settings
-
-PyTree = Any
 
 
 class Run:

@@ -6,14 +6,13 @@ from typing import Any
 import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.trees import PyTree
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.callbacks import BestCheckpoint
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
-
-PyTree = Any
 
 
 class Trainer:

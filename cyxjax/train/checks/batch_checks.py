@@ -18,7 +18,7 @@ from cyxjax.core.objective.terms import shares_of
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import batch_shapes, kind_of
+from cyxjax.core.trees import PyTree, batch_shapes, kind_of
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
 from cyxjax.train.feeding.fit_data import FitData, is_loader, unsplit
@@ -27,7 +27,6 @@ from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import BatchShape
 from cyxjax.train.start.dispatch import has_whole_batch
 
-PyTree = Any
 Sample = tuple[PyTree, PyTree]
 _LONGEST = 160  # characters of another library's message
 _WAY = "HINT: put the batch dimension first in its input, or set drop_last=True."

@@ -26,8 +26,6 @@ from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan
 from cyxjax.train.start.dispatch import placer_for
 
-PyTree = Any
-
 
 def build_feed(
     data: FitData,

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
+from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import is_frame, matrix_of, stack
 from cyxjax.data.labels import watched
@@ -21,7 +22,6 @@ from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.loader_feed import rows_of
 from cyxjax.train.feeding.placing import Keying, unkeyed
 
-PyTree = Any
 EVAL_ROWS = 256  # rows per process and batch when a stream is evaluated
 _ONE = (bool, int, float, str, np.generic)
 

@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import PyTree
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
 
-PyTree = Any
 _ROWS_AT_ONCE = 1024  # read at a time from a dataset
 
 

@@ -23,11 +23,10 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import of_one_device
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, TrainState
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.trainer import DistributedTrainer
 
-PyTree = Any
 _MOST = 5  # samples or leaves named in one line
 _HERE = Path(__file__).parent
 # Code whose lines are never the cause; our own models count as the user's.

@@ -11,12 +11,11 @@ import jax
 import numpy as np
 from jax import export
 
-from cyxjax.core.trees import batch_shapes, named_leaves
+from cyxjax.core.trees import PyTree, batch_shapes, named_leaves
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.files import write_whole
 from cyxjax.plugins import extra
 
-PyTree = Any
 Forward = Callable[[PyTree], PyTree]
 _ROUNDING = 1e-6  # values that are 0 except for float32 rounding, such as a mean of normalised numbers
 _FREE_DIM = "rows"  # the name of a batch dimension of any size

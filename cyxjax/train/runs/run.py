@@ -16,7 +16,7 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.yaml_file import read_yaml
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError
@@ -29,8 +29,6 @@ from cyxjax.train.fingerprints import data_of as data_of_fit
 from cyxjax.train.runs.exported import write_program
 from cyxjax.train.trainer import DistributedTrainer
 from cyxjax.weights.match import exported
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

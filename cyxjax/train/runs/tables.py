@@ -10,13 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from cyxjax.core.trees import named_leaves
+from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.data.formats import read_npy, read_npz, read_table
 from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
 from cyxjax.files import write_whole
-
-PyTree = Any
 
 
 def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:

@@ -13,12 +13,12 @@ from cyxjax.core.mesh import PER_REPLICA, REPLICATED
 from cyxjax.core.replica import by_spec
 from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
 from cyxjax.core.strategy import Sync
+from cyxjax.core.trees import PyTree
 from cyxjax.observe.compiled_plan import memory_bytes, size
 from cyxjax.sync import registry
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import build_program
 
-PyTree = Any
 STRATEGIES = tuple(name for name, one in registry.STRATEGIES.items() if one.in_memory_plan)
 COUNTS = (1, 4, 16, 64, 256, 1024, 4096)
 

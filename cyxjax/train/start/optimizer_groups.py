@@ -14,8 +14,6 @@ from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
 from cyxjax.train.start.optimizers import for_trainer
 
-PyTree = Any
-
 
 class OptimizerGroup(NamedTuple):
     """An optimizer, the steps in which it acts, and the terms whose parameters it updates."""

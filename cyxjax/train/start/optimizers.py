@@ -16,11 +16,10 @@ import optax
 
 from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, GroupConfig, OptimizerConfig
 from cyxjax.core.makers import maker_of
-from cyxjax.core.trees import leaf_names
+from cyxjax.core.trees import PyTree, leaf_names
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.plugins import called, named
 
-PyTree = Any
 Rate = float | Callable[[Any], Any]
 """A learning rate, or a schedule: optimizer steps done -> learning rate (optax's, or your own)."""
 _Make = TypeVar("_Make", bound=Callable[..., "Optimizer"])
