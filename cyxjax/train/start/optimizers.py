@@ -34,8 +34,9 @@ class Optimizer(optax.GradientTransformation):
     ddp: Any = None  # the wrapped model whose parameters it was given, as in torch
     made_lr: Any = None  # the rate it was made with: a number, a schedule, or None if not known
     rate_factor: float = 1.0  # what an update is multiplied by, since `lr` was set
-    is_compiled: bool = False  # a trainer uses it, whose compiled step contains its rate
-    at_rate: Any = None  # a copy for a trainer, made with the rate that was set before
+    in_trainer: Any = (
+        None  # what a trainer compiles: itself, or a copy made with the rate that was set before
+    )
     _lr: Any = None
 
     @property
@@ -49,7 +50,7 @@ class Optimizer(optax.GradientTransformation):
 
     @lr.setter
     def lr(self, lr: Any) -> None:
-        if self.is_compiled:
+        if self.in_trainer is not None:
             raise ConfigError(
                 f"lr={lr!r} cannot be set: a trainer uses this optimizer, and its step is compiled with "
                 f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), a factor for each "
@@ -84,10 +85,10 @@ def for_trainer(optimizer: Any) -> Any:
     """`optimizer` at the rate that was set, the same at each call, with `lr` now fixed; others unchanged."""
     if not isinstance(optimizer, Optimizer):
         return optimizer
-    if not optimizer.is_compiled and optimizer.rate_factor != 1.0:
-        optimizer.at_rate = optimizer.remade(lr=optimizer.lr)
-    optimizer.is_compiled = True
-    return optimizer.at_rate or optimizer
+    if optimizer.in_trainer is None:
+        is_changed = optimizer.rate_factor != 1.0
+        optimizer.in_trainer = optimizer.remade(lr=optimizer.lr) if is_changed else optimizer
+    return optimizer.in_trainer
 
 
 # ---- torch's names ----------------------------------------------------------------------------------------
