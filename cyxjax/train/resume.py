@@ -28,7 +28,7 @@ from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
-from cyxjax.core.trees import PyTree, named_leaves
+from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, CyxjaxError
