@@ -21,7 +21,6 @@ PHASES = ("init", "compile", "data", "step", "collective", "eval", "checkpoint",
 WAITING = ("step", "collective", "done")  # phases in which a rank may be held up by another
 _LAYOUT = struct.Struct("<QQ16sdddBQ")  # count, step + 1, phase, time, busy_s, waiting_s, can_dump, count
 VARIABLE = "CYXJAX_BEAT_FILE"
-DETECTED = "CYXJAX_DETECTED_S"
 
 
 class Progress(NamedTuple):  # created twice per step
@@ -157,11 +156,6 @@ def spent() -> dict[str, float]:
     now = _reporter.last
     running_s = time.monotonic() - now.at_s if now.at_s else 0.0
     return _reporter.spent | {now.phase: _reporter.spent[now.phase] + running_s}
-
-
-def detected_s() -> float:
-    """How long the supervisor took to notice what ended the start before this one; 0.0 for the first."""
-    return float(os.environ.get(DETECTED) or 0.0)
 
 
 def progress() -> Progress:

@@ -54,14 +54,12 @@ def environment(
     start: int,
     files: Files,
     outer: Mapping[str, str],
-    detected_s: float = 0.0,
 ) -> dict[str, str]:
-    """The environment of a rank: torch's variables and ours. detected_s: see `heartbeat.detected_s`."""
+    """The environment of a rank: torch's variables and ours."""
     env = {**outer, **place.variables(local_rank, start)}
     env |= {
         LAUNCHER: processes.identity(os.getpid()),
         heartbeat.VARIABLE: files.beat,
-        heartbeat.DETECTED: f"{detected_s:.3f}",
         records.VARIABLE: files.error,
         hooks.STACKS: files.stacks,
         "PYTHONUNBUFFERED": "1",
@@ -200,7 +198,6 @@ class Start:
 
     deadline_s: when ranks that still run are killed. signalled, signalled_s: what asked it to end, and when;
     hurried: a later signal asked again. nudged: the group, which changes its size, asked, not a signal.
-    detected_s: from a rank's last report to when the failure was noticed.
     """
 
     number: int
@@ -213,7 +210,6 @@ class Start:
     signalled_s: float = 0.0
     hurried: bool = False
     nudged: bool = False
-    detected_s: float = 0.0
 
     @property
     def running(self) -> list[Worker]:
@@ -237,9 +233,6 @@ class Start:
 
     def note(self, record: ErrorRecord, within_s: float) -> None:
         """Records a failure, after which the others have `within_s` to end."""
-        if not self.records:
-            last_s = max(worker.progress().at_s for worker in self.workers)
-            self.detected_s = time.monotonic() - last_s if last_s else 0.0
         self.records.append(record)
         self.end_within(within_s)
 

@@ -57,7 +57,6 @@ class WorkerGroup:
         self._kept: list[Message] = []  # received during a start, for what follows it
         self._previous: dict[str, object] = {}
         self._is_asked_to_end = False
-        self._detected_s = 0.0  # of the start before
 
     def __enter__(self) -> "WorkerGroup":
         self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
@@ -81,7 +80,6 @@ class WorkerGroup:
             for local_rank in range(place.nproc):
                 start.workers.append(self._spawn(place, local_rank, number))
             self._attend(start, Watch(self.options.limits, place.is_alone))
-            self._detected_s = start.detected_s
         finally:
             for worker in start.running:  # only after an error of our own
                 worker.signal_group(signal.SIGKILL)
@@ -120,7 +118,7 @@ class WorkerGroup:
         files = Files.within(self._scratch.path, rank, number)
         files.remove()
         prefix = f"[rank {rank}] " if place.world_size > 1 else ""
-        variables = environment(place, local_rank, number, files, self._env, self._detected_s)
+        variables = environment(place, local_rank, number, files, self._env)
         worker = Worker(
             rank,
             self.options.command,

@@ -26,7 +26,6 @@ _CAUSES = {  # of goodput.json; the order gives each the same colour on every pa
     "redone": "repeated steps",
     "restart": "restart",
     "restore": "restore",
-    "detect": "until a loss was noticed",
 }
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # it never loads or runs anything

@@ -18,10 +18,9 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, once, warn_if_unwritten, write_atomic
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 
-CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "detect", "restart", "redone")
-"""Causes of time not spent on steps that count. detect: until the launcher noticed the interruption;
-restart: from that moment (without a launcher: from the last sign of life) to the first step afterwards;
-redone: steps that had already been done when the run was interrupted."""
+CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "restart", "redone")
+"""Causes of time not spent on steps that count. restart: from the last sign of life before an interruption to
+the first step afterwards; redone: steps that had already been done when the run was interrupted."""
 _OF_PHASE = {
     "compile": "compile",
     "data": "input",
@@ -79,10 +78,7 @@ class GoodputHook(Hook):
         if not previous or previous["ended"]:  # a requested pause is not a loss
             self._add("start", spent.get("init", 0.0) + spent.get("idle", 0.0))
         else:
-            away_s = max(0.0, time.time() - previous["at_unix_s"] - restore_s)
-            detect_s = min(heartbeat.detected_s(), away_s)
-            self._add("detect", detect_s)
-            self._add("restart", away_s - detect_s)
+            self._add("restart", max(0.0, time.time() - previous["at_unix_s"] - restore_s))
         self._redo(previous.get("step", 0), moment.position.step)
 
     def on_step(self, info: StepInfo) -> None:
