@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from cyxjax.launch.group import client, ports
 from cyxjax.launch.group.client import GroupConnection
-from cyxjax.launch.group.rendezvous import Job, Rendezvous
+from cyxjax.launch.group.rendezvous import Rendezvous
 from cyxjax.launch.group.server import GroupServer
 from cyxjax.launch.topology import Topology
 
@@ -85,10 +85,8 @@ def parts(ranks: int) -> Iterator[tuple[Rendezvous, list[subprocess.Popen]]]:
     """The rendezvous of `ranks` ranks, and the processes that run them; all are ended afterwards."""
     listener = ports.listen("127.0.0.1", 0)
     server = GroupServer(listener, TOKEN, lambda line: None)
-    job = Job(ranks, "bench")
-    server.ranks = meeting = Rendezvous(
-        job, lambda job: {"address": "127.0.0.1:1"}, server, lambda line: None
-    )
+    coordinator = {"address": "127.0.0.1:1"}
+    server.ranks = meeting = Rendezvous(ranks, lambda: coordinator, server, lambda line: None, run_id="bench")
     server.start()
     edges = [ranks * n // PROCESSES for n in range(PROCESSES + 1)]
     places = [[listener.getsockname()[1], ranks, *edges[n : n + 2]] for n in range(PROCESSES)]

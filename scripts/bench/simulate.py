@@ -233,7 +233,7 @@ def simulate(cluster: Cluster, failures: int, seed: int = 0) -> Result:
     try:
         while controller.end is None:
             world.next(min(controller.wake_at(world.now()), world.now() + IDLE_S), controller)
-        end = controller.end.why or world.decided
+        end = controller.end["why"] or world.decided
     except Done:
         world.finish()
     cpu_s = time.process_time() - began

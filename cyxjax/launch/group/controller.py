@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch.group.group_start import Budget, GroupStart, Member, describe
@@ -40,13 +40,6 @@ class Orders(Protocol):
 
     def close_start(self) -> None:
         """Called when all ranks of the last start have ended."""
-
-
-class JobEnd(NamedTuple):
-    """The job is over, with this exit code on every host; it was sent to all of them."""
-
-    code: int
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,13 +79,14 @@ class Size:
 class Controller:
     """Leads start after start of a job of `size`.
 
-    timeout_s: how long the job waits for enough hosts. end: set when the job is over.
+    timeout_s: how long the job waits for enough hosts. end: the message that was sent to all hosts when the
+    job was over, with the exit code of each; None before.
     """
 
     def __init__(self, size: Size, timeout_s: float, budget: Budget, now: float, orders: Orders) -> None:
         self.size, self._timeout_s, self._budget, self._orders = size, timeout_s, budget, orders
         self.hosts: dict[Member, None] = {}  # in the order in which they joined
-        self.end: JobEnd | None = None
+        self.end: Message | None = None
         self._number = 0
         self._start: GroupStart | None = None
         self._num_ranks = 0  # of all hosts
@@ -158,9 +152,9 @@ class Controller:
     def finish(self, code: int, why: str = "") -> None:
         """Sends the end of the job to every host; to the first host last, since its launcher then ends."""
         if self.end is None:
-            self.end = JobEnd(code, why)
+            self.end = {"over": code, "why": why}
             for host in sorted(self.hosts, key=lambda host: host.is_first):
-                self._orders.send(host, {"over": code, "why": why})
+                self._orders.send(host, self.end)
 
     def wake_at(self, now: float) -> float:
         """When `act` is to be called even if nothing happens."""

@@ -23,7 +23,7 @@ from cyxjax.launch.group import ports
 from cyxjax.launch.group.controller import Controller, Size
 from cyxjax.launch.group.group_start import Budget, Member
 from cyxjax.launch.group.protocol import Channel, Message
-from cyxjax.launch.group.rendezvous import Job, Rendezvous
+from cyxjax.launch.group.rendezvous import Rendezvous
 from cyxjax.launch.group.server import GroupServer, Log, Peer
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import join_address
@@ -78,7 +78,7 @@ class Coordinator:
         self._folder = folder
         ours, theirs = socket.socketpair()  # needs no handshake
         hosts = self.server.hosts = Hosts(self, size, max_restarts)
-        hosts.add(Member(socket.gethostname(), 0, self.place.nproc), self.server.add(ours, "this host"))
+        hosts.add(Member(socket.gethostname(), 0, self.place.nproc, self.server.add(ours, "this host")))
         self.server.start()
         return Channel(theirs)
 
@@ -97,8 +97,15 @@ class Coordinator:
 
     def open_start(self, number: int, world_size: int) -> None:
         """Lets the ranks of start `number` join. Call it in the server's thread, or before that starts."""
-        job = Job(world_size, self.place.run_id, number, is_led=self.server.hosts is not None)
-        self.ranks = self.server.ranks = Rendezvous(job, self._coordinate, self.server, self.log)
+        self.ranks = self.server.ranks = Rendezvous(
+            world_size,
+            partial(self._coordinate, number, world_size),
+            self.server,
+            self.log,
+            run_id=self.place.run_id,
+            generation=number,
+            is_led=self.server.hosts is not None,
+        )
 
     def close_start(self) -> None:
         """Ends the start's connections and service."""
@@ -107,20 +114,20 @@ class Coordinator:
         self._of_start.close()
         self.ranks = self.server.ranks = None
 
-    def _coordinate(self, job: Job) -> Message:
+    def _coordinate(self, start: int, world_size: int) -> Message:
         """Starts the service once all ranks are here; where this jaxlib cannot, rank 0 must do it.
 
         jax authenticates none of its clients. Where all ranks are this process's children the service listens
         on a Unix socket in a folder that is closed to other users; else on the address of MASTER_ADDR alone.
         """
         served = self._serves and jax_private.can_serve()
-        address = self._private_address(job.generation) if served else None
+        address = self._private_address(start) if served else None
         if address is None:
             reserved, port = ports.reserve(self.place.master_addr)
             self._of_start.callback(reserved.close)
             address = join_address(self.place.master_addr, port)
         if served:
-            self._of_start.callback(jax_private.serve(address, job.world_size).shutdown)
+            self._of_start.callback(jax_private.serve(address, world_size).shutdown)
         return {"address": address, "served": served}
 
     def _private_address(self, start: int) -> str | None:
@@ -139,24 +146,23 @@ class Hosts:
 
     def __init__(self, first: Coordinator, size: Size, max_restarts: int) -> None:
         self._first, self._size = first, size
-        self._peers: dict[Member, Peer] = {}
         self.log, self.open_start, self.close_start = first.log, first.open_start, first.close_start
         timeout_s, budget = first.place.timeout_ms / 1000, Budget(max_restarts)
         self.controller = Controller(size, timeout_s, budget, time.monotonic(), self)
 
     def welcome(self, peer: Peer, hello: Message) -> None:
         name = output.printable(hello["host"], 255)
-        host = Member(name, int(hello["base_rank"]), int(hello["nproc"]))
+        host = Member(name, int(hello["base_rank"]), int(hello["nproc"]), peer)
         if why := self._refusal(host, hello):
             self._first.server.refuse(peer, why)
             return
         ports.keep_alive(peer.channel.socket)
-        self.add(host, peer)
+        self.add(host)
 
-    def add(self, host: Member, peer: Peer) -> None:
+    def add(self, host: Member) -> None:
         """Adds `host` to the job."""
-        self._peers[host] = peer
-        peer.hear, peer.lost = partial(self._hear, host), partial(self._lose, host)
+        host.peer.hear = partial(self._lead, self.controller.hear, host)
+        host.peer.lost = partial(self._lead, self.controller.lose, host)
         self._lead(self.controller.join, host)
 
     def tick(self) -> None:
@@ -175,24 +181,14 @@ class Hosts:
             self.controller.finish(EXIT_INFRASTRUCTURE, traceback.format_exc())
 
     def close(self) -> None:
-        """Ends the job for the hosts that are still here, and their connections."""
+        """Ends the job for the hosts that are still here; the server then ends their connections."""
         code, why = EXIT_PREEMPTED, "the first host leaves, and the job ends with it"
         if (error := self._first.error) is not None:
             code, why = EXIT_INFRASTRUCTURE, f"the launcher of the first host failed: {describe(error)}"
         self.controller.finish(code, why)
-        for peer in list(self._peers.values()):
-            self._first.server.drop(peer)
 
     def send(self, host: Member, message: Message) -> None:
-        if host in self._peers:
-            self._peers[host].send(message)
-
-    def _hear(self, host: Member, message: Message) -> None:
-        self._lead(self.controller.hear, host, message)
-
-    def _lose(self, host: Member) -> None:
-        del self._peers[host]
-        self._lead(self.controller.lose, host)
+        host.peer.send(message)
 
     def _refusal(self, host: Member, hello: Message) -> str:
         place, size = self._first.place, self._size

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_SECONDARY, EXIT_USER_ERROR
 from cyxjax.launch.failure.record import ErrorRecord, first_of
@@ -16,11 +17,12 @@ _SENT = ("rank", "type", "message", "secondary", "exit_code", "host", "start", "
 
 @dataclass(eq=False)
 class Member:
-    """A host of the job. base_rank: its first rank; -1 if the controller assigns it."""
+    """A host of the job. base_rank: its first rank; -1 if the controller assigns it. peer: its connection."""
 
     host: str
     base_rank: int = -1
     nproc: int = 1
+    peer: Any = None
 
     @property
     def is_first(self) -> bool:

@@ -18,19 +18,6 @@ LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """What every rank must agree on before it may join.
-
-    generation: number of the start. is_led: launchers start the ranks, so a rank of an earlier start is late.
-    """
-
-    world_size: int
-    run_id: str = ""
-    generation: int = 0
-    is_led: bool = False
-
-
-@dataclass(frozen=True)
 class Hello:
     """What a rank sends about itself when it joins. `facts` must be equal on all ranks (versions, config).
 
@@ -66,16 +53,26 @@ class Joined(NamedTuple):
 
 
 class Rendezvous:
-    """Admits the ranks of `job`, sends them where jax's coordinator is, then which one was lost first.
+    """Admits the ranks of a start, sends them where jax's coordinator is, then which one was lost first.
 
     open_coordinator: called once when all are here; what it returns is sent to every rank.
-    log: receives one line per event worth a person's attention.
+    log: receives one line per event worth a person's attention. run_id, generation: of the job, and the
+    number of the start. is_led: launchers start the ranks, so a rank of an earlier start is late.
     """
 
     def __init__(
-        self, job: Job, open_coordinator: Callable[[Job], Message], server: GroupServer, log: Log
+        self,
+        world_size: int,
+        open_coordinator: Callable[[], Message],
+        server: GroupServer,
+        log: Log,
+        *,
+        run_id: str = "",
+        generation: int = 0,
+        is_led: bool = False,
     ) -> None:
-        self.job = job
+        self.world_size, self._run_id = world_size, run_id
+        self._generation, self._is_led = generation, is_led
         self.formed = False
         self.here: dict[int, Joined] = {}
         self._open, self._server, self._log = open_coordinator, server, log
@@ -95,7 +92,7 @@ class Rendezvous:
         is_of_a_restart = self.formed and rank.rank not in self.here
         if why := self._refusal(rank):
             self._server.refuse(peer, why)
-        elif is_of_a_restart or rank.generation > self.job.generation:  # its start has not begun here
+        elif is_of_a_restart or rank.generation > self._generation:  # its start has not begun here
             self._server.put_off(peer)
         else:
             self._admit(Joined(rank, peer))
@@ -115,31 +112,30 @@ class Rendezvous:
             self._next_line += LINE_EVERY_S
 
     def _awaited(self, waited_s: float) -> str:
-        missing = [rank for rank in range(self.job.world_size) if rank not in self.here]
+        missing = [rank for rank in range(self.world_size) if rank not in self.here]
         return f"{ranks_text(missing)} after {waited_s:g} s; here: {ranks_text(self.here)}"
 
     def _refusal(self, hello: Hello) -> str:
         """Why `hello` may not join; "" if it may."""
-        job = self.job
-        if hello.run_id != job.run_id:
+        if hello.run_id != self._run_id:
             return (
-                f"this port belongs to job {job.run_id or '(unnamed)'!r}, but {hello} is of job "
+                f"this port belongs to job {self._run_id or '(unnamed)'!r}, but {hello} is of job "
                 f"{hello.run_id or '(unnamed)'!r}. HINT: give each job its own MASTER_PORT."
             )
         # Without launchers each host counts its restarts: a lower count (of a new host) is no error.
-        if job.is_led and hello.generation < job.generation:
-            return f"start {hello.generation} is over, this is start {job.generation}"
-        if hello.world_size != job.world_size:
+        if self._is_led and hello.generation < self._generation:
+            return f"start {hello.generation} is over, this is start {self._generation}"
+        if hello.world_size != self.world_size:
             why = (
-                f"ranks differ in WORLD_SIZE: {hello.world_size} on rank {hello.rank}, {job.world_size} on "
+                f"ranks differ in WORLD_SIZE: {hello.world_size} on rank {hello.rank}, {self.world_size} on "
                 "the others. HINT: start every rank with the same program and environment."
             )
             if not self.formed:
                 self._cannot_form = why
                 self._abort(why)
             return why
-        if not 0 <= hello.rank < job.world_size:
-            return f"{hello} is outside WORLD_SIZE={job.world_size}. HINT: ranks are 0 to WORLD_SIZE - 1."
+        if not 0 <= hello.rank < self.world_size:
+            return f"{hello} is outside WORLD_SIZE={self.world_size}. HINT: ranks are 0 to WORLD_SIZE - 1."
         if hello.rank in self.here:
             return (
                 f"RANK={hello.rank} is taken: {self.here[hello.rank].hello} was here before {hello}. "
@@ -151,14 +147,14 @@ class Rendezvous:
         ports.keep_alive(new.peer.channel.socket)
         new.peer.hear, new.peer.lost = partial(self._hear, new), partial(self._lose, new)
         self.here[new.hello.rank] = new
-        if len(self.here) < self.job.world_size:
+        if len(self.here) < self.world_size:
             return
         facts = {rank: dict(sorted(self.here[rank].hello.facts.items())) for rank in sorted(self.here)}
         if why := next(unequal_facts(facts), ""):
             self._abort(why)
             return
         try:
-            coordinator = self._open(self.job)
+            coordinator = self._open()
         except (OSError, RuntimeError) as error:  # jaxlib raises RuntimeError for a service that cannot start
             self._abort(
                 f"jax's coordination service could not start: {error}. HINT: check that ports are free."
@@ -170,7 +166,7 @@ class Rendezvous:
     def _hear(self, rank: Joined, message: Message) -> None:
         if "done" in message:
             self._num_done += 1
-            if self._num_done == self.job.world_size:
+            if self._num_done == self.world_size:
                 self._send_all({"all_done": True})
         elif "error" in message:
             self._send_loss(rank.hello, str(message["error"]))

@@ -67,7 +67,7 @@ class Admitting(Protocol):
         """Called twice per second."""
 
     def close(self) -> None:
-        """Ends its connections."""
+        """Called before the server ends all connections."""
 
 
 class GroupServer:
@@ -87,11 +87,10 @@ class GroupServer:
         self._next_line = {"token": 0.0, "peer": 0.0, "error": 0.0}
         self._closing = False
 
-    def start(self) -> "GroupServer":
+    def start(self) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self.thread.start()
-        return self
 
     def close(self) -> None:
         """Ends the thread and every connection. A second call does no harm."""

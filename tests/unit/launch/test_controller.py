@@ -69,7 +69,7 @@ class Job:
 
     @property
     def code(self):
-        return None if self.controller.end is None else self.controller.end.code
+        return None if self.controller.end is None else self.controller.end["over"]
 
 
 FOLLOWS = ErrorRecord(0, "PeerLost", "", True, EXIT_SECONDARY)

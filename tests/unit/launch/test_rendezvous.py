@@ -13,7 +13,7 @@ from cyxjax.launch import connect
 from cyxjax.launch.group import client, ports, server
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator
-from cyxjax.launch.group.rendezvous import Job, Rendezvous
+from cyxjax.launch.group.rendezvous import Rendezvous
 from cyxjax.launch.topology import Topology
 from tests.support.meeting import RANK, Meeting, by_hand
 from tests.support.programs import free_port
@@ -107,7 +107,7 @@ def test_a_rank_of_a_restart_that_has_not_begun_here_is_to_try_again(meet):
 @pytest.mark.parametrize(("led", "ended"), [(True, 0), (False, 1)])
 def test_a_late_rank_of_an_earlier_start_and_size_ends_no_start_that_launchers_lead(led, ended):
     server, here, late = Mock(), Mock(), Mock()
-    start = Rendezvous(Job(3, "job", generation=1, is_led=led), Mock(), server, Mock())
+    start = Rendezvous(3, Mock(), server, Mock(), run_id="job", generation=1, is_led=led)
     start.welcome(here, RANK | {"world_size": 3, "generation": 1})
     start.welcome(late, RANK | {"rank": 1})
     assert server.refuse.call_args.args[0] is late
