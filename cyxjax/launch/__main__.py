@@ -20,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     # Imported here, so that a Ctrl-C while they load prints one line.
     import os
+    import signal
 
     from cyxjax.command import open_closed_streams
     from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
@@ -32,6 +33,7 @@ def _run(argv: list[str]) -> int:
 
         return job_files.main(["slurm", "--submit", *argv[1:]])
     save_request.listen()  # a request before there are ranks ends no process
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # for ranks, but a scheduler may send it to all processes
     try:
         if argv[:1] == ["--dump"]:
             from cyxjax.launch.supervise import dump

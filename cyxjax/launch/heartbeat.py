@@ -1,17 +1,16 @@
 """Reports how far a rank is through a small shared file, readable from outside while the rank is stuck.
 
-The worker writes (step, phase, time) at every change of phase; the supervisor maps the same file and
-reads it. A report costs about two microseconds, needs no thread in the worker and no GIL to be read.
+The worker writes (step, phase, time) at every change of phase; the supervisor reads the same file.
+A report costs about two microseconds, needs no thread in the worker and no GIL to be read.
 """
 
-import io
 import mmap
 import os
 import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from cyxjax.errors import ConfigError
 
 PHASES = ("init", "compile", "data", "step", "collective", "eval", "checkpoint", "idle", "done")
 WAITING = ("step", "collective", "done")  # phases in which a rank may be held up by another
-_LAYOUT = struct.Struct("<QQ16sdddBQ")  # count, step + 1, phase, time, busy_s, waiting_s, can_dump, count
+_LAYOUT = struct.Struct("<QQ16sdddQ")  # count, step + 1, phase, time, busy_s, waiting_s, count
 VARIABLE = "CYXJAX_BEAT_FILE"
 
 
@@ -27,7 +26,6 @@ class Progress(NamedTuple):  # created twice per step
     """What a rank reported last. `at_s` is on the host's monotonic clock, 0.0 before the first report.
 
     busy_s, waiting_s: seconds spent so far in phases of its own, and in phases shared with the others.
-    can_dump: SIGUSR2 makes this process write its stacks (without a handler it would kill it).
     """
 
     step: int = -1
@@ -35,7 +33,6 @@ class Progress(NamedTuple):  # created twice per step
     at_s: float = 0.0
     busy_s: float = 0.0
     waiting_s: float = 0.0
-    can_dump: bool = False
 
 
 class Reporter:
@@ -66,66 +63,47 @@ class Reporter:
         busy_s, waiting_s = last.busy_s + (not waited) * spent, last.waiting_s + waited * spent
         self.spent[last.phase] += spent
         self.part = ""
-        self._write(Progress(step, phase, now, busy_s, waiting_s, last.can_dump))
-
-    def allow_dumps(self) -> None:
-        """Notes that SIGUSR2 is handled from now on."""
-        self._write(self.last._replace(can_dump=True))
+        self._write(Progress(step, phase, now, busy_s, waiting_s))
 
     def _write(self, progress: Progress) -> None:
         self.last, self._count = progress, self._count + 1
         if self._map is not None:
-            numbers = (progress.at_s, progress.busy_s, progress.waiting_s, progress.can_dump)
+            numbers = (progress.at_s, progress.busy_s, progress.waiting_s)
             phase = progress.phase.encode()[:16]
             self._map[:] = _LAYOUT.pack(self._count, progress.step + 1, phase, *numbers, self._count)
 
 
-class Reader:
-    """Reads the reports in the file at `path`, also after the file's name was removed."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._file: io.FileIO | None = None
-
-    def read(self) -> Progress:
-        """The last report; an empty Progress where the worker has made none."""
-        try:
-            self._file = self._file or open(self._path, "rb", buffering=0)  # noqa: SIM115  # until `close`
-        except FileNotFoundError:
+def read_from(descriptor: int) -> Progress:
+    """The last report in an open file; an empty Progress where the worker has made none."""
+    for _ in range(10):  # equal counts at both ends: not caught in the middle of a write
+        data = os.pread(descriptor, _LAYOUT.size, 0)
+        if len(data) < _LAYOUT.size:
             return Progress()
-        for _ in range(10):  # equal counts at both ends: not caught in the middle of a write
-            self._file.seek(0)
-            data = self._file.read(_LAYOUT.size)
-            if len(data) < _LAYOUT.size:
-                return Progress()
-            first, step, phase, at_s, busy_s, waiting_s, can_dump, last = _LAYOUT.unpack(data)
-            if first == last:
-                name = phase.rstrip(b"\0").decode()
-                return Progress(step - 1, name, at_s, busy_s, waiting_s, bool(can_dump))
-        return Progress()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        first, step, phase, at_s, busy_s, waiting_s, last = _LAYOUT.unpack(data)
+        if first == last:
+            name = phase.rstrip(b"\0").decode()
+            return Progress(step - 1, name, at_s, busy_s, waiting_s)
+    return Progress()
 
 
 def read(path: str) -> Progress:
-    """The last report in `path`, once."""
-    with closing(Reader(path)) as reader:
-        return reader.read()
+    """The last report in the file at `path`, if there is one."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return read_from(file.fileno())
+    except FileNotFoundError:
+        return Progress()
 
 
 _reporter = Reporter()
 
 
-def start(env: Mapping[str, str]) -> Reporter:
+def start(env: Mapping[str, str]) -> None:
     """Opens the file that the launcher named, once; without one, reports are written nowhere."""
     global _reporter
     if VARIABLE in env and not _reporter.path:
         _reporter = Reporter(env[VARIABLE])
         _reporter.report(-1, "init")
-    return _reporter
 
 
 def report_progress(step: int, phase: str) -> None:

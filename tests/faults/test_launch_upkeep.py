@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK
+from cyxjax.files import text_in
 from cyxjax.launch import output
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
@@ -159,7 +160,7 @@ def test_a_start_whose_number_comes_again_knows_nothing_of_the_one_before(tmp_pa
         records.save(ErrorRecord(0, "ValueError", "of the start before"), before.error)
         Path(before.stacks).write_text("of the start before")
         start = group.run(group.options.place, 0)
-        assert (start.step, start.workers[0].stacks()) == (-1, "")
+        assert (start.step, text_in(start.workers[0].files.stacks)) == (-1, "")
     assert [record.type for record in start.records] == ["SIGKILL"]
 
 

@@ -12,9 +12,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +29,7 @@ def name_of(run_id: str) -> str:
 
 def begin(execute: Callable[[list[str], dict[str, str]], None]) -> None:
     """From now on `cyxjax.launch`, in this process, forks ranks that `execute(words, environment)`."""
-    from cyxjax.launch.supervise import worker
+    from cyxjax.launch.supervise import processes
 
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
     ours, helpers = socket.socketpair()
@@ -39,15 +37,13 @@ def begin(execute: Callable[[list[str], dict[str, str]], None]) -> None:
         ours.close()
         _help(helpers, execute)
     helpers.close()
-    real = subprocess.Popen
+    real = processes.start
 
-    def start(command: list[str], **options: Any) -> Any:
-        words = command[command.index(str(os.getpid())) + 1 :]  # after those of the tether
-        if words[:2] != _UNBUFFERED:
-            return real(command, **options)
-        return _Rank(ours, words[2:], options["env"])
+    def start(command: list[str], env: dict[str, str]) -> Any:
+        is_python = command[:2] == _UNBUFFERED
+        return _Rank(ours, command[2:], env) if is_python else real(command, env)
 
-    worker.subprocess = types.SimpleNamespace(Popen=start, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+    processes.start = start
 
 
 class _Rank:
@@ -79,7 +75,10 @@ def _receive(sender: socket.socket, size: int) -> bytes:
 
 def _help(launcher: socket.socket, execute: Callable[[list[str], dict[str, str]], None]) -> None:
     """Forks a rank for each request until the launcher has ended; then ends this process."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as the launcher's tether does, until the rank handles it
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # as the launcher's tether does, until the rank handles them
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     while True:
         head, streams, _, _ = socket.recv_fds(launcher, 8, 2)
         if not head:

@@ -148,12 +148,9 @@ def _dump_stacks_on_request(env: Mapping[str, str]) -> None:
     file = open(env[STACKS], "w")  # noqa: SIM115  # stays open: the handler may not open files
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
     faulthandler.enable(file=sys.stderr, all_threads=False)  # a segfault leaves its Python stack too
-    heartbeat.start(env).allow_dumps()
 
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(OSError, ValueError):  # closed pipe or closed stream: nobody is left to read it
             stream.flush()
-        except (OSError, ValueError):  # closed pipe or closed stream: nobody is left to read it
-            continue

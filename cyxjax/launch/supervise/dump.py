@@ -8,18 +8,19 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from cyxjax.errors import EXIT_OK, GroupError
 from cyxjax.files import redact, text_in
+from cyxjax.launch import heartbeat
 from cyxjax.launch.failure import hooks
-from cyxjax.launch.heartbeat import VARIABLE as BEATS
 from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.processes import PROC, identity, stat
 from cyxjax.launch.supervise.worker import LAUNCHER
 
-WAIT_S = 3.0  # the launcher asks the ranks within a quarter of a second, and waits a second for them
+WAIT_S = 1.0  # a rank writes its stacks within milliseconds
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,35 @@ class RunningRank:
 
 
 def main(words: Sequence[str], processes: Path = PROC) -> int:
-    """Asks the launcher of the job that `words` names to dump its ranks' stacks, and prints them.
+    """Prints the stacks of the ranks of the job that `words` names.
 
     words: the job's run id, or the process number of its launcher or of a rank; none where one job runs.
     Raises: GroupError when no such job runs here.
     """
-    chosen = find(" ".join(words), running(processes))
-    before = {rank: len(text_in(rank.stack_file)) for rank in chosen}
-    for launcher in {rank.launcher for rank in chosen}:
-        os.kill(launcher, signal.SIGUSR2)
-    end = time.monotonic() + WAIT_S
-    while time.monotonic() < end and any(len(text_in(rank.stack_file)) == before[rank] for rank in chosen):
-        time.sleep(0.05)
-    time.sleep(0.1)  # the last thread's frames follow within this
-    for rank in chosen:
-        print(_shown(rank, text_in(rank.stack_file)[before[rank] :]), flush=True)
+    for rank, text in collect(find(" ".join(words), running(processes))).items():
+        print(_shown(rank, text), flush=True)
     return EXIT_OK
+
+
+def collect(ranks: Sequence[RunningRank]) -> dict[RunningRank, str]:
+    """What each rank dumps when it is asked to; "" for one that cannot answer."""
+    old = {rank: len(text_in(rank.stack_file)) for rank in ranks}
+    asked = [rank for rank in ranks if _asked(rank)]
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end and any(len(text_in(rank.stack_file)) == old[rank] for rank in asked):
+        time.sleep(0.02)
+    time.sleep(0.05)  # the last thread's frames follow within this
+    return {rank: text_in(rank.stack_file)[old[rank] :] for rank in ranks}
+
+
+def _asked(rank: RunningRank) -> bool:
+    """Asks `rank` for its stacks; not if it is suspended, or its program has not reported anything to us."""
+    found = stat(rank.pid)
+    can_answer = found is not None and not found.is_stopped and heartbeat.read(rank.beat_file).at_s > 0
+    if can_answer:
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(rank.pid, signal.SIGUSR2)
+    return can_answer
 
 
 def find(job: str, ranks: Sequence[RunningRank]) -> list[RunningRank]:
@@ -85,7 +99,9 @@ def _read(folder: Path) -> RunningRank | None:
     if own is None or env.get(LAUNCHER) != identity(own.parent, folder.parent):
         return None
     place = (int(folder.name), own.parent, int(env["RANK"]))
-    return RunningRank(*place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS], env.get(BEATS, ""))
+    return RunningRank(
+        *place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS], env.get(heartbeat.VARIABLE, "")
+    )
 
 
 def _shown(rank: RunningRank, text: str) -> str:

@@ -5,13 +5,14 @@ children started themselves, such as data workers, is ended by a small process t
 end of a pipe is closed.
 """
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROC = Path("/proc")
 
@@ -41,12 +42,13 @@ def identity(pid: int, processes: Path = PROC) -> str:
 
 
 # Replaces itself by the rank's program; the setting to die with the parent survives exec, and so does that to
-# ignore SIGUSR1 (checkpoint now), which would end the rank before its program handles the signal.
+# ignore SIGUSR1 (checkpoint now) and SIGUSR2 (stacks), which would end a program that does not handle them.
 _TETHER = """\
 import ctypes, os, signal, sys
 parent = int(sys.argv[1])
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 if os.getppid() != parent:
     os._exit(1)
@@ -73,17 +75,21 @@ for group in groups:
 """
 
 
-def tether(command: list[str], parent: int) -> list[str]:
-    """`command`, made to die when `parent` does."""
-    return [sys.executable, "-S", "-E", "-c", _TETHER, str(parent), *command]
+def start(command: list[str], env: dict[str, str]) -> Any:
+    """The Popen of `command` in a session of its own, with pipes for its output; it dies with this process.
 
-
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Processes that are started in this context get SIGUSR1 only once the tether has made it harmless."""
+    It gets SIGUSR1 only once the tether has made it harmless.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # survives fork and exec
     try:
-        yield
+        return subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *command],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -92,7 +98,7 @@ class Reaper:
     """The helper process: kills the process groups that are watched when this process ends."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(  # with its input
             [sys.executable, "-S", "-E", "-c", _GUARDIAN],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -109,11 +115,9 @@ class Reaper:
 
     def close(self) -> None:
         """Ends the helper. Groups still watched are killed."""
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
     def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
         with suppress(OSError):  # it was killed: the kernel still ends the ranks
             self._process.stdin.write(line.encode())

@@ -1,6 +1,6 @@
 """The watchdog: reads the heartbeats; when the group makes no progress, collects every rank's stacks."""
 
-import signal
+import os
 import socket
 import time
 from collections import Counter
@@ -16,7 +16,6 @@ from cyxjax.launch.supervise import dump, hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
 from cyxjax.launch.supervise.worker import Worker
 
-DUMP_S = 1.0  # a rank writes its stacks within milliseconds, unless it is suspended
 FIRST_STRAGGLER_S, STRAGGLER_EVERY_S = 5.0, 30.0  # after the first step, and from then on
 
 
@@ -66,7 +65,12 @@ class Watch:
     def _record(
         self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Progress]
     ) -> ErrorRecord:
-        dumps = _collect(workers)
+        running = [
+            dump.RunningRank(w.pid, os.getpid(), w.rank, "", w.files.stacks, w.files.beat)
+            for w in workers
+            if w.returncode is None
+        ]
+        dumps = {one.rank: text for one, text in dump.collect(running).items()}
         frames = {rank: dump.main_thread(text) for rank, text in dumps.items()}
         stopped = {worker.rank for worker in workers if worker.is_stopped()}
         blamed = verdict.rank if verdict.early_end or stopped else _refine(verdict.rank, pulses, frames)
@@ -101,28 +105,6 @@ class Watch:
         if line := hang.stragglers(self._before, pulses):
             output.say(line)
         self._before = pulses
-
-
-def stacks_of(workers: Sequence[Worker]) -> str:
-    """All ranks' stacks as text, on request."""
-    dumps = _collect(workers)
-    return "".join(f"--- rank {rank} ---\n{text or '(no stacks)'}\n" for rank, text in dumps.items())
-
-
-def _collect(workers: Sequence[Worker]) -> dict[int, str]:
-    """What each running rank newly dumps when asked; '' for one that cannot answer."""
-    running = [worker for worker in workers if worker.returncode is None]
-    old = {worker.rank: len(worker.stacks()) for worker in running}
-    asked = [worker for worker in running if worker.progress().can_dump]
-    for worker in asked:
-        worker.signal(signal.SIGUSR2)
-    end = time.monotonic() + DUMP_S
-    while time.monotonic() < end and any(
-        len(worker.stacks()) == old[worker.rank] for worker in asked if not worker.is_stopped()
-    ):
-        time.sleep(0.02)
-    time.sleep(0.05)  # the last thread's frames follow within this
-    return {worker.rank: worker.stacks()[old[worker.rank] :] for worker in running}
 
 
 def _refine(rank: int, pulses: dict[int, Progress], frames: dict[int, list[dump.Frame]]) -> int:

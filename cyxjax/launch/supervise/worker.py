@@ -4,7 +4,6 @@ ranks of this host with how it ended.
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from typing import BinaryIO
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
-from cyxjax.files import redact, text_in
+from cyxjax.files import redact
 from cyxjax.launch import heartbeat, output
 from cyxjax.launch.environment import thread_share
 from cyxjax.launch.failure import hooks
@@ -64,10 +63,7 @@ def environment(
         hooks.STACKS: files.stacks,
         "PYTHONUNBUFFERED": "1",
     }
-    share = str(thread_share(place.nproc))
-    env.setdefault("OMP_NUM_THREADS", share)
-    if "NPROC" not in env:  # marked as ours, so that a rank with several devices may raise it
-        env["NPROC"] = env["CYXJAX_NPROC"] = share
+    env.setdefault("OMP_NUM_THREADS", str(thread_share(place.nproc)))  # libraries read it when they load
     return env
 
 
@@ -94,23 +90,14 @@ class Worker:
             self._log = output.open_log(log_dir, rank, start) if log_dir else None
         except OSError as error:  # a full disk must not end the job
             output.say(f"rank {rank} has no log file: {error}")
-        with processes.held_back():
-            self._process = subprocess.Popen(
-                processes.tether(command, os.getpid()),
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+        self._process = processes.start(command, env)
         self.pid = self._process.pid
-        self._beats, self._last_pulse = heartbeat.Reader(files.beat), Progress()
+        self._beat = os.open(files.beat, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # outlives its name
+        self._last_pulse: Progress | None = None
         self._loads_until_s = time.monotonic() + LOADING_S
-        out, err = self._process.stdout, self._process.stderr
-        assert out is not None
-        assert err is not None
-        self._out = output.Pump(out, prefix, output.screen(sys.stdout) if shown else None, self._log)
-        self._err = output.Pump(err, prefix, output.screen(sys.stderr) if shown else None, self._log)
+        out, err = (output.screen(stream) if shown else None for stream in (sys.stdout, sys.stderr))
+        self._out = output.Pump(self._process.stdout, prefix, out, self._log)
+        self._err = output.Pump(self._process.stderr, prefix, err, self._log)
 
     def watch(self, on_exit: Callable[["Worker"], None]) -> None:
         """Calls `on_exit(self)`, from a thread, when the process has ended and its group is killed."""
@@ -136,21 +123,17 @@ class Worker:
 
     def progress(self) -> Progress:
         """The rank's last report; the one at its end once this worker is closed."""
-        return self._last_pulse if self._last_pulse.at_s else self._beats.read()
+        return heartbeat.read_from(self._beat) if self._last_pulse is None else self._last_pulse
 
     def is_stopped(self) -> bool:
         """True while the process is suspended (SIGSTOP, or a debugger holds it)."""
         found = processes.stat(self.pid)
         return found is not None and found.is_stopped
 
-    def stacks(self) -> str:
-        """What the rank's stack dumps hold so far."""
-        return text_in(self.files.stacks)
-
     def close(self) -> None:
         """Collects the last output and closes the files."""
         self._last_pulse = self.progress()
-        self._beats.close()
+        os.close(self._beat)
         self._out.finish()
         self._err.finish()
         with suppress(OSError):  # what a full disk has kept from it

@@ -15,7 +15,6 @@ from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
 from cyxjax.launch.save_request import ONE_REQUEST_S
-from cyxjax.launch.supervise import watchdog
 from cyxjax.launch.supervise.processes import Reaper
 from cyxjax.launch.supervise.scratch import Scratch
 from cyxjax.launch.supervise.watchdog import Watch
@@ -24,7 +23,7 @@ from cyxjax.launch.supervise.worker import Files, Start, Worker, environment
 TICK_S = 0.25  # how often heartbeats are read; ends and signals are noticed immediately
 SETTLE_S = 0.3  # after the first error: time for the others to end on their own and report why
 WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
-CAUGHT = (*STOPS, "SIGUSR1", "SIGUSR2", "SIGTSTP")
+CAUGHT = (*STOPS, "SIGUSR1", "SIGTSTP")
 
 
 LOST: Message = {"polite": False}  # stands for the end of the connection to the first host
@@ -114,6 +113,7 @@ class WorkerGroup:
             self.between_starts(left)
 
     def _spawn(self, place: LocalRanks, local_rank: int, number: int) -> Worker:
+        self._scratch.ensure()
         rank = place.base_rank + local_rank
         files = Files.within(self._scratch.path, rank, number)
         files.remove()
@@ -198,16 +198,12 @@ class WorkerGroup:
     # -- signals --------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
         self._is_asked_to_end |= signal.Signals(number).name in STOPS
         self._events.put(number)
 
     def _obey(self, start: Start, number: int) -> None:
-        """SIGUSR1 goes to the ranks (save now), SIGUSR2 shows stacks, Ctrl-Z suspends; others end all."""
+        """SIGUSR1 goes to the ranks (save now), Ctrl-Z suspends; others end all."""
         name = signal.Signals(number).name
-        if name == "SIGUSR2":
-            output.show(watchdog.stacks_of(start.workers))
-            return
         if name == "SIGTSTP":
             _suspend(start)
             return
@@ -268,4 +264,4 @@ def _make_folder(path: str | None) -> None:
 def _ours() -> list[str]:
     """The signals that we handle; one that was ignored when we began stays ignored (nohup, `&`)."""
     ignored = [name for name in CAUGHT if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN]
-    return [name for name in CAUGHT if name not in ignored or name.startswith("SIGUSR")]
+    return [name for name in CAUGHT if name not in ignored or name == "SIGUSR1"]
