@@ -155,7 +155,9 @@ def prepare(
         _tell_loaded_jax(cpu_devices)
     if topology.backend == "gloo":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
-        _tell_loaded_jax_platform(env["JAX_PLATFORMS"])
+        loaded = sys.modules.get("jax")  # `check_started` reports a backend that runs already
+        if loaded is not None and not loaded.config.jax_platforms:
+            loaded.config.update("jax_platforms", env["JAX_PLATFORMS"])
     devices = read_int(env, "JAX_NUM_CPU_DEVICES", 1)
     _set_threads(env, thread_share(topology.local_world_size), devices, threads)
     if topology.world_size > 1 and topology.source != TPU_SLICE:
@@ -188,7 +190,8 @@ def _set_threads(env: MutableMapping[str, str], share: int, devices: int, thread
     """XLA sizes its pool by NPROC: one thread per device or its blocking collectives starve each other.
 
     More than this process's share of the cores costs speed (2 cores: 88 k samples/s with 8, 115 k with 2),
-    so it is raised no further than needed. CYXJAX_NPROC marks a value that is ours to raise.
+    so it is raised no further than needed. CYXJAX_NPROC marks a value that is ours to raise,
+    of an earlier group of this process or of the process that started it.
     XLA's libraries split sums by the size of their pool, so an exact run has one size everywhere.
     """
     env.setdefault("OMP_NUM_THREADS", str(share))
@@ -224,10 +227,3 @@ def _tell_loaded_jax(cpu_devices: int) -> None:
         return
     jax_private.refuse_started_backend(f"cpu_devices={cpu_devices}")
     jax.config.update("jax_num_cpu_devices", cpu_devices)
-
-
-def _tell_loaded_jax_platform(name: str) -> None:
-    """The same for the platform, if none is set; `check_started` reports a backend that runs already."""
-    jax = sys.modules.get("jax")
-    if jax is not None and not jax.config.jax_platforms:
-        jax.config.update("jax_platforms", name)

@@ -13,8 +13,7 @@ DEFAULT_ADDR = "127.0.0.1"
 DEFAULT_PORT = 29500
 DEFAULT_TIMEOUT_MS = 30_000
 TPU_SLICE = "TPU slice"  # a source whose group jax itself forms
-BACKENDS = ("auto", "gloo", "nccl")
-_SAME_AS_GLOO = ("cpu", "gloo")
+_BACKENDS = {"auto": "auto", "cpu": "gloo", "gloo": "gloo", "nccl": "nccl"}
 PORTS = (0, 65535)  # 0: any free one
 MAX_WORLD_SIZE = 100_000  # the first host holds a connection to each rank, and a table of them
 MAX_TIMEOUT_MS = 30 * 86_400_000
@@ -49,7 +48,14 @@ class Topology:
     names: tuple[str, str] = ("RANK", "WORLD_SIZE")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backend", _backend(self.backend, self.source))
+        backend = _BACKENDS.get(self.backend.strip().lower())
+        if backend is None:
+            raise ConfigError(
+                f"DISTRIBUTED_BACKEND={self.backend!r} (from {self.source}) is unknown; expected auto, cpu "
+                "(the same as gloo) or nccl. HINT: leave it unset: NVIDIA GPUs get nccl, everything else "
+                "gloo."
+            )
+        object.__setattr__(self, "backend", backend)
         rank_name, world_name = self.names
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
@@ -145,15 +151,3 @@ def is_loopback(host: str) -> bool:
 def job_port(job: str) -> int:
     """A port in 12000-31999, the same for all ranks of `job` (below Linux's ephemeral range)."""
     return 12_000 + crc32(job.encode()) % 20_000
-
-
-def _backend(name: str, source: str) -> str:
-    lowered = name.strip().lower()
-    if lowered in _SAME_AS_GLOO:
-        return "gloo"
-    if lowered not in BACKENDS:
-        raise ConfigError(
-            f"DISTRIBUTED_BACKEND={name!r} (from {source}) is unknown; expected auto, cpu (the same as gloo) "
-            "or nccl. HINT: leave it unset: NVIDIA GPUs get nccl, everything else gloo."
-        )
-    return lowered

@@ -35,20 +35,16 @@ def claims(env: Mapping[str, str]) -> list[Topology]:
     if written is not None and written.source in _NESTED:
         return [written]
     found = [topology for topology in (detect(env) for detect in DETECTORS) if topology is not None]
-    for other in found[1:]:
-        _refuse_disagreement(found[0], other)
-    return found or [Topology(local_world_size=1, source="single process", **common_fields(env))]
-
-
-def _refuse_disagreement(first: Topology, other: Topology) -> None:
-    """An engine's group of one is no claim: it is the shell or batch script we were started from."""
-    if other.world_size == 1 or (first.rank, first.world_size) == (other.rank, other.world_size):
-        return
-    raise ConfigError(
-        f"Two sources disagree: {_described(first)} but {_described(other)}. "
-        f"HINT: unset {first.names[0]} and {first.names[1]} to follow {other.source}, or start this script "
-        f"outside {other.source}."
-    )
+    first, *others = found or [Topology(local_world_size=1, source="single process", **common_fields(env))]
+    for other in others:
+        # An engine's group of one is no claim: it is the shell or batch script we were started from.
+        if other.world_size > 1 and (first.rank, first.world_size) != (other.rank, other.world_size):
+            raise ConfigError(
+                f"Two sources disagree: {_described(first)} but {_described(other)}. HINT: unset "
+                f"{first.names[0]} and {first.names[1]} to follow {other.source}, or start this script "
+                f"outside {other.source}."
+            )
+    return [first, *others]
 
 
 def _described(topology: Topology) -> str:

@@ -12,7 +12,9 @@ NAMES = ("RANK", "WORLD_SIZE")
 def detect(env: Mapping[str, str]) -> Topology | None:
     """The place RANK and WORLD_SIZE name; None when neither is set. Raises ConfigError when half set."""
     source = _source(env)
-    if not any(name in env for name in (*NAMES, "LOCAL_RANK")) or _is_kubernetes_count(env):
+    # WORLD_SIZE alone, beside a Job's index, is Kubernetes' to read: the manifest cannot write RANK.
+    alone = "JOB_COMPLETION_INDEX" in env or "WORLD_SIZE" not in env
+    if alone and "RANK" not in env and "LOCAL_RANK" not in env:
         return None
     if env.get("WORLD_SIZE") != "1":  # WORLD_SIZE=1 alone is complete: there is only rank 0
         refuse_half_set(env, (*NAMES, "LOCAL_RANK") if "LOCAL_RANK" in env else NAMES, source)
@@ -32,11 +34,6 @@ def _source(env: Mapping[str, str]) -> str:
     if "CYXJAX_RUN_ID" in env:
         return "cyxjax.launch"
     return "torchrun" if "TORCHELASTIC_RUN_ID" in env else "RANK, WORLD_SIZE"
-
-
-def _is_kubernetes_count(env: Mapping[str, str]) -> bool:
-    """WORLD_SIZE beside a Job's index is Kubernetes' to read: the manifest cannot write RANK."""
-    return "JOB_COMPLETION_INDEX" in env and "RANK" not in env and "LOCAL_RANK" not in env
 
 
 def _beside_held_port(topology: Topology) -> Topology:
