@@ -95,7 +95,7 @@ class DistributedDataParallel:
         """
         inputs = as_arrays(inputs)
         rows = jax.tree.leaves(inputs)[0].shape[0]
-        if not self._state.exists:
+        if self._state.here is None:
             self.init(inputs)
         self._pull()
         here, since = self._state.here, self._since

@@ -95,10 +95,6 @@ class HeldState:
         return facade.build_update(sync, self._mesh, PER_REPLICA, self._options, keeps=self._keeps)
 
     @property
-    def exists(self) -> bool:
-        return self._state is not None
-
-    @property
     def whole(self) -> TrainState:
         """Global arrays. Raises: GroupError before there are parameters."""
         if self._state is None:

@@ -9,8 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -42,7 +41,7 @@ def spawn(
         for a function of a notebook, which a fresh process cannot import.
     """
     _refuse_notebook(fn, nprocs)
-    spawned = Spawned(_in_our_order(fn, args), args, place_to_spawn(nprocs))
+    spawned = Spawned(fn, args, place_to_spawn(nprocs))
     if not join:
         return spawned
     spawned.join()
@@ -100,26 +99,21 @@ class Spawned:
         Raises: SpawnError for the first that failed; SystemExit(143) after SIGTERM. No process is left then.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with _sigterm_raises():
+        with _sigterm_raises(), ExitStack() as stack:
+            stack.callback(self.stop)
             try:
                 while running := self._running:
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
+                        stack.pop_all()  # the processes go on
                         return False
                     self._raise_first_error()  # before the wait: a rank that ended earlier does not wake it
                     wait([process.sentinel for process in running], left)
                 self._raise_first_error()
             except (KeyboardInterrupt, SystemExit):
-                try:
-                    self._end_processes(SAVE_S)
-                    self._raise_first_error(stopped=True)
-                finally:
-                    self.stop()
+                self._end_processes(SAVE_S)
+                self._raise_first_error(stopped=True)
                 raise
-            except BaseException:
-                self.stop()
-                raise
-        self.stop()
         return True
 
     def _raise_first_error(self, stopped: bool = False) -> None:
@@ -172,17 +166,13 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _in_our_order(fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
-    """`fn`, to be called as `fn(rank, world_size, *args)`, also if it takes torch's `fn(rank, *args)`."""
+def _taken(fn: Callable[..., Any], rank: int, world_size: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments for `fn`: (rank, world_size, *args), or torch's (rank, *args) if it cannot take these."""
     try:
-        inspect.signature(fn).bind(0, 1, *args)
+        inspect.signature(fn).bind(rank, world_size, *args)
     except TypeError:
-        return partial(_as_torch, fn)
-    return fn
-
-
-def _as_torch(fn: Callable[..., Any], rank: int, world_size: int, *args: Any) -> Any:
-    return fn(rank, *args)
+        return rank, *args
+    return rank, world_size, *args
 
 
 def _run(
@@ -192,7 +182,7 @@ def _run(
     environment.enter(env)
     hooks.install(rank, 0, env)
     try:
-        fn(rank, world_size, *args)
+        fn(*_taken(fn, rank, world_size, args))
         process_group.finalize()  # here an error is still recorded; at exit it would only be printed
     except KeyboardInterrupt:
         sys.exit(1)

@@ -6,7 +6,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.distributed.spawning import _in_our_order
+from cyxjax.distributed.spawning import _taken
 from cyxjax.errors import ConfigError
 
 dist = cx.distributed
@@ -140,8 +140,8 @@ def as_ours(rank, world_size, settings, folder):
 
 def test_spawn_takes_torch_s_arguments_and_ours():
     # mp.spawn(train, args=(world_size, config), nprocs=world_size)
-    assert _in_our_order(as_torch, (2, "config"))(1, 2, 2, "config") == (1, 2, "config")
-    assert _in_our_order(as_ours, ("settings", "folder")) is as_ours
+    assert _taken(as_torch, 1, 2, (2, "config")) == (1, 2, "config")
+    assert _taken(as_ours, 1, 2, ("settings", "folder")) == (1, 2, "settings", "folder")
 
 
 def test_a_file_s_model_type_and_rate_are_taken_as_they_stand(tmp_path):
