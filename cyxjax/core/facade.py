@@ -71,7 +71,11 @@ def build_forward(
         output, pullback, model_state = phases.forward(
             fns, params, carried.model_state, inputs, weight, key, stats
         )
-        _refuse_sown(output)
+        if isinstance(output, Sown):
+            raise DataError(
+                "the model sows losses of its own, which a hand-written loop would ignore. HINT: return them "
+                "with the output and add them to the loss, or train with DistributedTrainer."
+            )
         check_samples_first(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()
         pullback, carried = from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
@@ -182,11 +186,3 @@ def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
     if not jnp.issubdtype(grad.dtype, jnp.inexact):
         return np.zeros(grad.shape, jax.dtypes.float0)  # jax.vjp expects this for integers
     return grad * factor.astype(grad.dtype)
-
-
-def _refuse_sown(output: PyTree) -> None:
-    if isinstance(output, Sown):
-        raise DataError(
-            "the model sows losses of its own, which a hand-written loop would ignore. HINT: return them "
-            "with the output and add them to the loss, or train with DistributedTrainer."
-        )

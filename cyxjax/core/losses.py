@@ -177,7 +177,6 @@ class BCEWithLogitsLoss(Loss):
 
 def model_loss(output: PyTree, target: PyTree) -> Any:
     """The per-example loss of a model that returns `{"loss": ...}`, with its "weight" if it has one."""
-    del target
     if not isinstance(output, dict) or "loss" not in output:
         raise DataError(
             f"the model returned {kind_of(output)}, expected a dict with the key 'loss', because "

@@ -51,10 +51,6 @@ def accuracy(
     return (hit & kept).sum(1) / jnp.maximum(labels, 1), labels / kept.shape[1]
 
 
-def _whole(output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
-    return output, target
-
-
 def _mean_of(name: str, metric: Metric) -> Statistic:
     """The mean of `metric` as a statistic: (weighted sum, weight), or (0, 0) where it has no meaning."""
 
@@ -85,11 +81,11 @@ class Metrics:
         *,
         better: Mapping[str, str] | None = None,
         ignore_index: int | None = None,
-        labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] | None = None,
+        labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda output, target: (output, target),
         means: int = 0,
     ):
         self.own, self._better = dict(extra or {}), dict(better or {})
-        self.ignore_index, self.labels = ignore_index, labels or _whole
+        self.ignore_index, self.labels = ignore_index, labels
         self._first = 1 + means  # rows of the loss
         hit = lambda output, target: accuracy(*self.labels(output, target), ignore_index)  # noqa: E731
         self._measures = [

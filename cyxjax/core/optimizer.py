@@ -34,7 +34,6 @@ def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.
     """`optimizer` with updates multiplied by a factor in its state, 1 until `set_learning_rate_factor`."""
 
     def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
-        del params
         return jax.tree.map(lambda u: u * state.factor.astype(u.dtype), updates), state
 
     first = lambda params: LearningRateFactor(jnp.float32(1.0))  # noqa: E731

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree, kind_of
 from cyxjax.errors import ConfigError, CyxjaxError, DataError
@@ -76,7 +75,6 @@ def weighed(
     measure: returns values (B,), (values, weights) of shape (B, ...) each, or one number for all rows; or has
     a method `of_rows(output, target, weight) -> Weighed`, if it uses more than one sample at a time.
     """
-    output = output.output if isinstance(output, Sown) else output
     of_rows = getattr(measure, "of_rows", None)
     given = measure(output, target) if of_rows is None else of_rows(output, target, weight)
     if given is None or isinstance(given, Weighed):
@@ -142,10 +140,10 @@ def num_rows(tree: PyTree) -> int:
 
 def mean_of_each(values: jax.Array) -> jax.Array:
     """(B, ...) -> (B,): the mean over all but the first dimension, in float32."""
-    return _flat(values).mean(1)
+    return flat_rows(values).mean(1)
 
 
-def _flat(values: jax.Array) -> jax.Array:
+def flat_rows(values: jax.Array) -> jax.Array:
     """(B, ...) -> float32 (B, n), also for B = 0."""
     return values.astype(jnp.float32).reshape(len(values), math.prod(values.shape[1:]))
 
@@ -155,7 +153,7 @@ def by_sample(values: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arr
 
     No gradient flows through weights. Where they are 0, values may be anything, NaN included.
     """
-    v = _flat(values)
+    v = flat_rows(values)
     w = lax.stop_gradient(weights).astype(jnp.float32).reshape(v.shape)
     total = w.sum(1)
     return jnp.where(w != 0, v * w, 0.0).sum(1) / jnp.where(total != 0, total, 1.0), total

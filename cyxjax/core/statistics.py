@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 
@@ -73,7 +72,6 @@ class Packed:
 
     def rows(self, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """The rows of one batch. Raises: ConfigError if `update` returns another form than `init`."""
-        output = output.output if isinstance(output, Sown) else output
         state = self.statistic.update(self.statistic.init(), output, target, weight)
         if _shapes(state) != _shapes(self._form):
             raise ConfigError(

@@ -16,7 +16,7 @@ from cyxjax.core.memory import memory_options, with_whole
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, num_replicas
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.batch_stats import OWN, StatsAxes
-from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.rows import whole_batch
@@ -60,13 +60,11 @@ def first_state(sync: Sync, params: PyTree, model_state: PyTree, key: jax.Array)
     return from_replica(made, state_spec(sync))
 
 
-def init_state(sync: Sync, mesh: Mesh, params: PyTree, model_state: PyTree, seed: int) -> TrainState:
-    """The state before the first step, on the mesh; `params` and `model_state` equal on all ranks."""
-    return build_init(sync, mesh)(params, model_state, seed)
-
-
 def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainState]:
-    """`init_state` as a function (params, model_state, seed), compiled once for any number of runs."""
+    """A function (params, model_state, seed) -> the state before the first step, on the mesh.
+
+    Compiled once for any number of runs; `params` and `model_state` are equal on all ranks.
+    """
 
     def init(params: PyTree, model_state: PyTree, seed: jax.Array) -> TrainState:
         return first_state(sync, params, model_state, jax.random.key(seed))
@@ -104,6 +102,7 @@ def sum_gradients(
     inputs, targets, weight = rows
     output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats)
     losses, pulled = phases.pull_back(loss, output, pullback, targets, weight, scale)
+    output = output.output if isinstance(output, Sown) else output
     checks = check.rows(output, targets) if check.measures else None
     return model_state, Summed(pulled, metrics.sums(losses, output, targets, weight), checks)
 

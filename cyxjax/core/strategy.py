@@ -25,7 +25,6 @@ Reducer: TypeAlias = optax.GradientTransformation
 
 
 def _whole_already(params: PyTree, dtype: Any) -> PyTree:
-    del dtype
     return params
 
 

@@ -55,7 +55,6 @@ def coded_mean(codec: Codec, error_feedback: bool = True) -> Reducer:
         return Residual(jnp.zeros(size, jnp.float32))
 
     def update(grads: PyTree, state: Residual, params: PyTree = None) -> tuple[PyTree, Residual]:
-        del params
         if lax.axis_size(AXIS) == 1:
             return lax.pmean(grads, AXIS), state
         flat, unravel = raveled(jax.tree.map(_as_reals, grads))

@@ -117,7 +117,6 @@ def _forward(part: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    del dtype
     # 16-bit gradients are summed as in `mean`: the transpose of the gather would round each sum.
     wide = grad if grad.dtype.itemsize > 2 else grad.astype(jnp.float32)
     return (reduce_scattered(wide).astype(like.dtype),)

@@ -36,7 +36,6 @@ def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25
     """
 
     def update(grads: PyTree, params: PyTree = None) -> PyTree:
-        del params
         leaves, tree = jax.tree.flatten(grads)
         means: list[Any] = [None] * len(leaves)
         last = jnp.float32(0)

@@ -60,7 +60,6 @@ def power_sgd_reducer(
         return PowerSgdState(jnp.int32(0), error, start)
 
     def update(grads: PyTree, state: PowerSgdState, params: PyTree = None) -> tuple[PyTree, PowerSgdState]:
-        del params
         if lax.axis_size(AXIS) == 1:
             return lax.pmean(grads, AXIS), state._replace(num_steps=state.num_steps + 1)
         plain = lambda g, error, q: (lax.pmean(g, AXIS), error, q)  # noqa: E731

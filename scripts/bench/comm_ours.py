@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import Batch, build_train_step, init_state
+from cyxjax.core.step import Batch, build_init, build_train_step
 from cyxjax.distributed import process_group
 from cyxjax.sync.registry import build_sync
 
@@ -37,7 +37,7 @@ def samples_per_s(name: str, options: dict[str, Any], batch_size: int, seconds: 
     batch = Batch(*rows, total, put_rows(mesh, np.zeros((1, 2), np.float32)))
     sync = build_sync(name, optax.sgd(0.01), options)
     params = jax.tree.map(np.asarray, fns.init(jax.random.key(0), x[:1]))
-    state = init_state(sync, mesh, *params, 0)
+    state = build_init(sync, mesh)(*params, 0)
     step = build_train_step(fns, CrossEntropyLoss().per_example, sync, mesh)
 
     def timed(count: int) -> float:

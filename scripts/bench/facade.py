@@ -19,7 +19,7 @@ from cyxjax import distributed as dist
 from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import Batch, build_train_step, init_state
+from cyxjax.core.step import Batch, build_init, build_train_step
 from cyxjax.distributed.process_group import current
 from cyxjax.sync.mean import mean
 
@@ -62,7 +62,7 @@ def model() -> cx.models.SequentialModel:
 def compiled(x: np.ndarray, y: np.ndarray) -> Callable[[], jax.Array]:
     """A function that runs one step of the trainer's program; the batch is already on the devices."""
     mesh, fns, sync = current().mesh, adapt(model()), mean(cx.AdamOptimizer(0.001))
-    held = [init_state(sync, mesh, *fns.init(jax.random.key(0), x[:1]), 0)]
+    held = [build_init(sync, mesh)(*fns.init(jax.random.key(0), x[:1]), 0)]
     step = build_train_step(fns, as_per_example(CRITERION), sync, mesh)
     weight, signal = np.ones(len(x), np.float32), np.zeros((mesh.size, 2), np.float32)
     rows = put_rows(mesh, (x, y, weight))

@@ -32,7 +32,7 @@ from cyxjax.core.mesh import build_mesh, put_replicated, put_rows
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.step import Batch, build_train_step, init_state
+from cyxjax.core.step import Batch, build_init, build_train_step
 from cyxjax.models.gpt import GPT
 from cyxjax.models.networks import MLP
 from cyxjax.observe.compiled_plan import memory_bytes, size, state_bytes
@@ -176,7 +176,7 @@ def measure(case: Case, choice: Choice, replicas: int) -> tuple[int, ...]:
     fns = with_policy(with_remat(adapt(case.model), choice.remat), parse_policy(choice.precision))
     params, model_state = fns.init(jax.random.key(0), case.inputs[:1])
     sync = build_sync(choice.comm, optax.adam(1e-3), choice.options, params=lambda: params)
-    state = init_state(sync, mesh, params, model_state, 0)
+    state = build_init(sync, mesh)(params, model_state, 0)
     step: Any = build_train_step(
         fns, as_per_example(CrossEntropyLoss()), sync, mesh, accumulation=choice.accumulation
     )

@@ -15,7 +15,7 @@ from flax import linen as nn  # noqa: E402
 from cyxjax.core.losses import CrossEntropyLoss  # noqa: E402
 from cyxjax.core.mesh import put_replicated, put_rows  # noqa: E402
 from cyxjax.core.model.adapter import adapt  # noqa: E402
-from cyxjax.core.step import Batch, build_train_step, init_state  # noqa: E402
+from cyxjax.core.step import Batch, build_init, build_train_step  # noqa: E402
 from cyxjax.distributed import process_group  # noqa: E402
 from cyxjax.sync.registry import build_sync  # noqa: E402
 
@@ -44,7 +44,7 @@ def main() -> None:
     batch = Batch(*rows, total, put_rows(mesh, np.zeros((1, 2), np.float32)))
     sync = build_sync("mean", optax.sgd(0.01), {})
     params = jax.tree.map(np.asarray, fns.init(jax.random.key(0), x[:1]))
-    state = init_state(sync, mesh, *params, 0)
+    state = build_init(sync, mesh)(*params, 0)
     step = build_train_step(fns, CrossEntropyLoss().per_example, sync, mesh)
     for number in range(20):
         state, sums = step(state, batch)

@@ -13,7 +13,7 @@ from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import build_train_step, init_state
+from cyxjax.core.step import build_init, build_train_step
 from cyxjax.core.strategy import reduce_then
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
@@ -32,7 +32,7 @@ SMALL = 3 * 2 * 4  # loss, accuracy and signals: what every step sums over repli
 def compiled(sync, *, accumulation=1, evaluate=False, replicas=REPLICAS):
     mesh, fns, dataset = build_mesh(jax.devices()[:replicas]), adapt(Net()), data(64)
     loss = as_per_example(CrossEntropyLoss())
-    state = init_state(sync, mesh, *fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
+    state = build_init(sync, mesh)(*fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
     plan = BatchPlan(64, 2, replicas, accumulation)
     batch = put(mesh, read_batch(dataset, Order(64), plan, range(replicas), 0))
     if evaluate:

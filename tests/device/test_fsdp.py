@@ -7,7 +7,7 @@ from flax import nnx
 
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.portable import build_draw, holds_values
-from cyxjax.core.step import init_state
+from cyxjax.core.step import build_init
 from tests.support.sharded import (
     CLOSE,
     IMAGES,
@@ -92,7 +92,7 @@ def test_the_first_parameters_are_drawn_in_parts_and_are_those_of_mean():
     fns, sync, mesh = drawn(make(), inputs[:1])
     found = build_draw(fns, sync, mesh)(np.uint32(3), inputs[:1])
     whole = jax.tree.map(np.asarray, fns.init(jax.random.key(3), inputs[:1]))
-    wanted = init_state(sync, mesh, *whole, 3)
+    wanted = build_init(sync, mesh)(*whole, 3)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert a.sharding == b.sharding
         # The same draws; fusion saves one rounding (measured 6e-8 of numbers up to 1).

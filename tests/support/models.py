@@ -15,7 +15,7 @@ from cyxjax.core.mesh import build_mesh, local_replicas, put_replicated, put_row
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
-from cyxjax.core.step import Batch, TrainState, build_train_step, init_state
+from cyxjax.core.step import Batch, TrainState, build_init, build_train_step
 from cyxjax.core.strategy import Sync
 from cyxjax.data.batches import BatchPlan, HostBatch, read_batch
 from cyxjax.data.order import Order
@@ -113,7 +113,7 @@ def stepping(
         comm = build_sync(comm, rule, options, max_grad_norm=clip, params=lambda: params)
     sync = wrap(comm)
     step = build_train_step(fns, as_per_example(loss or CrossEntropyLoss()), sync, mesh, **more)
-    return Stepping(step, init_state(sync, mesh, params, model_state, seed), fns, sync, mesh)
+    return Stepping(step, build_init(sync, mesh)(params, model_state, seed), fns, sync, mesh)
 
 
 def batches_of(

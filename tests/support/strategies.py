@@ -11,7 +11,7 @@ from cyxjax.core.evaluation import build_consensus
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh, put_rows
 from cyxjax.core.portable import Share, placed, to_portable
 from cyxjax.core.replica import from_replica, model_map, sync_map, to_replica
-from cyxjax.core.step import TrainState, init_state, state_spec
+from cyxjax.core.step import TrainState, build_init, state_spec
 from cyxjax.core.strategy import Stepped, Sync, norm_row
 from cyxjax.sync.registry import STRATEGIES, build_sync
 
@@ -90,7 +90,7 @@ class Alone:
         reduced = sync_map(update, self.mesh, (spec, PER_REPLICA), (spec, REPLICATED))
         self.norms: list[Any] = []  # rows with the norms of the mean gradients, by step
         self.update = jax.jit(lambda state, rows: reduced(state, backward(state.params, rows)))
-        self.state = init_state(sync, self.mesh, params() if start is None else start, {}, 0)
+        self.state = build_init(sync, self.mesh)(params() if start is None else start, {}, 0)
 
     def step(self, *grads: PyTree) -> "Alone":
         """One update for each tree of per-replica gradients (leaves (R, ...))."""

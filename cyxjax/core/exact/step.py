@@ -139,7 +139,6 @@ def build_parts_eval(
     view, check = DeviceViews(layout), split_check(loss, metrics)
 
     def evaluate(state: EvalState, one: Part, total: Any) -> jax.Array:
-        del total
         output = infer(fns, state, one.inputs)
         return score(loss, metrics, check, output, one.targets, one.weight)
 

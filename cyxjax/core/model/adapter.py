@@ -80,13 +80,14 @@ def is_module_of(library: str, model: Any) -> bool:
 
 
 _STATE = ("model_state", "state")
+_PAIR = ("init", "apply")  # a named tuple with other fields is an optimizer
 
 
 def is_pair(model: Any) -> bool:
     """Whether `model` is two functions, neither of which holds arrays, and not an optimizer."""
-    if not isinstance(model, tuple | list) or len(model) != 2 or not all(map(_is_function, model)):
+    if not isinstance(model, tuple | list) or getattr(model, "_fields", _PAIR) != _PAIR:
         return False
-    return getattr(model, "_fields", ("init", "apply")) == ("init", "apply")
+    return len(model) == 2 and all(callable(one) and not _holds_arrays(one) for one in model)
 
 
 def values_and_function(model: Any) -> tuple[PyTree, Callable] | None:
@@ -106,10 +107,6 @@ def _holds_arrays(one: Any) -> bool:
     """Whether `one` is a tree whose leaves are arrays and numbers."""
     leaves = jax.tree.leaves(one)
     return bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray | float) for leaf in leaves)
-
-
-def _is_function(one: Any) -> bool:
-    return callable(one) and not _holds_arrays(one)
 
 
 def from_values(values: PyTree, apply: Callable) -> ModelFns:

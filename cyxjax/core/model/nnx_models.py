@@ -41,14 +41,15 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     params, keys, counts, rest = states
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
-        del key, inputs
         return jax.tree.map(jnp.array, (nnx.to_pure_dict(params), nnx.to_pure_dict(rest)))
 
     def apply(p: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
         states = [_filled(params, p), _rekeyed(keys, key), counts, _filled(rest, model_state)]
         whole = nnx.merge(graphs[train], *states, copy=True)
-        args, named = call_arguments(whole.__call__, inputs, key, train, _as_rngs)
-        output, after = whole(*args, **named), nnx.state(whole, _is_rest)
+        as_rngs = lambda name, key: nnx.Rngs(key) if name == "rngs" else key  # noqa: E731
+        args, named = call_arguments(whole.__call__, inputs, key, train, as_rngs)
+        output = whole(*args, **named)
+        *_, after = nnx.state(whole, *_PARTS)  # not the random streams: each step has new keys
         if train and (own := _sown_losses(after, rest)):
             output = Sown(output, sum_of_sown(own, inputs))
         return output, _like(model_state, nnx.to_pure_dict(after))
@@ -79,17 +80,6 @@ def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array
         if holds_losses(_CAPITAL.sub("_", name).lower())
         for leaf in jax.tree.leaves(v.get_value())
     ]
-
-
-def _as_rngs(name: str, key: jax.Array) -> Any:
-    """An `nnx.Rngs` for an argument named `rngs`; a key for any other."""
-    return nnx.Rngs(key) if name == "rngs" else key
-
-
-def _is_rest(path: Any, value: Any) -> bool:
-    """Whether `value` is neither a parameter nor part of a random stream (each step has new keys)."""
-    del path
-    return isinstance(value, nnx.Variable) and not isinstance(value, nnx.Param | nnx.RngKey | nnx.RngCount)
 
 
 def _filled(template: nnx.State, values: PyTree) -> nnx.State:

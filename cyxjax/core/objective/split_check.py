@@ -18,7 +18,6 @@ from jax import lax
 
 from cyxjax.core.losses import UserLoss, model_loss
 from cyxjax.core.metrics import Metrics
-from cyxjax.core.model.model_fns import Sown
 from cyxjax.core.objective.terms import terms_of
 from cyxjax.core.rows import WAYS_OUT, by_sample, mean_of_each, row_by_row
 from cyxjax.core.statistics import Statistic
@@ -40,7 +39,6 @@ class SplitCheck(NamedTuple):
 
         Padding holds copies of samples, so it is compared as any other row.
         """
-        output = output.output if isinstance(output, Sown) else output
         # The step's own numbers keep their bits: XLA fuses none of their operations with those of the check.
         output, target = lax.optimization_barrier((output, target))
         found = [_compared(measure, output, target) for measure in self.measures.values()]

@@ -20,7 +20,7 @@ from cyxjax.core.losses import (
 from cyxjax.core.metrics import Metric, Metrics, accuracy
 from cyxjax.core.objective.global_loss import ContrastiveLoss, GlobalLoss, sees_whole_batch
 from cyxjax.core.objective.terms import SumOfTerms, Term, num_means
-from cyxjax.core.rows import mean_of_each
+from cyxjax.core.rows import flat_rows, mean_of_each
 from cyxjax.core.statistics import Statistic
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
@@ -145,10 +145,9 @@ class Task:
         Source: Hinton et al. 2015, arXiv:1503.02531.
         """
         hard = seen_through(CrossEntropyLoss().per_example, None, 0)
+        hits = seen_through(accuracy, None, 0)
         soft = partial(_soft, temperature)
-        return Task(
-            {"hard": (hard, 1 - alpha), "soft": (soft, alpha)}, output, None, {"accuracy": _of_labels}
-        )
+        return Task({"hard": (hard, 1 - alpha), "soft": (soft, alpha)}, output, None, {"accuracy": hits})
 
 
 def _as_term(name: str, given: Any) -> Term:
@@ -204,29 +203,19 @@ def picked(tree: PyTree, pick: Pick) -> PyTree:
 
 
 def _half_square(output: PyTree, target: jax.Array) -> jax.Array:
-    made, wanted = _flat(output[0]), _flat(target)
+    made, wanted = flat_rows(output[0]), flat_rows(target)
     return 0.5 * jnp.square(made - wanted).sum(1)
 
 
 def _cross_entropy(output: PyTree, target: jax.Array) -> jax.Array:
-    made, wanted = _flat(output[0]), _flat(target)
+    made, wanted = flat_rows(output[0]), flat_rows(target)
     return -(wanted * jax.nn.log_sigmoid(made) + (1 - wanted) * jax.nn.log_sigmoid(-made)).sum(1)
-
-
-def _flat(a: jax.Array) -> jax.Array:
-    """float32 (B, numbers of a sample)."""
-    return a.astype(jnp.float32).reshape(len(a), -1)
 
 
 def _divergence(output: PyTree, target: PyTree) -> jax.Array:
     """KL(N(mean, e^logvar) || N(0, 1)) of each sample."""
-    del target
-    mean, logvar = map(_flat, output[1:3])
+    mean, logvar = map(flat_rows, output[1:3])
     return -0.5 * (1 + logvar - jnp.square(mean) - jnp.exp(logvar)).sum(1)
-
-
-def _of_labels(output: jax.Array, target: PyTree) -> tuple[jax.Array, jax.Array] | None:
-    return accuracy(output, target[0])
 
 
 def _soft(temperature: float, output: jax.Array, target: PyTree) -> jax.Array:
