@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from cyxjax.core.exchange import joined, over, sends_one_by_one
 from cyxjax.core.mesh import AXIS, PER_REPLICA
 from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import joined as joined_trees
 
 
 def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
@@ -40,43 +41,26 @@ def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Ca
 
 
 def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checked: bool) -> Callable:
-    def run(*args: Any) -> Any:
-        with over(mesh):
-            return f(*args)
-
-    def mapped(*args: Any) -> Any:
-        entering, specs, inside = _without_empty(run, args, in_specs, mesh, checked)
-        into = jax.shard_map(inside, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=checked)
-        return into(*entering)
-
-    return mapped
-
-
-def _without_empty(
-    f: Callable, args: tuple, in_specs: PyTree, mesh: Mesh, checked: bool
-) -> tuple[tuple, PyTree, Callable]:
-    """(arguments of the map, their specs, `f` of these arguments): empty arrays are created inside instead.
-
-    XLA of jaxlib 0.11.2 crashes (SIGSEGV, in compile) if one of several arguments of a map is empty: its
-    zero_sized_hlo_elimination replaces it by a constant, which has no sharding for the partitioner.
-    """
-    leaves, tree = jax.tree.flatten(args)
-    empty = [0 in jnp.shape(a) for a in leaves]
-    if not any(empty):
-        return args, in_specs, f
-    specs = jax.tree.leaves(by_spec(lambda _, s: s, args, in_specs), is_leaf=lambda s: isinstance(s, P))
-
-    def made(a: Any, spec: P) -> jax.Array:
+    def empty(a: Any, spec: P) -> jax.Array | None:
+        """A replica's part of the argument `a`, if it has no elements; else None."""
+        if 0 not in jnp.shape(a):
+            return None
         local = lax.full(NamedSharding(mesh, spec).shard_shape(jnp.shape(a)), 0, jax.dtypes.result_type(a))
         return lax.pcast(local, AXIS, to="varying") if checked and AXIS in spec else local
 
-    def inside(*entered: Any) -> Any:
-        rest = iter(entered)
-        known = [made(a, s) if e else next(rest) for a, s, e in zip(leaves, specs, empty, strict=True)]
-        return f(*jax.tree.unflatten(tree, known))
+    def mapped(*args: Any) -> Any:
+        def run(*entered: Any) -> Any:
+            with over(mesh):
+                return f(*joined_trees(entered, by_spec(empty, args, in_specs)))
 
-    entering = [(a, s) for a, s, e in zip(leaves, specs, empty, strict=True) if not e]
-    return tuple(a for a, _ in entering), tuple(s for _, s in entering), inside
+        # Empty arrays are created inside: XLA of jaxlib 0.11.2 crashes (SIGSEGV, in compile) if one of
+        # several arguments of a map is empty. Its zero_sized_hlo_elimination replaces it by a constant, which
+        # has no sharding for the partitioner.
+        entering = jax.tree.map(lambda a: None if 0 in jnp.shape(a) else a, args)
+        into = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=checked)
+        return into(*entering)
+
+    return mapped
 
 
 def psum(tree: PyTree) -> PyTree:
