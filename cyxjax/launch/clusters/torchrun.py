@@ -2,7 +2,6 @@
 torchrun, or by hand."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from cyxjax.launch.topology import Topology, common_fields, processes_here, read_int, refuse_half_set
 
@@ -19,7 +18,9 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     if env.get("WORLD_SIZE") != "1":  # WORLD_SIZE=1 alone is complete: there is only rank 0
         refuse_half_set(env, (*NAMES, "LOCAL_RANK") if "LOCAL_RANK" in env else NAMES, source)
     rank, world_size, common = read_int(env, "RANK", 0), read_int(env, "WORLD_SIZE"), common_fields(env)
-    topology = Topology(
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent listens on MASTER_PORT itself
+        common["master_port"] += 1 if common["master_port"] < 65535 else -1
+    return Topology(
         rank=rank,
         world_size=world_size,
         local_rank=read_int(env, "LOCAL_RANK", rank),
@@ -27,16 +28,9 @@ def detect(env: Mapping[str, str]) -> Topology | None:
         source=source,
         **common,
     )
-    return _beside_held_port(topology) if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else topology
 
 
 def _source(env: Mapping[str, str]) -> str:
     if "CYXJAX_RUN_ID" in env:
         return "cyxjax.launch"
     return "torchrun" if "TORCHELASTIC_RUN_ID" in env else "RANK, WORLD_SIZE"
-
-
-def _beside_held_port(topology: Topology) -> Topology:
-    """torchrun's agent listens on MASTER_PORT itself (its TCPStore), so our ranks meet one port above."""
-    port = topology.master_port
-    return replace(topology, master_port=port + 1 if port < 65535 else port - 1)
