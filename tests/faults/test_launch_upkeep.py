@@ -155,7 +155,7 @@ def test_sigusr1_all_through_a_training_saves_when_it_can_and_goes_on(tmp_path):
 def test_a_start_whose_number_comes_again_knows_nothing_of_the_one_before(tmp_path):
     """A restarted first host counts from 0; the other launchers keep their folders."""
     with WorkerGroup(parse(["--no-python", "sh", "-c", "kill -9 $$"], os.environ), os.environ) as group:
-        before = Files.within(group.folder, 0, 0)
+        before = group.run(group.options.place, 0).workers[0].files
         Reporter(before.beat).report(7, "step")
         records.save(ErrorRecord(0, "ValueError", "of the start before"), before.error)
         Path(before.stacks).write_text("of the start before")

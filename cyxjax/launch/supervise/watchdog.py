@@ -48,7 +48,7 @@ class Watch:
         excused = {rank: self._pauses.excuse(progress) for rank, progress in pulses.items()}
         step_s = self._stopwatch.median_s
         verdict = hang.judge(excused, now_s, self.limits, step_s, stopped, all_here=self._all_here)
-        return None if verdict is None else self._record(verdict, workers, pulses)
+        return None if verdict is None else self._record(verdict, workers, pulses, stopped)
 
     def _note_pauses(self, workers: Sequence[Worker]) -> frozenset[int]:
         """The suspended ranks. They may stay so for the limit if one was set, else for SUSPENDED_S."""
@@ -63,7 +63,11 @@ class Watch:
         return stopped
 
     def _record(
-        self, verdict: Verdict, workers: Sequence[Worker], pulses: dict[int, Progress]
+        self,
+        verdict: Verdict,
+        workers: Sequence[Worker],
+        pulses: dict[int, Progress],
+        stopped: frozenset[int],
     ) -> ErrorRecord:
         running = [
             dump.RunningRank(w.pid, os.getpid(), w.rank, "", w.files.stacks, w.files.beat)
@@ -72,7 +76,6 @@ class Watch:
         ]
         dumps = {one.rank: text for one, text in dump.collect(running).items()}
         frames = {rank: dump.main_thread(text) for rank, text in dumps.items()}
-        stopped = {worker.rank for worker in workers if worker.is_stopped()}
         blamed = verdict.rank if verdict.early_end or stopped else _refine(verdict.rank, pulses, frames)
         waits_for = {rank: dump.helpers(text) for rank, text in dumps.items()}
         lines = [

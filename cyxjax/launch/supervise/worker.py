@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
@@ -36,15 +36,10 @@ class Files:
     stacks: str
 
     @classmethod
-    def within(cls, folder: str, rank: int, start: int) -> "Files":
-        stem = os.path.join(folder, f"start_{start}_rank_{rank}")
+    def within(cls, folder: str, rank: int, number: int) -> "Files":
+        """number: of the process, counted by its launcher: a new first host counts starts from 0 again."""
+        stem = os.path.join(folder, f"rank_{rank}_{number}")
         return cls(f"{stem}.beat", f"{stem}.error.json", f"{stem}.stacks")
-
-    def remove(self) -> None:
-        """Removes the files of an earlier start of this number: a new first host counts from 0 again."""
-        for path in astuple(self):
-            with suppress(OSError):
-                os.unlink(path)
 
 
 def environment(

@@ -1,5 +1,6 @@
 """One host's ranks through one start: spawn them, watch them, and end them all when one has failed."""
 
+import itertools
 import os
 import queue
 import signal
@@ -55,6 +56,7 @@ class WorkerGroup:
         self.put = self._events.put
         self._kept: list[Message] = []  # received during a start, for what follows it
         self._previous: dict[str, object] = {}
+        self._processes = itertools.count()  # started so far
         self._is_asked_to_end = False
 
     def __enter__(self) -> "WorkerGroup":
@@ -115,8 +117,7 @@ class WorkerGroup:
     def _spawn(self, place: LocalRanks, local_rank: int, number: int) -> Worker:
         self._scratch.ensure()
         rank = place.base_rank + local_rank
-        files = Files.within(self._scratch.path, rank, number)
-        files.remove()
+        files = Files.within(self._scratch.path, rank, next(self._processes))
         prefix = f"[rank {rank}] " if place.world_size > 1 else ""
         variables = environment(place, local_rank, number, files, self._env)
         worker = Worker(

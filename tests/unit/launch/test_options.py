@@ -144,4 +144,4 @@ def test_what_a_rank_finds_in_its_environment():
     )
     assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["RESTART_COUNT"]) == ("10.0.0.1", "1", "3")
     assert (env["PATH"], env["NPROC"]) == ("/bin", "7")
-    assert env["CYXJAX_BEAT_FILE"] == "/d/start_3_rank_3.beat"
+    assert env["CYXJAX_BEAT_FILE"] == "/d/rank_3_3.beat"
