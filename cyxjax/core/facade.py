@@ -129,8 +129,9 @@ def build_update(
         state, grads = to_replica(state, spec), to_replica(grads, grads_spec)
         carried = to_replica(carried, PER_REPLICA)
         params, strategy = sync.update(grads, state.sync, state.params)[:2]
-        seen, mean = psum(carried.count), phases.mean_model_state(carried.model_state, carried.count)
-        model_state = jax.tree.map(lambda new, old: jnp.where(seen > 0, new, old), mean, state.model_state)
+        seen, old = psum(carried.count), state.model_state
+        mean = phases.mean_model_state(carried.model_state, old, carried.count)
+        model_state = jax.tree.map(lambda new, old: jnp.where(seen > 0, new, old), mean, old)
         return from_replica(TrainState(state.step + 1, params, model_state, strategy, state.key), spec)
 
     run = sync_map(local, mesh, (spec, grads_spec, PER_REPLICA), spec)

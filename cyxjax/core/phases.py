@@ -120,38 +120,62 @@ def _sum_of_those_there(*leaves: jax.Array | None) -> jax.Array | None:
     return reduce(operator.add, there) if there else None
 
 
-def mean_model_state(model_state: PyTree, weight: jax.Array) -> PyTree:
+class StateShare(NamedTuple):
+    """A share of the mean model state, or a sum of shares."""
+
+    sums: PyTree  # floats times their number of samples, 16-bit ones as float32; counters as they are
+    changed: PyTree  # float32 () per leaf: on how many replicas with samples the step changed it
+
+
+def mean_model_state(model_state: PyTree, old: PyTree, weight: jax.Array) -> PyTree:
     """Running statistics averaged over replicas, weighted by the number of samples; inside `sync_map`.
 
     Counters and other leaves that are neither float nor complex take the largest value. A replica without
-    samples has zero weight.
+    samples has zero weight. old: the state before the step, equal on all replicas.
     """
     if not jax.tree.leaves(model_state):
         return model_state
+    if lax.axis_size(AXIS) == 1:
+        return jax.tree.map(lambda new, was: new.astype(was.dtype), model_state, old)
     total = psum(weight)
     add = lambda leaf: psum(leaf) if _is_inexact(leaf) else lax.pmax(leaf, AXIS)  # noqa: E731
-    return divided_state(jax.tree.map(add, weighted_state(model_state, weight)), total, model_state)
+    return divided_state(jax.tree.map(add, weighted_state(model_state, old, weight)), total, old)
 
 
-def weighted_state(model_state: PyTree, weight: jax.Array) -> PyTree:
+def weighted_state(model_state: PyTree, old: PyTree, weight: jax.Array) -> StateShare:
     """A share of the mean: floats times `weight`, their number of samples, which may be 0."""
 
     def share(leaf: jax.Array) -> jax.Array:
         if not _is_inexact(leaf):
             return leaf
-        return jnp.where(weight > 0, leaf * weight.astype(leaf.dtype), jnp.zeros_like(leaf))
+        wide = widened(leaf)
+        return jnp.where(weight > 0, wide * weight.astype(wide.dtype), jnp.zeros_like(wide))
 
-    return jax.tree.map(share, model_state)
+    def changed(leaf: jax.Array, was: jax.Array) -> jax.Array:
+        return ((weight > 0) & (leaf.astype(was.dtype) != was).any()).astype(jnp.float32)
+
+    return StateShare(jax.tree.map(share, model_state), jax.tree.map(changed, model_state, old))
 
 
-def divided_state(summed: PyTree, total: Any, like: PyTree) -> PyTree:
-    """The mean from the sum of shares, in the dtypes of `like`; counters as they are."""
+def divided_state(summed: StateShare, total: Any, old: PyTree) -> PyTree:
+    """The mean from the sum of shares, in the dtypes of `old`; counters as they are.
 
-    def mean(leaf: jax.Array, old: Any) -> jax.Array:
+    A leaf that no replica changed is the old one: a constant times weights would be rounded, or overflow.
+    """
+
+    def mean(leaf: jax.Array, changed: jax.Array, was: Any) -> jax.Array:
+        if not _is_inexact(leaf):
+            return leaf.astype(was.dtype)
         by = jnp.asarray(total, leaf.dtype) if jnp.iscomplexobj(leaf) else total
-        return (leaf / by if _is_inexact(leaf) else leaf).astype(old.dtype)
+        return jnp.where(changed > 0, (leaf / by).astype(was.dtype), was)
 
-    return jax.tree.map(mean, summed, like)
+    return jax.tree.map(mean, summed.sums, summed.changed, old)
+
+
+def widened(leaf: jax.Array) -> jax.Array:
+    """16-bit floats as float32: a compiler may leave out the rounding between two 16-bit additions."""
+    narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+    return leaf.astype(jnp.float32) if narrow else leaf
 
 
 def _is_inexact(leaf: jax.Array) -> bool:

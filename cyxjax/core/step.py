@@ -185,7 +185,7 @@ def build_train_step(
     def write(state: TrainState, rows: PyTree) -> tuple[TrainState, jax.Array]:
         state, rows = to_replica(state, spec), to_replica(rows, PER_REPLICA)
         grads, model_state, weight, sums, checks = rows
-        mean_state = phases.mean_model_state(model_state, weight)
+        mean_state = phases.mean_model_state(model_state, state.model_state, weight)
         state, sums = next_state(sync, state, grads, mean_state, measured.settled(psum(sums)))
         return from_replica(state, spec), with_checks(sums, None if checks is None else psum(checks))
 

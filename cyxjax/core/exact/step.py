@@ -106,10 +106,11 @@ def build_part(
         key = micro_batch_key(step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=num_parts)
         # `write` sees one replica, whose mean is the sum: a part gives its share of the mean over samples.
         scale = sync.loss_scale(state.sync) / total
+        old = state.model_state
         model_state, summed = sum_gradients(
-            fns, loss, metrics, state.params, state.model_state, one[1:], scale, key, _NONE_ASKS, check
+            fns, loss, metrics, state.params, old, one[1:], scale, key, _NONE_ASKS, check
         )
-        return summed, phases.weighted_state(model_state, one.weight.sum())
+        return summed, phases.weighted_state(model_state, old, one.weight.sum())
 
     return PartProgram(part, threads, num_parts)
 

@@ -22,6 +22,7 @@ from cyxjax.core.exact.calls import Made, tree_of_each
 from cyxjax.core.exact.step import Layout, by_device
 from cyxjax.core.exchange import concatenated
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.phases import widened
 from cyxjax.core.replica import model_map
 from cyxjax.core.trees import PyTree
 
@@ -131,12 +132,6 @@ def _add(a: PyTree, b: PyTree) -> PyTree:
 def _join(a: jax.Array, b: jax.Array) -> jax.Array:
     """Counters take the largest value, as in `phases.mean_model_state`."""
     return a + b if jnp.issubdtype(a.dtype, jnp.inexact) else jnp.maximum(a, b)
-
-
-def widened(leaf: jax.Array) -> jax.Array:
-    """16-bit floats as float32: a compiler may leave out the rounding between two 16-bit additions."""
-    narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-    return leaf.astype(jnp.float32) if narrow else leaf
 
 
 def _pack(tree: PyTree) -> dict[str, jax.Array]:

@@ -39,13 +39,30 @@ def test_what_a_model_adds_to_its_loss_counts_as_the_loss_does():
 
 def test_running_statistics_count_by_samples_and_counters_do_not():
     # Two replicas: 2 samples with mean 1, 1 sample with mean 4: (2 * 1 + 1 * 4) / 3 = 2. A replica without
-    # samples may have any value.
-    states = [{"mean": jnp.array([m]), "count": jnp.int32(7)} for m in (1.0, 4.0, jnp.nan)]
-    shares = [weighted_state(s, jnp.float32(w)) for s, w in zip(states, (2, 1, 0), strict=True)]
-    assert [int(share["count"]) for share in shares] == [7, 7, 7]
-    summed = {"mean": sum(share["mean"] for share in shares), "count": jnp.int32(7)}
-    done = divided_state(summed, jnp.float32(3), states[0])
+    # samples may have any value. 16-bit sums are float32: 2 * 60000 would overflow, and the mean is 40001.
+    old = {"mean": jnp.zeros(1), "large": jnp.zeros(1, jnp.float16), "count": jnp.int32(6)}
+    values = ((1.0, 60000), (4.0, 3), (jnp.nan, jnp.nan))
+    states = [{"mean": jnp.array([m]), "large": jnp.float16([n]), "count": jnp.int32(7)} for m, n in values]
+    done = mean_of(states, old, (2, 1, 0))
     assert (np.asarray(done["mean"]).tolist(), int(done["count"])) == ([2.0], 7)
+    assert done["large"] == jnp.float16(120003 / 3)
+
+
+def test_a_leaf_that_no_replica_changed_keeps_its_bits():
+    # Times 21 the first overflows, and 1 + 2**-22 is rounded: the mean would be 1 + 2**-23 or worse.
+    old = {
+        "mask": np.float32([np.finfo(np.float32).min, 1 + 2**-22, np.pi]),
+        "half": np.float16([65504, 0.1]),
+    }
+    done = mean_of([old, old, jax.tree.map(lambda a: a * 0, old)], old, (21, 24, 0))
+    assert jax.tree.map(lambda a: np.asarray(a).tobytes(), done) == jax.tree.map(np.ndarray.tobytes, old)
+
+
+def mean_of(states, old, weights):
+    """The mean of the states of replicas with these numbers of samples."""
+    shares = [weighted_state(s, old, jnp.float32(w)) for s, w in zip(states, weights, strict=True)]
+    add = lambda *parts: sum(parts) if jnp.issubdtype(parts[0].dtype, jnp.inexact) else max(parts)  # noqa: E731
+    return divided_state(jax.tree.map(add, *shares), jnp.float32(sum(weights)), old)
 
 
 def test_no_branch_adds_up_many_leaves_and_the_norm_keeps_its_bits():
