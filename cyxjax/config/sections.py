@@ -34,6 +34,7 @@ OPTAX_SCHEDULES = (  # by optax's names; the initial or peak value is 1, a facto
     *("exponential_decay", "polynomial_schedule", "piecewise_constant_schedule", "cosine_onecycle_schedule"),
     *("linear_onecycle_schedule", "piecewise_interpolate_schedule", "warmup_exponential_decay_schedule"),
     *("warmup_cosine_decay_schedule", "warmup_constant_schedule", "cosine_decay_schedule", "linear_schedule"),
+    "sgdr_schedule",  # the values of each cycle are given
 )
 
 

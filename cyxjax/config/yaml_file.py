@@ -12,6 +12,7 @@ from yaml.constructor import ConstructorError
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.files import read_plain, readable
 
+_TEXT = "tag:yaml.org,2002:str"
 _MAX_BYTES = 1 << 20  # an experiment file is a page; a larger file is a mistake (data, a model)
 
 
@@ -36,7 +37,7 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases, repeated keys, and keys that are not strings."""
+    """Refuses aliases, repeated keys, and keys that are not strings; a whole number is a key as its text."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -47,7 +48,9 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            is_text = isinstance(key, yaml.ScalarNode) and key.tag == "tag:yaml.org,2002:str"
+            if isinstance(key, yaml.ScalarNode) and re.fullmatch(r"0|[1-9]\d*", key.value):
+                key.tag = _TEXT  # such as the steps of optax's piecewise_constant_schedule
+            is_text = isinstance(key, yaml.ScalarNode) and key.tag == _TEXT
             if not is_text or key.value in seen:
                 problem = (
                     f"{key.value!r} is given twice" if is_text else "a key that is not a string; quote it"

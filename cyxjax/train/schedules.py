@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import optax
@@ -124,7 +125,7 @@ def _own(plan: RatePlan) -> Schedule:
     """The given callable, or the one found by its name: one of optax, or `module:attribute`."""
     if plan.own is not None:
         return plan.own
-    ours = {name: getattr(optax, name) for name in OPTAX_SCHEDULES}
+    ours = {name: _with_steps_as_keys(getattr(optax, name)) for name in OPTAX_SCHEDULES}
     found = named("schedule", plan.name, ours, key="schedule.name")
     takes = inspect.signature(found).parameters
     if plan.name not in ours and not plan.options and len(takes) == 1:
@@ -134,6 +135,19 @@ def _own(plan: RatePlan) -> Schedule:
     }
     implied |= {"init_value": 0.0} if "peak_value" in implied and "init_value" in implied else {}
     return called(f"schedule {plan.name!r}", found, plan.options, "schedule.options", **implied)
+
+
+def _with_steps_as_keys(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+    """`function` of optax, for which the keys of a mapping are steps; a file has them as texts."""
+
+    @wraps(function)
+    def made(**options: Any) -> Schedule:
+        def steps(value: Any) -> Any:
+            return {int(str(step)): one for step, one in value.items()} if isinstance(value, dict) else value
+
+        return function(**{name: steps(value) for name, value in options.items()})
+
+    return made
 
 
 def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:

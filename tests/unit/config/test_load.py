@@ -56,6 +56,9 @@ def test_options_take_yaml_values(experiment):
     )
     assert config.model.options == {"hidden": [64, 32], "dropout": 0.1}
     assert config.optimizer.betas == (0.9, 0.95)
+    steps = experiment("schedule: {options: {boundaries_and_scales: {100: 0.1, '200': 0.5}}}\n")
+    given = load_config(["--config", steps]).schedule.options
+    assert given == {"boundaries_and_scales": {"100": 0.1, "200": 0.5}}
 
 
 def test_a_path_of_init_from_is_merged_as_a_section(experiment):

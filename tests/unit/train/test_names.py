@@ -143,6 +143,10 @@ def halving(every=2):
     return lambda step: 0.5 ** (step // every)
 
 
+def cycle(rate):
+    return {"init_value": rate, "peak_value": rate, "warmup_steps": 1, "decay_steps": 2}
+
+
 def rates(**section):
     cfg = cx.distributed.DistributedTrainingConfig(warmup_steps=2)
     return resolve(cfg, 1, 640, schedule=ScheduleConfig(**section)).step.rate
@@ -158,6 +162,14 @@ def rates(**section):
         (
             {"name": "piecewise_constant_schedule", "options": {"boundaries_and_scales": {1: 0.1}}},
             [0.5, 1, 1, 0.1, 0.1],
+        ),
+        (  # as a configuration file gives it
+            {"name": "piecewise_constant_schedule", "options": {"boundaries_and_scales": {"1": 0.1}}},
+            [0.5, 1, 1, 0.1, 0.1],
+        ),
+        (
+            {"name": "sgdr_schedule", "options": {"cosine_kwargs": [cycle(1.0), cycle(0.5)]}},
+            [0.5, 1, 1, 1, 0.5],
         ),
         ({"name": f"{HERE}:halved"}, [0.5, 1, 1, 0.5, 0.25]),
         ({"name": f"{HERE}:halving", "options": {"every": 1}}, [0.5, 1, 1, 0.5, 0.25]),
