@@ -60,7 +60,8 @@ def load_config(
     refuse_secrets(values, source)
     config = TrainConfig.from_values(values, source)
     if config.fast_dev_run:
-        config = TrainConfig.from_values(merge(values, _fast(config)), source)
+        fast = Layer("fast_dev_run", _fast(config))
+        config = TrainConfig.from_values(merge(values, fast.values), Sources((*layers, fast)))
     if given.help or given.print_config:
         show(help_page(command, config) if given.help else config.to_yaml())
         raise SystemExit(0)

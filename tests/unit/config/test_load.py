@@ -287,3 +287,11 @@ def test_a_deleted_working_folder_is_one_line_and_code_2(tmp_path, capsys, monke
     assert main(["train", "--epochs", "1"]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "WARNING" not in text]
     assert "folder" in line
+
+
+def test_the_values_of_a_fast_dev_run_have_it_as_their_source(experiment, capsys):
+    file = experiment("epochs: 9\nbatch_size: 8\n")
+    assert main(["config", "--config", file, "--fast-dev-run"]) == 0
+    comments = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#")]
+    assert [line for line in comments if "x.yaml" in line] == [f"# from {file}: batch_size"]
+    assert any(line.startswith("# from fast_dev_run: ") for line in comments)
