@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 from cyxjax.command import show
 from cyxjax.config.command_line import from_text, names, parse_overrides
@@ -110,7 +110,8 @@ def _fill(value: Any, kind: Any, env: Mapping[str, str], path: str) -> Any:
     if isinstance(value, dict):
         return {key: _fill(one, field_at(kind, [key]), env, path) for key, one in value.items()}
     if isinstance(value, list):
-        return [_fill(one, Any, env, path) for one in value]
+        item = (*get_args(kind), Any)[0] if get_origin(kind) in (tuple, list) else Any
+        return [_fill(one, item, env, path) for one in value]
     if not isinstance(value, str) or not _FROM_ENV.search(value):
         return value
 

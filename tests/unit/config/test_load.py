@@ -289,6 +289,12 @@ def test_a_deleted_working_folder_is_one_line_and_code_2(tmp_path, capsys, monke
     assert "folder" in line
 
 
+def test_a_variable_in_a_list_of_texts_is_a_text(experiment):
+    file = experiment("trainable: ['${env:NAMES}', '${env:NUMBER}']\n")
+    env = {"NAMES": "*/kernel", "NUMBER": "7"}
+    assert load_config(["--config", file], env=env).trainable == ("*/kernel", "7")
+
+
 def test_the_values_of_a_fast_dev_run_have_it_as_their_source(experiment, capsys):
     file = experiment("epochs: 9\nbatch_size: 8\n")
     assert main(["config", "--config", file, "--fast-dev-run"]) == 0
