@@ -124,7 +124,7 @@ class StateShare(NamedTuple):
     """A share of the mean model state, or a sum of shares."""
 
     sums: PyTree  # floats times their number of samples, 16-bit ones as float32; counters as they are
-    changed: PyTree  # float32 () per leaf: on how many replicas with samples the step changed it
+    changed: jax.Array | None  # float32 (number of leaves,): on how many replicas with samples it changed
 
 
 def mean_model_state(model_state: PyTree, old: PyTree, weight: jax.Array) -> PyTree:
@@ -154,7 +154,8 @@ def weighted_state(model_state: PyTree, old: PyTree, weight: jax.Array) -> State
     def changed(leaf: jax.Array, was: jax.Array) -> jax.Array:
         return ((weight > 0) & (leaf.astype(was.dtype) != was).any()).astype(jnp.float32)
 
-    return StateShare(jax.tree.map(share, model_state), jax.tree.map(changed, model_state, old))
+    each = jax.tree.leaves(jax.tree.map(changed, model_state, old))
+    return StateShare(jax.tree.map(share, model_state), jnp.stack(each) if each else None)
 
 
 def divided_state(summed: StateShare, total: Any, old: PyTree) -> PyTree:
@@ -169,7 +170,8 @@ def divided_state(summed: StateShare, total: Any, old: PyTree) -> PyTree:
         by = jnp.asarray(total, leaf.dtype) if jnp.iscomplexobj(leaf) else total
         return jnp.where(changed > 0, (leaf / by).astype(was.dtype), was)
 
-    return jax.tree.map(mean, summed.sums, summed.changed, old)
+    each = () if summed.changed is None else tuple(summed.changed)
+    return jax.tree.map(mean, summed.sums, jax.tree.unflatten(jax.tree.structure(old), each), old)
 
 
 def widened(leaf: jax.Array) -> jax.Array:
