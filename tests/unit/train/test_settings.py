@@ -1,13 +1,16 @@
 """A configuration is split once into frozen parts; one of them has all that compiled functions depend on."""
 
+from functools import partial
+
 import pytest
+from flax import linen
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.settings import BatchShape, RatePlan, resolve
-from tests.support.trainers import X, Y, config, trainer
+from tests.support.trainers import X, Y, config, mlp, says, trainer
 
 COSINE = ScheduleConfig(name="cosine", final_fraction=0.1)
 
@@ -55,7 +58,7 @@ def test_what_the_caller_changes_later_is_not_changed_here():
     assert resolve(one, 2).step != before
 
 
-def test_fits_of_equal_plans_share_their_compiled_functions():
+def test_fits_of_equal_plans_share_their_compiled_functions(two_devices):
     one = trainer()
     one.fit(X, Y, config(epochs=1, checkpoint_every_n_epochs=0))
     first = one.program
@@ -63,6 +66,17 @@ def test_fits_of_equal_plans_share_their_compiled_functions():
     assert one.program is first
     one.fit(X, Y, config(epochs=1, max_grad_norm=1.0, checkpoint_every_n_epochs=0))
     assert one.program is not first
+
+
+@pytest.mark.parametrize("model", [mlp, partial(linen.Dense, 3)])
+def test_equal_trainers_share_them_in_these_tests(model, two_devices):
+    """Compiled anew for each trainer, the tests take a third longer, and nothing else would say so."""
+    steps = []
+    for callbacks in ((), (says("on_step", False),)):
+        one = trainer(model(), callbacks=callbacks)
+        one.prepare(X, Y, config=config())
+        steps.append(one.program.train_step)
+    assert steps[0] is steps[1]
 
 
 def test_only_an_experiment_can_be_run_again():
