@@ -19,7 +19,6 @@ from cyxjax.train.comparison import changed_keys
 from cyxjax.train.experiment import run
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import Facts, config_of
-from cyxjax.train.trainer import DistributedTrainer
 from tests.support.trainers import VAL, X, Y, config, trainer
 
 START = "the configuration changed since the checkpoint: "
@@ -38,13 +37,7 @@ max_eval_batches: 1
 
 
 def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X, Y), **values):
-    one = DistributedTrainer(
-        model or linen.Dense(3),
-        cx.CrossEntropyLoss(),
-        optimizer or cx.SGDOptimizer(0.1),
-        callbacks=callbacks,
-        augment=augment,
-    )
+    one = trainer(model or linen.Dense(3), optimizer=optimizer, callbacks=callbacks, augment=augment)
     kept = {"checkpoint_dir": str(folder), "checkpoint_every_n_epochs": 1, "resume": "auto"}
     return one.fit(*data, config(**kept | values))
 
@@ -172,6 +165,7 @@ def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
         ({}, {"data": (X[:, :5], Y)}, r"a sample was .*6.*float32.*, is .*5.*float32"),
     ],
 )
+@pytest.mark.usefixtures("two_devices")
 def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, message, tmp_path):
     fit(tmp_path, epochs=1, **first)
     with pytest.raises(OtherStateError) as refused:
@@ -182,17 +176,19 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first,
     assert len(text) < 600
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
     def measure(max_steps, **metrics):
         one = trainer(linen.Dense(3), metrics=cx.Metrics(metrics))
         kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1, "resume": "auto"}
-        return one.fit(X, Y, *VAL, config(epochs=1, batch_size=1, max_steps=max_steps, **kept))
+        return one.fit(X, Y, *VAL, config(epochs=1, max_steps=max_steps, **kept))
 
     measure(1, ones=lambda o, t: o[:, 0] * 0 + 1)
     history = measure(None, twos=lambda o, t: o[:, 0] * 0 + 2)
     assert history.metrics["train_twos"] == [2.0]  # 1.87 with the sums of the other
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_another_augment_is_told(tmp_path, capsys):
     for epochs, augment in enumerate([None, None, lambda key, x: x * 2, lambda key, x: x * 3], 1):
         fit(tmp_path, optimizer=optax.sgd(0.1), augment=augment, epochs=epochs)

@@ -5,8 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.distributed import process_group
@@ -15,6 +15,9 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.plan import plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names
 from tests.support.resuming import bits
+from tests.support.trainers import ce, config, trainer, use_devices
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 Y = np.arange(24) % 3
@@ -24,15 +27,13 @@ WORDS = np.array(NAMES)[Y]
 
 
 def untrained(model=None):
-    model = model or cx.SequentialModel([cx.LinearModule(4, 3)])
-    return cx.DistributedTrainer(model, cx.CrossEntropyLoss(), optax.sgd(0.1))
+    return trainer(model or linen.Dense(3))
 
 
-def fit(*data, model=None, **config):
-    trainer = untrained(model)
-    options = {"epochs": 1, "batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0, "seed": 1}
-    trainer.fit(*data, cx.distributed.DistributedTrainingConfig(**options | config))
-    return trainer
+def fit(*data, model=None, **values):
+    one = untrained(model)
+    one.fit(*data, config(**{"epochs": 1} | values))
+    return one
 
 
 # ---- lists and frames -------------------------------------------------------------------------------------
@@ -262,38 +263,38 @@ def test_a_loader_that_runs_dry_is_an_error(loader, steps, message):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_batches_may_be_of_any_size_in_any_order(devices):
     batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 3, 16, 17, 24])]
-    with cx.testing.devices(devices):
-        linear = {"w": jnp.zeros((4, 3))}, lambda params, x: x @ params["w"]
-        trainer = fit(cx.data.Batches(batches), model=linear, epochs=2)
-        loss, _ = trainer.evaluate(cx.data.Batches(batches))
-        assert loss == pytest.approx(trainer.evaluate(X, Y)[0], rel=1e-6)
-    ce = optax.losses.softmax_cross_entropy_with_integer_labels
+    use_devices(devices)
+    linear = {"w": jnp.zeros((4, 3))}, lambda params, x: x @ params["w"]
+    one = fit(cx.data.Batches(batches), model=linear, epochs=2)
+    loss, _ = one.evaluate(cx.data.Batches(batches))
+    assert loss == pytest.approx(one.evaluate(X, Y)[0], rel=1e-6)
     w = jnp.zeros((4, 3))
     for x, y in batches * 2:
         w -= 0.1 * jax.grad(lambda w, x=x, y=y: ce(x @ w, y).mean())(w)
-    np.testing.assert_allclose(trainer.params["w"], w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one.params["w"], w, rtol=1e-5, atol=1e-6)
 
 
 def test_a_rate_that_follows_the_batch_wants_a_loader_that_tells_it():
     scaled = {"lr_scaling": "linear", "base_batch_size": 4}
     with pytest.raises(ConfigError, match="Loader .*batch_size.* global_batch_size"):
-        fit_data.parse((Loader(),), cx.distributed.DistributedTrainingConfig(**scaled), 1, 1)
-    settings = cx.distributed.DistributedTrainingConfig(**scaled, global_batch_size=8)
+        fit_data.parse((Loader(),), config(**scaled, batch_size=None), 1, 1)
+    settings = config(**scaled, batch_size=None, global_batch_size=8)
     assert fit_data.parse((Loader(),), settings, 1, 1)[1].global_batch_size == 8
 
 
 def test_the_batch_of_a_loader_that_does_not_tell_it_is_not_made_up(capsys):
-    trainer = fit(Loader(), verbose=True, batch_size=64)  # "64 samples ... = 64 per step"
+    one = fit(Loader(), verbose=True, batch_size=64)  # "64 samples ... = 64 per step"
     (plan,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
     assert "first step of this process 8 samples" in plan
     assert "64" not in plan
-    assert trainer.history.effective_batch_size == 8
+    assert one.history.effective_batch_size == 8
 
 
 @pytest.mark.parametrize(("stored", "size"), [(32, 2), (40, 3)])  # 16 parts: 40 samples are 3 each
 def test_a_stored_batch_that_the_replicas_cannot_share_does_not_keep_a_model_from_being_loaded(stored, size):
-    config = {"gradient_accumulation_steps": 2, "global_batch_size": stored}
-    meta = {"config": config, "inputs": {"": [[4], "float32"]}}
+    use_devices(8)
+    given = {"gradient_accumulation_steps": 2, "global_batch_size": stored}
+    meta = {"config": given, "inputs": {"": [[4], "float32"]}}
     plan = plan_of_checkpoint(untrained().recipe, process_group.ensure(), meta)
     assert plan.inputs.shape == (1, 4)
     assert plan.settings.step.batch == (size, 8, 2)

@@ -14,6 +14,8 @@ from cyxjax.train.hooks import goodput
 from cyxjax.train.hooks.goodput import CAUSES, read, share
 from tests.support.trainers import At, X, Y, fitted, lose
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def fit(folder, *callbacks, **changes):
     """A trainer after 12 steps of 16 samples."""

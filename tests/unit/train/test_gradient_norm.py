@@ -14,6 +14,8 @@ from cyxjax.train.hooks.hook import EpochInfo, Position, StepInfo
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from tests.support.trainers import Line, config, trainer
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 ONE_X, ONE_Y = np.float32([[3.0, 4.0]]), np.float32([10.0])
 
 

@@ -22,6 +22,8 @@ from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from tests.support.trainers import At, lose, trainer
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 BATCH, STEPS, BAD = 16, 20, 12  # samples a step, steps an epoch, the step (from 0) whose targets are wrong
 
 

@@ -14,6 +14,8 @@ from tests.support import trainers
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, QUIET, X, Y, config
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def trainer(model=None, **options):
     return trainers.trainer(linen.Dense(CLASSES) if model is None else model, **options)
@@ -160,8 +162,8 @@ def test_a_run_folder_and_sinks_are_keywords_of_fit(tmp_path):
 
 
 def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):
-    words = QUIET | {"run_dir": str(tmp_path / "run"), "sinks": [], "batch_size": 1, "epochs": 2}
-    whole = trainer().fit(X, Y, **QUIET | {"batch_size": 1})
+    words = QUIET | {"run_dir": str(tmp_path / "run"), "sinks": []}
+    whole = trainer().fit(X, Y, **QUIET)
     steps = whole.num_steps // 2
     cut = trainer().fit(X, Y, **words, max_steps=steps + 2)
     assert cut.epochs == [0, 1]

@@ -7,23 +7,17 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.core.mesh import build_mesh
-from cyxjax.distributed.ddp import DistributedDataParallel
-from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError
-from cyxjax.launch.topology import Topology
 from cyxjax.train.start.optimizers import for_trainer
 from tests.support.trainers import X, Y, config
+from tests.support.wrapped import wrap
 
 GRADS = {"w": np.float32([1.0, -2.0])}
 
 
 def moved(make, rates):
     """The kernel after each step; a rate is set before its step unless it is None."""
-    ddp = DistributedDataParallel(
-        linen.Dense(1, use_bias=False),
-        process_group=ProcessGroup(Topology(), "gloo", build_mesh(jax.devices()[:1])),
-    )
+    ddp = wrap(linen.Dense(1, use_bias=False))
     ddp.init(np.ones((1, 2), np.float32))
     optimizer, seen = make(ddp), [np.array(ddp.parameters()["kernel"])]
     for rate in rates:
@@ -58,7 +52,7 @@ def test_a_rate_that_could_not_hold_is_refused_where_it_is_set():
         assert optimizer.lr is lr
 
 
-def test_a_trainer_takes_the_rate_that_was_set_and_lets_it_be_set_no_more(own_group):
+def test_a_trainer_takes_the_rate_that_was_set_and_lets_it_be_set_no_more(two_devices):
     optimizer = cx.SGDOptimizer(0.1)
     optimizer.lr = 0.25
     trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), optimizer)

@@ -1,10 +1,10 @@
 """Samples that grain decodes in worker processes give the losses of decoding in this process."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.programs import printed_by
 
 JOB = """
 import os, json
@@ -49,8 +49,6 @@ def test_worker_processes_change_no_loss(tmp_path):
     pytest.importorskip("grain", reason="pip install 'cyxjax[grain]'")
     job = tmp_path / "job.py"
     job.write_text(JOB)
-    done = subprocess.run([sys.executable, job], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    here, in_workers = json.loads(done.stdout.splitlines()[-1])
+    here, in_workers = json.loads(printed_by(job, cwd=tmp_path).splitlines()[-1])
     assert here == in_workers
     assert len(here) == 1
