@@ -105,40 +105,23 @@ class ExpertsNnx(nnx.Module):
     def __init__(self, rngs):
         self.out = nnx.Linear(2, 3, rngs=rngs)
 
-    def __call__(self, x):
-        self.sow("losses", "own", x[:, 0] + x[:, 1])
-        return self.out(x)
+    def __call__(self, a, b):
+        self.sow("losses", "own", a[:, 0] + b[:, 1])
+        self.sow(nnx.Intermediate, "both", a + b)
+        return self.out(a + b)
 
 
 @pytest.mark.filterwarnings("ignore:.*Module.sow:DeprecationWarning")
-def test_what_an_nnx_module_sows_is_a_loss_in_training():
+def test_what_an_nnx_module_of_two_inputs_sows_is_a_loss_in_training_or_nothing():
     fns, x = adapt(ExpertsNnx(nnx.Rngs(0))), jnp.arange(8.0).reshape(4, 2)
-    params, state = fns.init(KEY, x)
-    output, after = fns.apply(params, state, x, KEY, True)
+    params, state = fns.init(KEY, (x, x))
+    output, after = fns.apply(params, state, (x, x), KEY, True)
     assert output.losses.tolist() == [1, 5, 9, 13]
     assert after == state == {}
-    assert fns.apply(params, state, x, KEY, False)[0].shape == (4, 3)
+    assert fns.apply(params, state, (x, x), KEY, False)[0].shape == (4, 3)
 
 
 def test_a_bound_module_keeps_its_values():
     variables = linen.Dense(3).init(jax.random.key(9), jnp.ones((1, 2)))
     params, _ = adapt(linen.Dense(3).bind(variables)).init(KEY, jnp.ones((1, 2)))
     jax.tree.map(np.testing.assert_array_equal, params, variables["params"])
-
-
-class SowingNnx(nnx.Module):
-    def __init__(self, rngs):
-        self.out = nnx.Linear(2, 3, rngs=rngs)
-
-    def __call__(self, a, b):
-        self.sow(nnx.Intermediate, "both", a + b)
-        return self.out(a + b)
-
-
-@pytest.mark.filterwarnings("ignore:.*Module.sow:DeprecationWarning")
-def test_an_nnx_module_takes_two_inputs_and_may_sow():
-    fns, x = adapt(SowingNnx(nnx.Rngs(0))), jnp.ones((4, 2))
-    params, state = fns.init(KEY, (x, x))
-    output, after = fns.apply(params, state, (x, x), KEY, True)
-    assert output.shape == (4, 3)
-    assert jax.tree.structure(after) == jax.tree.structure(state)

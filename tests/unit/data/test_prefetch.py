@@ -1,6 +1,5 @@
 """Reading ahead: order, errors with their traceback, and threads that end."""
 
-import gc
 import threading
 import time
 import traceback
@@ -27,7 +26,6 @@ def reading_threads():
 @pytest.fixture(autouse=True)
 def _no_thread_is_left():
     yield
-    gc.collect()
     assert until(lambda: not reading_threads(), 20)
 
 
@@ -78,7 +76,6 @@ def test_ending_early_ends_the_thread_and_the_source(depth, how):
         items.close()
         items.close()  # a second close is allowed
     del items
-    gc.collect()
     assert ended == [True]
     assert not reading_threads()
 

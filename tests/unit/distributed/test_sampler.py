@@ -52,6 +52,15 @@ def test_epochs_differ_and_repeat_and_a_pass_keeps_the_one_it_began_in():
     assert sampler.get_indices().tolist() == first
 
 
+def test_what_is_set_holds_from_the_next_pass_on():
+    set_later, made = DistributedSampler(8, 1, 0, seed=3), DistributedSampler(8, 1, 0, seed=5)
+    assert list(set_later) != list(made)
+    set_later.seed = 5
+    assert list(set_later) == list(made)
+    set_later.shuffle = False
+    assert list(set_later) == list(range(8))
+
+
 def test_ten_billion_samples():
     sampler = DistributedSampler(10**10, 64, 63)
     sampler.set_epoch(5)

@@ -88,7 +88,7 @@ TABLE = DistributedTrainingHistory(
     epochs=[0, 1, 2],
     val_losses=[2.5, 1.5],
     val_epochs=[0, 2],
-    metrics={"train_top2": [0.1, 0.2, 0.3], "val_top2": [0.5, 0.6]},
+    metrics={"train_top2": [0.1, 0.2, 0.3], "val_top2": [0.5, 0.6], "train_added_later": [0.7, 0.8]},
 )
 
 
@@ -110,13 +110,14 @@ def test_rows_are_epochs_without_what_was_not_measured():
             "train_top2": 0.1,
             "val_top2": 0.5,
         },
-        {"epoch": 1, "train_loss": 2.0, "learning_rate": 0.1, "train_top2": 0.2},
+        {"epoch": 1, "train_loss": 2.0, "learning_rate": 0.1, "train_top2": 0.2, "train_added_later": 0.7},
         {
             "epoch": 2,
             "train_loss": 1.0,
             "learning_rate": 0.2,
             "val_loss": 1.5,
             "train_top2": 0.3,
+            "train_added_later": 0.8,
             "val_top2": 0.6,
         },
     ]

@@ -12,7 +12,6 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.observe.events import read_events
-from cyxjax.observe.history import DistributedTrainingHistory
 from tests.support.trainers import X, Y, config, fitted, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -123,13 +122,6 @@ def test_a_run_that_starts_over_does_not_count_the_time_of_an_interrupted_one(tm
     fitted(**SAVING, **run)
     assert json.loads((tmp_path / "goodput.json").read_text())["seconds"]["restart"] == 0
     assert [event["event"] for event in read_events(tmp_path / "events.jsonl")].count("start") == 1
-
-
-def test_a_metric_that_was_added_later_has_the_rows_of_the_later_epochs():
-    history = DistributedTrainingHistory(
-        epochs=[0, 1, 2], train_losses=[3.0, 2.0, 1.0], metrics={"train_f1": [0.5, 0.6]}
-    )
-    assert [row.get("train_f1") for row in history.rows()] == [None, 0.5, 0.6]
 
 
 def test_groups_are_made_of_an_optimizer_at_the_rate_that_was_set():

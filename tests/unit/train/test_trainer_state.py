@@ -1,7 +1,6 @@
 """The state of a trainer: checkpoints that continue bit for bit, second fits, and exact epochs of loaders."""
 
 import os
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.train import run_state
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import parse
+from tests.support.flax_examples import GraphsTuple
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, fitted, mlp, same_bits, trainer
 
@@ -44,23 +44,15 @@ class Two(linen.Module):
         return linen.Dense(CLASSES)(linen.Dense(4)(a) + linen.Dense(4)(b))
 
 
-class Parts(NamedTuple):
-    """Like jraph's graphs: fields by name, some without arrays."""
-
-    nodes: Any
-    edges: Any
-    extra: Any
-
-
-class OfParts(linen.Module):
+class OfGraphs(linen.Module):
     @linen.compact
-    def __call__(self, parts):
-        assert parts.edges is None
-        return linen.Dense(3)(parts.nodes) + linen.Dense(3)(parts.extra)
+    def __call__(self, graphs):
+        assert graphs.globals is None
+        return linen.Dense(3)(graphs.nodes) + linen.Dense(3)(graphs.n_node)
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs"), [(OfParts(), Parts(X[:, :4], None, X[:, 4:])), (Two(), (X, X[:, :2]))]
+    ("model", "inputs"), [(OfGraphs(), GraphsTuple(X[:, :4], None, X[:, 4:])), (Two(), (X, X[:, :2]))]
 )
 def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(tmp_path, model, inputs):
     one, other, whole = (trainer(model=model) for _ in range(3))
@@ -145,16 +137,6 @@ def test_a_trainers_parts_are_not_set():
     for name in ("callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"):
         with pytest.raises(AttributeError, match=name):
             setattr(one, name, None)
-
-
-def test_what_is_set_on_a_sampler_holds_from_the_next_pass_on():
-    sampler = DistributedSampler(8, seed=0)
-    sampler.shuffle = False
-    assert list(sampler) == list(range(8))
-    sampler.shuffle, sampler.seed, sampler.epoch = True, 3, 2
-    again = DistributedSampler(8, seed=3)
-    again.set_epoch(2)
-    assert list(sampler) == list(again) != list(range(8))
 
 
 def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
