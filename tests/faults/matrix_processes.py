@@ -206,7 +206,7 @@ _FORMINGS = [
         "an error that names the variable, before jax is loaded",
         (
             *tests_in("unit/launch/test_topology.py", "test_bad_environments_name_the_variable_and_hint"),
-            *tests_in("house/test_layering.py", "test_no_jax_is_loaded_by"),
+            *tests_in("house/test_layering.py", "test_no_jax_is_loaded_by_what_starts_at_once"),
         ),
     ),
     Row(
