@@ -14,7 +14,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES
 from tests.support.models import Net, NnxNet, data
-from tests.support.trainers import use_devices
+from tests.support.trainers import config, trainer, use_devices
 
 DATA = data(24)
 
@@ -24,15 +24,18 @@ def three_replicas(group):
     use_devices(3)
 
 
-def fit(model=None, optimizer=None, callbacks=(), **config):
-    quiet = {"checkpoint_every_n_epochs": 0, "verbose": False, "epochs": 1, "batch_size": 2, "max_steps": 3}
-    rule = optimizer or optax.sgd(0.1, momentum=0.9)
-    loss, settings = cx.CrossEntropyLoss(), {k: v for k, v in (quiet | config).items() if v is not None}
-    trainer = cx.distributed.DistributedTrainer(model or Net(), loss, rule, callbacks=callbacks)
-    prepared = trainer.prepare(DATA, config=cx.distributed.DistributedTrainingConfig(**settings))
-    before = jax.tree.map(np.array, trainer.params)
-    trainer.fit_prepared(prepared)
-    return trainer, dict(named_leaves(before)), dict(named_leaves(trainer.params))
+def untrained(model=None, optimizer=None, callbacks=()):
+    return trainer(
+        model or Net(), optimizer=optimizer or cx.SGDOptimizer(0.1, momentum=0.9), callbacks=callbacks
+    )
+
+
+def fit(*parts, callbacks=(), **values):
+    train = untrained(*parts, callbacks=callbacks)
+    prepared = train.prepare(DATA, config=config(**{"epochs": 1, "batch_size": 2, "max_steps": 3} | values))
+    before = jax.tree.map(np.array, train.params)
+    train.fit_prepared(prepared)
+    return train, dict(named_leaves(before)), dict(named_leaves(train.params))
 
 
 def moved(before, after):
@@ -50,9 +53,9 @@ def test_what_is_frozen_keeps_its_bits(comm):
     options = {"exact": EXACT | {"batch_size": None}, "average": {"callbacks": [cx.EMA(0.5)]}}.get(comm)
     named = STRATEGIES.get(comm)
     options = options or {"comm": comm, "comm_options": dict(named.usual or {})}
-    trainer, before, after = fit(trainable="Dense_1/*", **options)
+    train, before, after = fit(trainable="Dense_1/*", **options)
     assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}
-    held = [name for name, _ in named_leaves(trainer.state.sync) if "Dense_0" in name]
+    held = [name for name, _ in named_leaves(train.state.sync) if "Dense_0" in name]
     assert held == []  # no state for frozen parameters
 
 
@@ -69,7 +72,7 @@ def test_the_rest_moves_as_if_it_were_alone():
         optax.sgd(0.1, momentum=0.9),
     )
     _, _, ours = fit(trainable="Dense_1/*", max_grad_norm=0.01)
-    _, _, theirs = fit(optimizer=clipped)
+    _, _, theirs = fit(None, clipped)
     for name, leaf in ours.items():
         np.testing.assert_allclose(leaf, theirs[name], rtol=1e-6)
 
@@ -83,10 +86,10 @@ def test_a_pattern_that_matches_nothing_is_refused():
 
 @pytest.mark.parametrize("comm", ["mean", "fsdp"])
 def test_adapters_alone_are_trained_and_saved_as_adapters(comm, tmp_path):
-    trainer, before, after = fit(lora={"rank": 2, "alpha": 4}, comm=comm)
+    train, before, after = fit(lora={"rank": 2, "alpha": 4}, comm=comm)
     assert moved(before, after) == {"Dense_0/kernel", "Dense_1/kernel"}  # merged: the base with its products
-    trainer.save_checkpoint(str(tmp_path / "x"))
-    again = cx.distributed.DistributedTrainer(Net(), cx.CrossEntropyLoss(), optax.sgd(0.1, momentum=0.9))
+    train.save_checkpoint(str(tmp_path / "x"))
+    again = untrained()
     again.load_checkpoint(str(tmp_path / "x"))
     for name, leaf in named_leaves(again.params):
         np.testing.assert_array_equal(leaf, after[name])
@@ -109,11 +112,11 @@ def test_adapters_change_nothing_at_the_start(model):
 
 def test_an_nnx_model_is_given_the_merged_values_back():
     model = NnxNet(nnx.Rngs(0))
-    trainer, before, after = fit(model, lora={"rank": 1, "pattern": "last/kernel"})
+    train, before, after = fit(model, lora={"rank": 1, "pattern": "last/kernel"})
     assert moved(before, after) == {"last/kernel"}
     np.testing.assert_array_equal(model.last.kernel[...], after["last/kernel"])
     with pytest.raises(ConfigError, match="^lora .*init_from"):
-        trainer.fit(DATA, config=cx.distributed.DistributedTrainingConfig(batch_size=2, verbose=False))
+        train.fit(DATA, config=config(batch_size=2))
 
 
 def test_training_begins_where_a_file_says(tmp_path, capsys):
@@ -137,7 +140,7 @@ def test_a_resumed_run_asks_the_file_no_more(tmp_path):
     first = {"init_from": {"path": str(path), "strict": False}, **keep}
     _, _, end = fit(**first)
     path.unlink()
-    trainer, _, after = fit(**first | {"max_steps": 4})
-    assert trainer.run_state.position.step == 4
+    train, _, after = fit(**first | {"max_steps": 4})
+    assert train.run_state.position.step == 4
     assert (after["Dense_0/bias"] != end["Dense_0/bias"]).any()
     np.testing.assert_allclose(after["Dense_0/bias"], end["Dense_0/bias"], atol=0.1)

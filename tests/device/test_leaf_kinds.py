@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
@@ -12,7 +11,7 @@ from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import FEATURES, X, config, use_devices
+from tests.support.trainers import FEATURES, X, config, trained, use_devices
 
 SAMPLES = 19
 TARGET = np.abs(X[:SAMPLES].sum(1))
@@ -52,7 +51,7 @@ class WithConstants(linen.Module):
 
 
 @pytest.mark.parametrize(("comm", "remat"), [("mean", "none"), ("mean", "dots_saveable"), ("fsdp", "none")])
-def test_complex_parameters_go_downhill_as_on_one_device(comm, remat, two_devices):
+def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
     x, w = X[:SAMPLES], adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"]
     parts = jnp.real(w), jnp.imag(w)  # |x (a + ib)| in real numbers, where the gradient is unambiguous
 
@@ -62,33 +61,25 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat, two_device
 
     for i in range(0, SAMPLES, 8):
         grads = jax.grad(loss)(parts, x[i : i + 8], TARGET[i : i + 8])
-        parts = jax.tree.map(lambda p, g: p - 0.05 * g, parts, grads)
-    train = DistributedTrainer(Complex(), cx.MSELoss(), optax.sgd(0.05))
+        parts = jax.tree.map(lambda p, g: p - 0.1 * g, parts, grads)
     how = {"comm": comm, "remat": remat, "sentinel_every_n_steps": 1}
-    train.fit(x, TARGET, config(epochs=1, batch_size=4, shuffle=False, **how))
+    train = trained(Complex(), cx.MSELoss(), x, TARGET, **how)
     expected = np.asarray(parts[0]) + 1j * np.asarray(parts[1])
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding over three steps
 
 
 @pytest.mark.parametrize("comm", ["fp16", "bf16", "int8"])
-def test_compressed_gradients_of_complex_parameters_keep_both_parts(comm, two_devices):
-    def trained(comm):
-        train = DistributedTrainer(Complex(), cx.MSELoss(), optax.sgd(0.05))
-        train.fit(X[:SAMPLES], TARGET, config(epochs=1, batch_size=4, shuffle=False, comm=comm))
-        return train.params["w"]
-
-    first, mean, found = (
-        adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"],
-        trained("mean"),
-        trained(comm),
+def test_compressed_gradients_of_complex_parameters_keep_both_parts(comm):
+    first = adapt(Complex()).init(jax.random.key(42), X[:1])[0]["w"]
+    mean, found = (
+        trained(Complex(), cx.MSELoss(), X[:SAMPLES], TARGET, comm=how).params["w"] for how in ("mean", comm)
     )
     moved = np.abs(np.imag(mean) - np.imag(first)).max()
     assert np.abs(np.imag(found) - np.imag(mean)).max() < 0.2 * moved  # of rounding; 1 if it is not sent
 
 
-def test_complex_statistics_are_those_of_the_global_batch(two_devices):
-    train = DistributedTrainer(Phased(), cx.MSELoss(), optax.sgd(0.05))
-    train.fit(X[:16], TARGET[:16], config(epochs=1, batch_size=4, shuffle=False))
+def test_complex_statistics_are_those_of_the_global_batch():
+    train = trained(Phased(), cx.MSELoss(), X[:16], TARGET[:16])
     last = X[8:16]
     found = train.state.model_state["statistics"]["mean"]
     np.testing.assert_allclose(found, last.mean() - 1j * last[:, 0].mean(), rtol=1e-5)

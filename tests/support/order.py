@@ -82,7 +82,6 @@ unit/cli/init 4 0
 unit/cli/main 10 0
 unit/core/scores 9 0
 unit/data/catalog 4 0
-unit/data/prefetch 10 0
 unit/launch/handshake 5 15
 unit/launch/lowerings 6 15
 unit/launch/rendezvous 11 0

@@ -16,6 +16,7 @@ from cyxjax.train import experiment
 from cyxjax.train.hooks.black_box import read_box
 from cyxjax.train.replay import steps
 from cyxjax.train.replay.inspect import first_nonfinite
+from tests.support.trainers import use_devices
 
 SAMPLES = 48  # 16 per step: 3 steps per epoch
 
@@ -41,7 +42,7 @@ def setting(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(SAMPLES, 3)).astype(np.float32), rng.normal(size=(SAMPLES, 2)).astype(np.float32)
     monkeypatch.setattr(experiment, "model_of", lambda section, info, seed: Shell())
-    experiment.process_group.ensure()
+    use_devices(2)
     monkeypatch.setattr(experiment.process_group, "init", lambda **options: None)
     monkeypatch.setattr(experiment.process_group, "finalize", lambda: None)
 
@@ -114,7 +115,6 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
 def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each(
     options, setting, tmp_path, capsys
 ):
-    experiment.process_group.narrow(2)
     with pytest.raises(NonFiniteError, match="loss .*step 3 "):
         experiment.run(setting(bad=11, **options))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
