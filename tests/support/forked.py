@@ -34,11 +34,11 @@ AT_START = ("JAX_", "XLA_", "NPROC")  # from the environment of each fork, not o
 
 
 class _Process(context.ForkServerProcess):
-    """A process with the environment of its creator, not of the server."""
+    """A process with the environment `variables`, by default of its creator, not of the server."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, variables: Mapping[str, str] = os.environ, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._variables = dict(os.environ)
+        self._variables = dict(variables)
 
     def run(self) -> None:
         enter(self._variables)
@@ -78,7 +78,7 @@ class Program:
         for path in (self._out, self._err):
             path.touch()
         arguments = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), [self._out, self._err])
-        self._process = _Process(target=_run, args=arguments)
+        self._process = _Process(target=_run, args=arguments, variables=env)
         server()
         self._process.start()
         assert self._process.pid is not None
