@@ -180,12 +180,13 @@ def load_image_folder(
     """root/CLASS/*.png or other images, split by class; or the same in root/train, root/val and root/test.
 
     Without root/val (or valid, validation) or root/test, that part is drawn from root/train. Classes are
-    numbered in the order of their names. Images are resized to image_size x image_size.
+    numbered in the order of their names. Images are resized to image_size x image_size. Files and folders
+    whose names begin with a dot are ignored.
     """
     _pillow()
-    is_split = any(path.is_dir() for path in root.glob("train/*"))  # else "train" is a class
+    is_split = bool(_classes(root / "train"))  # else "train" is a class
     folder = root / "train" if is_split else root
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    classes = _classes(folder)
     shape = (image_size, image_size, 1 if grey else 3)
     info = DatasetInfo("image_folder", "classification", len(classes), shape, class_names=tuple(classes))
 
@@ -197,6 +198,8 @@ def load_image_folder(
         return ItemDataset(images(found[0]), num_workers) if found else None
 
     whole, rest = images(folder), (stored(*VAL_NAMES), stored("test"))
+    for label in np.setdiff1d(np.arange(len(classes)), whole.labels):
+        raise DataError(f"{folder / classes[label]}: no images in it. HINT: add some, or remove the folder.")
     return split_dataset(ItemDataset(whole, num_workers), info, whole.labels, rest, **split)
 
 
@@ -204,9 +207,14 @@ def _pillow() -> Any:
     return extra("PIL.Image", "pillow")
 
 
+def _classes(folder: Path) -> list[str]:
+    """Names of the folders in `folder`, sorted; [] if it does not exist."""
+    return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
+
+
 def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
     """Paths of all images under `folder`, sorted, with the number of their class."""
-    for unknown in sorted({path.name for path in folder.iterdir() if path.is_dir()} - {*classes}):
+    for unknown in sorted({*_classes(folder)} - {*classes}):
         raise DataError(
             f"{folder}: class {unknown!r} is not among the training classes. HINT: rename the folder."
         )
@@ -215,6 +223,7 @@ def _scan(folder: Path, classes: list[str]) -> tuple[list[Path], np.ndarray]:
         for label, name in enumerate(classes)
         for path in sorted((folder / name).rglob("*"))
         if path.suffix.lower() in _SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     if not found:
         raise DataError(f"{folder}: no images in class folders. HINT: expected files such as cat/a.png.")

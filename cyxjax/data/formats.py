@@ -79,7 +79,8 @@ def read_csv(
     has their names), whole numbers from 0 on stay integers, others become float32. A given `task` decides:
     in a classification other numbers are words, in a regression all are float32.
 
-    Raises: DataError for a file without samples or the column, and for a value that is not a number.
+    Raises: DataError for a file without samples or the column, for a row without a target, and for a value
+    that is not a number.
     """
     header, *rows = _csv_rows(path)
     name = header[-1] if target is None else target
@@ -87,8 +88,14 @@ def read_csv(
         hint = nearest(name, header) if rows else "give a header and data rows."
         raise DataError(f"{path}: no column {name!r} with samples below. HINT: {hint}")
     column = header.index(name)
+    values = [row[column] for row in rows]
+    if "" in values:  # else a class of its own, which changes the numbers of the others
+        raise DataError(
+            f"{path}, row {values.index('') + 2}: column {name!r} is empty. HINT: correct that row, "
+            "or leave it out."
+        )
     with readable(path, hint="correct that row, or leave it out"):
-        targets, classes = _csv_targets([row[column] for row in rows], task)
+        targets, classes = _csv_targets(values, task)
         features = np.array([row[:column] + row[column + 1 :] for row in rows], np.float64)
     return features.astype(np.float32), targets, classes, header[:column] + header[column + 1 :]
 
@@ -98,7 +105,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
     columns, as pandas does, or holds their known `names`; any other first row is a header.
 
     A header with these names, in any order, assigns the columns; one that numbers them is ignored.
-    Raises: DataError for a header with different names, and for a value that is not a number.
+    Raises: DataError for a header with different names, for no samples, and for a value that is not a number.
     """
     first, *rows = _csv_rows(path)
     wanted = [name.strip() for name in names]
@@ -111,6 +118,8 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
             f"{path}: columns {', '.join(first)}; the run was trained on {', '.join(wanted)}. "
             "HINT: give these columns, in any order."
         )
+    if not rows:
+        raise DataError(f"{path}: no samples. HINT: give data rows.")
     with readable(path, hint="correct that row, or leave it out"):
         table = np.array(rows, np.float64).astype(np.float32)
         return table[:, [first.index(name) for name in wanted]] if is_named else table

@@ -64,7 +64,10 @@ class TarShards:
         targets: str | None = "cls",
         decode: Mapping[str, Decoder] | None = None,
     ):
-        found = sorted(glob.glob(str(paths))) if isinstance(paths, str | Path) else list(paths)
+        if isinstance(paths, str | Path):  # the name of a file may hold the characters of a pattern
+            found = [paths] if Path(paths).is_file() else sorted(glob.glob(str(paths)))
+        else:
+            found = list(paths)
         if not found:
             raise DataError(f"{paths}: no such file. HINT: a pattern such as 'data/train-*.tar'.")
         self._paths = [Path(path) for path in found]

@@ -81,7 +81,7 @@ def next_token_windows(tokens: np.ndarray, sequence_length: int) -> ArrayDataset
 
 def _read(path: Path) -> str:
     with readable(path, hint="give a UTF-8 text file"):
-        return "\n".join(read_plain(path).decode("utf-8").replace("\r\n", "\n").split("\r"))
+        return "\n".join(read_plain(path).decode("utf-8-sig").replace("\r\n", "\n").split("\r"))
 
 
 def _code_points(text: str) -> npt.NDArray[np.uint32]:

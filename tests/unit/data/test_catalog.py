@@ -70,7 +70,7 @@ def test_text_predicts_the_next_character(tmp_path):
     vocabulary = splits.info.vocabulary
     assert len(vocabulary) == splits.info.num_classes > inputs.max()
     assert "assert" in decode(inputs, vocabulary)  # the first help topic is the assert statement
-    (tmp_path / "poem.txt").write_text("abcab" * 40, encoding="utf-8")
+    (tmp_path / "poem.txt").write_text("abcab" * 40, encoding="utf-8-sig")  # its first mark is no character
     splits = load_dataset("text", tmp_path / "poem.txt", sequence_length=4)
     assert (splits.info.vocabulary, len(splits.train)) == ("abc", (160 - 1) // 4)
 
@@ -209,6 +209,9 @@ def test_csv(tmp_path):
     assert np.array_equal(inputs[:, 1] * 2, inputs[:, 0])
     path.write_text("a,price\n" + "".join(f"{i},{10**10 * i}\n" for i in range(30)))  # no labels
     assert read_table(path).shape == (30, 2)
+    (tmp_path / "head.csv").write_text("a,price\n")
+    with pytest.raises(DataError, match=r"head\.csv: "):
+        read_table(tmp_path / "head.csv")
     priced = load_dataset("csv", path, task="regression")
     assert np.array_equal(take_all(priced.val)[1][:, 0], take_all(priced.val)[0][:, 0] * np.float32(10**10))
 
@@ -237,6 +240,8 @@ NO_DATA = [  # name, existing files, of which the first is the subject; options;
     ("csv", {"t.csv": b"a,b\n1,2\n1,x\n"}, {}, "2 samples .*2 classes .*3 splits"),
     ("csv", {"t.csv": b"a,b\n1,2\nx,3\n"}, {}, r"t\.csv: .*'x'"),
     ("csv", {"t.csv": b"a,b\n1,2\n,3\n"}, {}, r"t\.csv: .*''"),
+    ("csv", {"t.csv": b"a,b\n1,2\n3,\n"}, {}, r"t\.csv, row 3: .*'b'"),
+    ("csv", {"t.csv": KINDS + b"3, \n"}, {}, r"t\.csv, row 42: .*'b'"),
     ("csv", {"t.csv": b"a,b\n1,2\n3\n"}, {}, r"t\.csv, row 3: 1 .*2"),
     ("csv", {"t.csv": b"a,c,b\n1,0.1,0.2,0\n"}, {}, r"t\.csv, row 2: 4 .*3"),  # as R writes names of rows
     ("csv", {"t.csv": b"a,b\n"}, {}, r"t\.csv: .*'b'"),
@@ -273,6 +278,8 @@ def test_image_folder(tmp_path):
     for label, name in enumerate(("cat", "dog")):
         for i in range(10):
             write_image(tmp_path / name / f"{i}.png", size=(20, 10), color=(255 * label, 51, 0))
+    for hidden in (".ipynb_checkpoints/0", "cat/.ipynb_checkpoints/0", "cat/._0"):  # of Jupyter and macOS
+        write_image(tmp_path / f"{hidden}.png")
     splits = load_dataset("image_folder", tmp_path, image_size=8)
     inputs, targets = take_all(splits.train)
     assert (inputs.shape, np.bincount(targets).tolist()) == ((14, 8, 8, 3), [7, 7])
@@ -282,6 +289,10 @@ def test_image_folder(tmp_path):
     assert take_all(grey.val)[0].shape == (2, 8, 8, 1)
     with pytest.raises(DataError, match=f"^{tmp_path / 'cat'}: "):
         load_dataset("image_folder", tmp_path / "cat")
+    (tmp_path / "ant").mkdir()
+    with pytest.raises(DataError, match=f"^{tmp_path / 'ant'}: "):
+        load_dataset("image_folder", tmp_path)
+    (tmp_path / "ant").rmdir()
     (tmp_path / "cat" / "0.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"cat/0\.png"):
         [take_all(part) for part in load_dataset("image_folder", tmp_path)[:3]]

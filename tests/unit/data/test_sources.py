@@ -305,6 +305,8 @@ def test_shards_are_one_data_set(tmp_path):
         members = {f"a/{i:03}.npy": npy(np.full(2, i, np.float32)) for i in rows}
         members |= {f"a/{i:03}.cls": str(i).encode() for i in rows} | {"a/README": b"no sample"}
         shard(tmp_path / f"train-{number}.tar", members)
+    shard(tmp_path / "x[1].tar", members)  # a file whose name is a pattern for another
+    assert len(TarShards(tmp_path / "x[1].tar", "npy")) == 3
     data = as_dataset(TarShards(tmp_path / "train-*.tar", "npy"), num_workers=2)
     assert len(data) == 6
     inputs, targets = data.take(np.array([5, 0, 3]))
