@@ -232,17 +232,19 @@ def walk(
 def _check_place(stretch: Stretch) -> Iterator[Finding]:
     """Whether the span began where the one before it ended."""
     (facts, span), was, at, number = *stretch[:3], stretch.before.steps + 1
-    if span.epoch > at.epoch:
-        # A rest that is too small for a whole step may be dropped by the plan before or after a resume.
-        if was.ended(at.samples) or facts.ended(at.samples):
-            at = Place(at.epoch + 1)
-    elif span.epoch == at.epoch and at.samples and not was.same_order(facts):
+    # A rest that is too small for a whole step may be dropped by the plan before or after a resume.
+    was_over = span.epoch > at.epoch and was.ended(at.samples)
+    is_over = span.epoch > at.epoch and facts.ended(at.samples)
+    within = span.epoch == at.epoch or (is_over and not was_over)
+    if within and at.samples and not was.same_order(facts):
         text = f"the order was changed after {at.samples} samples of epoch {at.epoch + 1}"
         yield Finding(
             number,
             "reordered",
             f"{text}: some samples occur twice in it, some never ({', '.join(was.changes(facts))})",
         )
+    if was_over or is_over:
+        at = Place(at.epoch + 1)
     begins = Place(span.epoch, span.first)
     if begins != at:
         kind, what = ("repeated", "used again") if begins < at else ("skipped", "left out")

@@ -142,6 +142,9 @@ def test_an_order_changed_within_an_epoch_is_found():
     (finding,) = audit(first + run((2, 0), facts=FACTS._replace(seed=1), at=(1, 8)))
     assert (finding.kind, "seed is 1, was 9" in finding.text) == ("reordered", True)
     assert audit(run((1, 0)) + run((1, 12), facts=FACTS._replace(seed=1), at=(1, 0))) == []
+    fewer = FACTS._replace(num_samples=6)  # after 8 of 23 samples, it has none left in the epoch
+    (finding,) = audit(first + run((3, 0), facts=fewer, at=(2, 0)))
+    assert (finding.kind, "num_samples is 6, was 23" in finding.text) == ("reordered", True)
 
 
 OLD = {"steps": 2, "samples": 8, "epoch": 0, "last": [4, "0" * 16, "1" * 16], "digest": "0" * 64}
