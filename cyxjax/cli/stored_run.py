@@ -27,7 +27,7 @@ def evaluate(argv: Sequence[str]) -> int:
     with _stored_run(given) as run:
         from cyxjax.core.metrics import numbers
         from cyxjax.train.experiment import data_of
-        from cyxjax.train.runs.tables import check_columns, check_names
+        from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 
         if given.root is None:
             splits = run.data
@@ -36,6 +36,7 @@ def evaluate(argv: Sequence[str]) -> int:
             splits = data_of(run.config.model_copy(update={"data": data}))
             check_columns(given.root, splits.info.column_names, run.info.column_names)
             check_names(given.root, "classes", splits.info.class_names, run.info.class_names)
+            check_vocabulary(given.root, splits.info.vocabulary, run.info.vocabulary)
         samples = getattr(splits, given.part)
         found = run.trainer.evaluate_metrics(
             samples, batch_size=given.batch_size, max_batches=given.max_batches

@@ -22,7 +22,7 @@ from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.plan import Plan
 from cyxjax.train.reporting import fetch, recorded, sinks_of
-from cyxjax.train.runs.tables import check_columns
+from cyxjax.train.runs.tables import check_columns, check_vocabulary
 from cyxjax.train.start.named import (
     augment_of,
     callbacks_of,
@@ -87,8 +87,9 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
     config, splits, trainer, plan = experiment
     try:
         if step and config.run_folder.data.exists():
-            trained_on = stored_info(config).column_names
-            check_columns(config.data.root or config.run_dir, splits.info.column_names, trained_on)
+            path, trained_on = config.data.root or config.run_dir, stored_info(config)
+            check_columns(path, splits.info.column_names, trained_on.column_names)
+            check_vocabulary(path, splits.info.vocabulary, trained_on.vocabulary)
         if trainer.is_master():
             write_atomic(config.run_folder.config, config.to_yaml())
             write_atomic(config.run_folder.data, splits.info.to_json())

@@ -52,26 +52,44 @@ def _fitting(path: Path, name: str, found: Any, like: Any) -> np.ndarray:
 
 
 def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:
-    """Checks that columns have the order of training. Raises: ConfigError if they do not."""
-    if list(found) != [str(n) for n in range(len(trained_on))]:  # pandas numbers unnamed columns
+    """Checks that columns, where both are named, have the order of training. Raises: ConfigError."""
+    unnamed = [str(n) for n in range(len(trained_on))]  # as pandas numbers them
+    if found and trained_on and list(found) != unnamed:
         check_names(path, "columns", found, trained_on)
 
 
 def check_names(path: object, what: str, found: Sequence[str], trained_on: Sequence[str]) -> None:
-    """Checks that names, where both are known, are those of training. Raises: ConfigError."""
-    if found and trained_on and tuple(found) != tuple(trained_on):
+    """Checks that names are those of training. Raises: ConfigError."""
+    if tuple(found) != tuple(trained_on):
         raise ConfigError(
-            f"{path}: its {what} are {', '.join(found)}; the run was trained on {', '.join(trained_on)}, and "
-            "would mistake them for these. HINT: give these, in this order."
+            f"{path}: its {what} are {', '.join(found) or 'numbers'}; the run was trained on "
+            f"{', '.join(trained_on) or 'numbers'}, and would mistake them for these. HINT: give these, in "
+            "this order."
+        )
+
+
+def check_vocabulary(path: object, found: str, trained_on: str) -> None:
+    """Checks that characters have the numbers of training. Raises: ConfigError."""
+    if found != trained_on:
+        more, fewer = (
+            sorted({*one} - {*other})[:20] for one, other in ((found, trained_on), (trained_on, found))
+        )
+        raise ConfigError(
+            f"{path}: has the characters {more} that the run was not trained on, and lacks {fewer}; they are "
+            "numbered by their text. HINT: a run with data.options.tokenizer reads every text."
         )
 
 
 def write_outputs(path: Path, outputs: PyTree, info: DatasetInfo) -> str:
     """Writes `outputs`; returns a short description. A .csv has a column per number, and the best class.
+    Types that numpy cannot read from a file, such as bfloat16, become float32.
 
     Raises: ConfigError for several outputs in a file other than .npz.
     """
-    leaves = dict(named_leaves(outputs))
+    leaves = {
+        name: leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
+        for name, leaf in named_leaves(outputs)
+    }
     if path.suffix != ".npz" and len(leaves) > 1:
         raise ConfigError(f"{path}: the model has outputs {', '.join(leaves)}. HINT: name a .npz file.")
     file = io.BytesIO()

@@ -13,7 +13,7 @@ from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.plan import plan_of_checkpoint
-from cyxjax.train.runs.tables import check_columns, check_names
+from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 from tests.support.resuming import bits
 from tests.support.trainers import ce, config, trainer, use_devices
 
@@ -156,9 +156,13 @@ def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
         renamed.load_checkpoint(str(tmp_path / "saved"))
     for found in (NAMES, (), ("0", "1", "2")):  # pandas numbers columns without names
         check_columns("more.parquet", found, NAMES)
-    for found in (NAMES[1:], (*NAMES, "fox"), ("dog", "cat", "emu")):
-        with pytest.raises(ConfigError, match=r"more\.csv"):
-            check_names("more.csv", "classes", found, NAMES)
+    check_names("more.csv", "classes", NAMES, NAMES)
+    for found in (NAMES[1:], (*NAMES, "fox"), ("dog", "cat", "emu"), ()):
+        for one, two in ((found, NAMES), (NAMES, found)):
+            with pytest.raises(ConfigError, match=r"more\.csv"):
+                check_names("more.csv", "classes", one, two)
+    with pytest.raises(ConfigError, match=r"more\.txt: .*'d'.*'c'"):
+        check_vocabulary("more.txt", "abd", "abc")
 
 
 # ---- loaders ----------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """A stored run is used without its program: loaded, evaluated, used to predict, and exported."""
 
+import dataclasses
 import json
 import os
 import shutil
 from unittest import mock
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import yaml
@@ -99,6 +101,15 @@ def test_samples_that_are_others_than_it_was_trained_on_are_told_once(moved, cap
     assert message.count("WARNING") == 1
 
 
+@pytest.mark.parametrize("other", [{"vocabulary": "ab"}, {"class_names": ("no", "yes")}])
+def test_samples_with_other_numbers_are_not_evaluated(moved, run, other, monkeypatch, capsys):
+    splits = stored.data_of(stored.stored_config(run[0]))
+    found = splits._replace(info=dataclasses.replace(splits.info, **other))
+    monkeypatch.setattr(experiment, "data_of", lambda config: found)
+    assert command("evaluate", moved, "--root", "other.txt") == 2
+    assert "other.txt: " in capsys.readouterr().err
+
+
 def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
     found, order = cx.load_run(moved), np.array([3, 0, 4, 1, 2])
 
@@ -151,6 +162,14 @@ def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
     head, *rows = (tmp_path / "out.csv").read_text().split()
     assert head == "class,output_0,output_1"
     assert [int(row.split(",")[0]) for row in rows] == run[1].argmax(1).tolist()
+
+
+def test_outputs_in_bfloat16_are_written_as_float32(tmp_path):
+    info = DatasetInfo("csv", "regression", 1, (4,))
+    for name in ("o.npy", "o.npz"):
+        tables.write_outputs(tmp_path / name, np.array([[1.5]], ml_dtypes.bfloat16), info)
+    for found in (np.load(tmp_path / "o.npy"), np.load(tmp_path / "o.npz")["output"]):
+        assert (found.dtype, found.tolist()) == (np.float32, [[1.5]])
 
 
 @pytest.mark.parametrize(
@@ -341,10 +360,15 @@ def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, group):
         data = {"name": "csv", "root": str(tmp_path / f"{name}.csv"), "options": {"task": "regression"}}
         settings = {**SMALL, "model": {"name": "mlp", "options": {"hidden": [2]}}, "loss": "mse"}
         settings |= {"data": data, "epochs": epochs, "run_dir": str(tmp_path / "run")}
+        process_group.finalize()  # of a run that was refused
         experiment.train(experiment.prepare(TrainConfig(**settings)))
 
     train("a", 1)
     before = (tmp_path / "run" / "config.yaml").read_text()
     with pytest.raises(ConfigError, match=r"b\.csv: .* b, a; .* a, b"):
         train("b", 2)
+    data = tmp_path / "run" / "data.json"
+    data.write_text(data.read_text().replace('"vocabulary": ""', '"vocabulary": "ab"'))  # of another text
+    with pytest.raises(ConfigError, match=r"a\.csv: .*'a', 'b'"):
+        train("a", 2)
     assert (tmp_path / "run" / "config.yaml").read_text() == before
