@@ -30,12 +30,12 @@ def step_folder(directory: Path, step: int) -> Path:
 def list_steps(directory: Path) -> list[int]:
     """Numbers of all step folders, oldest first, verified or not. Other names are ignored.
 
-    Raises: CheckpointError for a symlink: its target may be anywhere and change at any time.
+    Raises: CheckpointError for a step that is a symlink: its target may be anywhere and change at any time.
     """
     steps = []
     for entry in _entries(directory):
         match = _STEP.fullmatch(entry.name)
-        if entry.is_symlink():
+        if entry.is_symlink() and entry.name.startswith("step_"):
             raise CheckpointError(
                 f"{entry.path} is a symbolic link; checkpoints are plain folders. "
                 "HINT: remove the link or copy its target here."

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from cyxjax.checkpoint.arrays import NATIVE
+from cyxjax.checkpoint.arrays import NATIVE, StoredArrays
 from cyxjax.checkpoint.exporting import read_tree
-from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.manifest import dtype_of
+from cyxjax.checkpoint.folders import ARRAYS, list_steps
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, dtype_of, find_problems, read_manifest
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
@@ -26,8 +26,8 @@ _ORBAX = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "checkpoint")
 
 
 def read_weights(path: Path) -> Weights:
-    """Reads the arrays at `path`: safetensors (a file, or a folder of shards), a run folder of cyxjax or its
-    checkpoints, a folder of orbax, a msgpack file of flax, or a state_dict of torch.
+    """Reads the arrays at `path`: safetensors (a file, or a folder of shards), a run folder of cyxjax, its
+    checkpoints or one of them, a folder of orbax, a msgpack file of flax, or a state_dict of torch.
 
     Raises: CheckpointError for anything else.
     """
@@ -35,9 +35,11 @@ def read_weights(path: Path) -> Weights:
 
 
 def _of_folder(folder: Path) -> Weights:
+    if (folder / MANIFEST).is_file():
+        return Weights(_of_checkpoint(folder), "a checkpoint of cyxjax")
     for steps in (folder, open_run(folder).checkpoints):
         if list_steps(steps):
-            return Weights(_of_checkpoints(steps), "checkpoints of cyxjax")
+            return Weights(_of_state(*open_step(steps)), "checkpoints of cyxjax")
     shards = _of_shards(folder)
     if shards is not None:
         return Weights(shards, "safetensors")
@@ -50,8 +52,15 @@ def _of_folder(folder: Path) -> Weights:
     )
 
 
-def _of_checkpoints(folder: Path) -> dict[str, Stored]:
-    manifest, stored = open_step(folder)
+def _of_checkpoint(folder: Path) -> dict[str, Stored]:
+    """The arrays of the step in `folder`, whatever its name is. Raises: CheckpointError if it is damaged."""
+    manifest = read_manifest(folder)
+    if problems := find_problems(folder, manifest.step):
+        raise CheckpointError(f"{folder}: {'; '.join(problems)}. HINT: name another checkpoint.")
+    return _of_state(manifest, StoredArrays(folder / ARRAYS, manifest.leaves))
+
+
+def _of_state(manifest: Manifest, stored: StoredArrays) -> dict[str, Stored]:
     return {
         leaf.name: Stored(leaf.shape, leaf.numpy_dtype, lambda name=leaf.name: stored.whole(name))  # type: ignore[misc]
         for leaf in manifest.leaves

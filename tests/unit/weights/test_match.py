@@ -43,19 +43,34 @@ def written(kind, folder):
         path.write_bytes(serialization.msgpack_serialize(tree))
     elif kind == "orbax":
         to_orbax(path, flat)
-    elif kind == "checkpoints":
+    elif kind == "snapshot":  # of huggingface_hub: links into a folder beside it
+        path.mkdir()
+        save_file(flat, folder / "blob")
+        (path / "model.safetensors").symlink_to("../blob")
+    elif kind in ("checkpoints", "checkpoint"):
         StepStore(path, is_writer=True).write(Snapshot(3, flat | {"step": np.int32(3)}, {}, None))
+        path = path / "step_00000003" if kind == "checkpoint" else path
     else:  # a run folder
         StepStore(path / "checkpoints", is_writer=True).write(Snapshot(3, flat, {}, None))
     return path
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "shards", "msgpack", "orbax", "checkpoints", "run"])
+@pytest.mark.parametrize(
+    "kind", ["safetensors", "shards", "snapshot", "msgpack", "orbax", "checkpoints", "checkpoint", "run"]
+)
 def test_each_kind_of_file_gives_its_arrays(kind, tmp_path):
     found = arrays(written(kind, tmp_path))
     assert found.keys() == {"params/dense/kernel", "params/dense/bias"}
     np.testing.assert_array_equal(found["params/dense/kernel"], KERNEL)
     np.testing.assert_array_equal(found["params/dense/bias"], BIAS)
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path):
+    folder = written("checkpoint", tmp_path)
+    (arrays_file,) = (folder / "arrays").iterdir()
+    arrays_file.write_bytes(arrays_file.read_bytes()[:-1] + b"x")
+    with refused_in_a_line(CheckpointError, match=f"{folder}: .*{arrays_file.name}"):
+        read_weights(folder)
 
 
 def test_short_floats_come_back_bit_for_bit(tmp_path):
