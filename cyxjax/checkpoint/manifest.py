@@ -244,7 +244,7 @@ def find_problems(folder: Path, step: int, share: tuple[int, int] = (0, 1)) -> l
             if (problem := _file_problem(entry, found.get(entry.path), is_read=i % of == mine))
         ]
     except (CheckpointError, OSError) as error:
-        return [str(error).partition(" HINT:")[0]]
+        return [str(error).partition(" HINT:")[0].rstrip(".")]
 
 
 def describe_file(folder: Path, path: str) -> FileEntry:

@@ -135,7 +135,11 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _verify(directory: Path, given: argparse.Namespace) -> int:
-    steps = list_steps(directory) if given.step is None else [given.step]
+    steps = [step for step in list_steps(directory) if given.step in (None, step)]
+    if given.step is not None and not steps:
+        raise CheckpointError(
+            f"{directory}: no step {given.step}. HINT: `cyxjax checkpoint ls` lists the steps."
+        )
     rows, bits = [], _bits_of(directory, given.directory)
     for step in steps:
         problems = find_problems(step_folder(directory, step), step) or [

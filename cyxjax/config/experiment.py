@@ -27,7 +27,7 @@ class TrainConfig(DistributedTrainingConfig):
     """Folder of all results; a run with the same folder resumes."""
     checkpoint_dir: View[str] = "checkpoints"
     """Folder of the checkpoints: inside run_dir, or an absolute path."""
-    mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S+$")
+    mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S(.*\S)?$")
     """s3://..., gs://..., file:///...: a copy of the run folder; a new machine can resume from it."""
     resume: Course[Literal["auto", "never", "must"]] = "auto"
     """auto: resume from the run folder's newest good checkpoint; must: fail if there is none."""

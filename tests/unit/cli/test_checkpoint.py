@@ -55,6 +55,8 @@ def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
     before = sorted(os.listdir(run / "checkpoints"))
     assert main(["verify", str(run)]) == 1
     assert main(["verify", str(run), "--step", "3"]) == 0
+    with pytest.raises(CheckpointError, match="checkpoints: .* 9"):
+        main(["verify", str(run), "--step", "9"])
     out = capsys.readouterr().out
     assert "step 2: damaged: arrays/process_00000.safetensors has another sha256" in out
     assert main(["verify", str(run), "--json"]) == 1
@@ -128,6 +130,8 @@ def test_export_refuses_a_damaged_step_and_a_bad_place(run):
         damage(run, step)
     with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
         main(["export", str(run), str(run / "m"), "--step", "2"])
+    with pytest.raises(CheckpointError, match=r"Step 9 .*MANIFEST\.json: [^.]*\. HINT:"):
+        main(["export", str(run), str(run / "m"), "--step", "9"])
     with pytest.raises(CheckpointError, match="checkpoints .*\n.*step 3: arrays"):
         main(["export", str(run), str(run / "m")])
     with pytest.raises(CheckpointError, match=r"step_00000001 .*step_"):

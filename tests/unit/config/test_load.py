@@ -43,6 +43,7 @@ def test_the_command_line_wins_over_the_file(experiment):
         (["--max-grad-norm", "none"], "max_grad_norm", None),
         (["--remat"], "remat", "full"),
         (["--comm-options.rank=2"], "comm_options", {"rank": 2}),
+        (["--mirror", "file:///my disk/run"], "mirror", "file:///my disk/run"),
     ],
 )
 def test_words_become_values(words, key, value):
