@@ -51,7 +51,7 @@ class RunFolder:
     def logs(self) -> tuple[Path, ...]:
         """The files a run writes about itself, besides checkpoints and a tracker's files."""
         tables = (self.history, self.metrics, self.metrics_table, self.events, self.report)
-        return self.config, self.data, self.ledger, self.bits, self.goodput, *tables
+        return self.data, self.config, self.ledger, self.bits, self.goodput, *tables
 
     def profile(self, rank: int) -> Path:
         """Traces of a rank, and the page that summarizes them."""
@@ -72,14 +72,24 @@ class RunFolder:
             if not there.is_dir():
                 raise ConfigError(f"{key}={path}: {there} is not a folder. HINT: name another.", key=key)
         found = sorted(os.listdir(self.root)) if self.root.is_dir() else []
-        inside = self.checkpoints.is_relative_to(self.root) and self.checkpoints != self.root
-        first = [self.checkpoints.relative_to(self.root).parts[0]] if inside else []
-        own = (self.lock, self.tensorboard, *self.logs)
-        if {path.name for path in own}.union(first).intersection(found):
-            return
-        if other := [name for name in found if not _BESIDE_A_RUN.fullmatch(name)]:
+        inside = self.checkpoints.is_relative_to(self.root)
+        steps = list(self.checkpoints.glob("step_*")) if inside else []
+        if steps or {self.lock.name, self.ledger.name}.intersection(found):
+            return  # `lock` is the first file of a run; versions that locked elsewhere begin with `ledger`
+        own = self.checkpoints.relative_to(self.root).parts[:1] if inside else ()
+        other = [name for name in found if name not in own and not _BESIDE_A_RUN.fullmatch(name)]
+        if other:
             raise ConfigError(
                 f"run_dir={self.root}: the folder holds no run, but {len(other)} other files or folders "
                 f"({', '.join(other[:3])}). HINT: name a new or an empty folder.",
+                key="run_dir",
+            )
+
+    def refuse_to_replace_config(self) -> None:
+        """Raises: ConfigError if `config` is not an experiment's, which writes `data` before it."""
+        if os.path.lexists(self.config) and not os.path.lexists(self.data):
+            raise ConfigError(
+                f"run_dir={self.root}: {self.config} is not from an experiment, which would replace it. "
+                "HINT: rename the file, or name a new run_dir.",
                 key="run_dir",
             )

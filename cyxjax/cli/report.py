@@ -74,7 +74,7 @@ def _runs_in(root: Path) -> list[RunFolder]:
     found = []
     for folder, inner, _ in os.walk(os.path.abspath(root)):
         run = RunFolder(Path(folder))
-        if any(path.is_file() for path in (run.history, run.metrics, run.events, run.config)):
+        if any(path.is_file() for path in (run.history, run.metrics, run.events)):
             found.append(open_run(run.root))
             inner.clear()  # a run folder contains no other runs
     if not found:

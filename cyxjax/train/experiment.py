@@ -91,8 +91,8 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
             check_columns(path, splits.info.column_names, trained_on.column_names)
             check_vocabulary(path, splits.info.vocabulary, trained_on.vocabulary)
         if trainer.is_master():
-            write_atomic(config.run_folder.config, config.to_yaml())
             write_atomic(config.run_folder.data, splits.info.to_json())
+            write_atomic(config.run_folder.config, config.to_yaml())  # last: with `data` it is a run's own
         return sinks_of(config, plan, trainer.is_master(), step)
     except OSError as err:  # nothing was trained yet
         raise CheckpointError(
@@ -145,6 +145,7 @@ def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
     """
     with blamed(config):
         config.run_folder.refuse_unusable()
+        config.run_folder.refuse_to_replace_config()
         process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
         programs.keep(config.compile_cache, tell=process_group.is_master())
         check_names(config.sinks)

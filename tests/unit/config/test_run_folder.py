@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train import experiment
@@ -29,12 +30,25 @@ def test_a_file_and_a_circle_of_links_are_no_folders(tmp_path, run_dir, checkpoi
         experiment.prepare(config)
 
 
-@pytest.mark.parametrize("folder", ["/", "."])
-def test_a_folder_that_holds_other_things_and_no_run_is_refused(cwd, folder):
-    (cwd / "notes.txt").write_text("mine")
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/", "notes.txt"),
+        *((".", name) for name in ("notes.txt", "config.yaml", "data.json", "history.json", "report.html")),
+    ],
+)
+def test_a_folder_that_holds_other_things_and_no_run_is_refused(cwd, folder, name):
+    (cwd / name).write_text("mine")
     with refused("run_dir"):
         RunFolder(Path(folder)).refuse_unusable()
-    assert [path.name for path in cwd.iterdir()] == ["notes.txt"]
+    assert [path.name for path in cwd.iterdir()] == [name]
+
+
+def test_an_experiment_does_not_replace_a_file_that_no_experiment_wrote(cwd):
+    (cwd / "run.lock").touch()  # as of a program that saves here
+    (cwd / "config.yaml").write_text("epochs: 3  # mine\n")
+    with pytest.raises(ConfigError, match=r"run_dir.*\bconfig\.yaml"):
+        experiment.prepare(load_config(["--config", "config.yaml", "--run-dir", "."]))
 
 
 @pytest.mark.parametrize(
@@ -42,13 +56,15 @@ def test_a_folder_that_holds_other_things_and_no_run_is_refused(cwd, folder):
     [
         [],
         [".hidden", "lost+found", "logs", "slurm-7.out"],
-        ["mine", "config.yaml"],
-        ["mine", "kept/steps/"],  # a run with only checkpoints
+        ["mine", "run.lock"],  # killed before it wrote more
+        ["mine", "ledger.jsonl"],  # of 0.2.0
+        ["kept/"],  # made for the checkpoints
+        ["mine", "kept/steps/step_00000040/"],  # a run with only checkpoints
     ],
 )
 def test_a_new_folder_and_that_of_a_run_are_taken(tmp_path, present):
     for name in present:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
     RunFolder(tmp_path, "kept/steps").refuse_unusable()
     RunFolder(tmp_path / "new").refuse_unusable()

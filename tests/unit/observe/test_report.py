@@ -280,6 +280,7 @@ def test_the_command_tells_a_script_writes_into_the_run_folder_or_says_what_is_w
     assert main([str(run)]) == 0
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     nothing.mkdir()
+    (nothing / "config.yaml").write_text("epochs: 3\n")  # of a project; no run
     with pytest.raises(ConfigError, match="/nothing .*run_dir"):
         main([str(nothing)])
     with pytest.raises(ConfigError, match=r"folder\.html: .*--output"):
