@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from cyxjax.config.errors import field_at, section_of, where_it_belongs
 from cyxjax.config.values import accepts_bool
+from cyxjax.config.yaml_file import parse
 from cyxjax.errors import ConfigError
 
 
@@ -107,10 +108,11 @@ def from_text(text: str, kind: Any, where: str) -> Any:
     """
     if kind is Any or get_origin(kind) in (dict, tuple, list):
         try:
-            return yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError):
+            return parse(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as err:
             raise ConfigError(
-                f"{where} {text!r} is not YAML. HINT: quote it, for example '[64, 32]'."
+                f"{where} {text!r} is not YAML: {getattr(err, 'problem', None) or err}. HINT: quote it, as in "
+                "'[64, 32]', and a text twice: '\"010\"'."
             ) from None
     if type(None) in get_args(kind) and text.lower() in ("none", "null", "~"):
         return None

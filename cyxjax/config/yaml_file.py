@@ -36,6 +36,16 @@ def read_yaml(path: str) -> dict[str, Any]:
     return values or {}
 
 
+def parse(text: str) -> Any:
+    """The value that `text` has in a file. Raises: yaml.YAMLError, ValueError, RecursionError.
+
+    Text that is in no quotes or brackets is kept whole where a file would begin a comment (`price #2`).
+    """
+    if re.search(r"(^|\s)#", text) and not text.startswith(("[", "{", "'", '"')):
+        return text
+    return _Loader(text).get_single_data()
+
+
 class _Loader(yaml.SafeLoader):
     """Refuses aliases, repeated keys, and keys that are not strings; a whole number is a key as its text."""
 

@@ -50,6 +50,23 @@ def test_words_become_values(words, key, value):
     assert getattr(load_config(words), key) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("price #2", "price #2"),
+        ("#1", "#1"),
+        ("a#1", "a#1"),
+        ("'price #2'", "price #2"),
+        ("[1, 'a # b']", [1, "a # b"]),
+        ("null", None),
+    ],
+)
+def test_an_option_has_the_value_that_it_has_in_a_file_and_text_stays_whole(experiment, text, value):
+    assert load_config(["--data.options.target", text]).data.options == {"target": value}
+    file = experiment("data: {options: {target: '${env:T}'}}\n")
+    assert load_config(["--config", file], env={"T": text}).data.options == {"target": value}
+
+
 def test_options_take_yaml_values(experiment):
     file = experiment("model: {name: mlp, options: {hidden: [8], dropout: 1e-1}}\n")
     config = load_config(
@@ -170,6 +187,7 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
         ("epochs: '${env:NO_SUCH}'\n", r"x\.yaml: \$\{env:NO_SUCH\}: NO_SUCH"),
         ("data: {root: '${env:MY_TOKEN:x}'}\n", r"x\.yaml: .*MY_TOKEN .*variable"),
         ("model: {options: {hidden: '${env:N:[3}'}}\n", r"x\.yaml: .*YAML"),
+        ("model: {options: {width: '${env:N:010}'}}\n", r"x\.yaml: .*010.* 8\b"),
         ("data: {root: '${env:}'}\n", r"data\.root = '\$\{env:\}'"),
         ("run_dir: ~/runs\n", r"x\.yaml: run_dir = '~/runs': .*`~`"),
         ("data: {root: $HOME/x}\n", r"data\.root = '\$HOME/x': .*env:NAME"),
@@ -216,6 +234,9 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
         (["--config"], "--config .*none"),
         (["--batch-size", "3", "--global-batch-size", "4"], "batch_size = 3 .*global_batch_size = 4"),
         (["--model.options.hidden", "[3"], r"--model\.options\.hidden .*YAML"),
+        (["--model.options.width", "010"], r"--model\.options\.width .*010.* 8\b"),
+        (["--model.options.hidden", "[1:30]"], r"--model\.options\.hidden .*1:30.* 90\b"),
+        (["--model.options", "{a: 1, a: 2}"], r"--model\.options .*'a'"),
         (["--lr-scaling", "linear"], "lr_scaling = 'linear' .*base_batch_size"),
         (["--lr", "3"], r"--lr\W.* optimizer\.lr"),
         (
