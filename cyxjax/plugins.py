@@ -53,8 +53,9 @@ def named(kind: str, name: str, ours: Mapping[str, Any], *, unknown: str = "", k
     try:
         return EntryPoint(name, path, GROUPS.get(kind, kind)).load()
     except (ImportError, AttributeError, ValueError) as err:  # what else a module raises is its own error
+        problem = " ".join(str(err).split()) if EntryPoint.pattern.match(path) else "not a name"
         raise ConfigError(
-            f"{kind} {path!r}: {' '.join(str(err).split())}. HINT: write module:attribute, for a module in "
+            f"{kind} {path!r}: {problem}. HINT: write module:attribute, for a module in "
             f"{here} or an installed package; see python -c 'import {path.partition(':')[0]}'.",
             key=key,
         ) from err

@@ -96,23 +96,28 @@ def _value(key: str, words: list[str], kind: Any) -> Any:
     """The words of one option as a value: a flag alone is true, `none` is None where that is allowed."""
     if _is_flag(kind) and not words:
         return True
+    where = f"command line: --{_dashed(key)}"
     if get_origin(kind) in (tuple, list) and not (len(words) == 1 and words[0].startswith("[")):
-        return words
-    return from_text(_one(key, words), kind, f"command line: --{_dashed(key)}")
+        return [from_text(word, get_args(kind)[0], where) for word in words]
+    return from_text(_one(key, words), kind, where)
 
 
 def from_text(text: str, kind: Any, where: str) -> Any:
     """`text` as a value of a field of type `kind`: None for `none`, YAML where a field takes several values.
 
+    A field that takes `{name: x, options: ...}` also takes it as YAML.
+
     Raises: ConfigError, naming `where`, for text that is not YAML.
     """
-    if kind is Any or get_origin(kind) in (dict, tuple, list):
+    is_open = kind is Any or get_origin(kind) in (dict, tuple, list)
+    is_named = text.startswith("{") and any(get_origin(one) is dict for one in get_args(kind))
+    if is_open or is_named:
         try:
             return parse(text)
         except (yaml.YAMLError, ValueError, RecursionError) as err:
             raise ConfigError(
-                f"{where} {text!r} is not YAML: {getattr(err, 'problem', None) or err}. HINT: quote it, as in "
-                "'[64, 32]', and a text twice: '\"010\"'."
+                f"{where} {text!r} is not YAML: {getattr(err, 'problem', None) or err}. "
+                "HINT: quote it, as in '[64, 32]', and a text twice: '\"010\"'."
             ) from None
     if type(None) in get_args(kind) and text.lower() in ("none", "null", "~"):
         return None

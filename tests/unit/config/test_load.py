@@ -44,6 +44,14 @@ def test_the_command_line_wins_over_the_file(experiment):
         (["--remat"], "remat", "full"),
         (["--comm-options.rank=2"], "comm_options", {"rank": 2}),
         (["--mirror", "file:///my disk/run"], "mirror", "file:///my disk/run"),
+        (["--loss", "{name: mse, options: {a: 1}}"], "loss", {"name": "mse", "options": {"a": 1}}),
+        *(
+            (words, "metrics", ({"name": "f1", "options": {}}, {"name": "top_k", "options": {"k": 3}}))
+            for words in (
+                ["--metrics", "f1", "{name: top_k, options: {k: 3}}"],
+                ["--metrics", "[f1, {name: top_k, options: {k: 3}}]"],
+            )
+        ),
     ],
 )
 def test_words_become_values(words, key, value):
@@ -237,6 +245,8 @@ def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
         (["--model.options.width", "010"], r"--model\.options\.width .*010.* 8\b"),
         (["--model.options.hidden", "[1:30]"], r"--model\.options\.hidden .*1:30.* 90\b"),
         (["--model.options", "{a: 1, a: 2}"], r"--model\.options .*'a'"),
+        (["--loss", "{name: mse"], "--loss .*YAML"),
+        (["--callbacks", "{nam: EMA}"], r"callbacks.* `\{name"),
         (["--lr-scaling", "linear"], "lr_scaling = 'linear' .*base_batch_size"),
         (["--lr", "3"], r"--lr\W.* optimizer\.lr"),
         (

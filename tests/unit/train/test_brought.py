@@ -65,6 +65,7 @@ def test_a_module_that_is_made_and_one_of_nnx(experiment, tmp_path, name, option
         (["--model.name", f"{HERE}:Nett"], r"model\.name: .*:Nett'"),
         (["--model.name", "nowhere.at:Net"], r"model\.name: .*'nowhere'"),
         (["--model.name", "a:b:c"], r"model\.name: .*'a:b:c'"),
+        (["--loss", "my-loss:mse"], r"loss (?!.*NoneType).*'my-loss:mse'"),
         (["--model.name", "mpl"], r"model\.name: .*'mpl'"),
         (["--model.options.widht", "3"], r"model\.options\.widht: .*:Net"),
         (
