@@ -37,7 +37,7 @@ def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
     for name, words in _options(argv):
         if name in ("help", "h"):
             found.help = True
-        elif name == "print_config":
+        elif name in ("print-config", "print_config"):
             found.print_config = True
         elif name == "config":
             found.config_files.append(_one(name, words))
@@ -47,12 +47,12 @@ def parse_overrides(argv: Sequence[str], model: type[BaseModel]) -> Overrides:
 
 
 def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
-    """(name with underscores, the words that follow it) for each option."""
+    """(name, the words that follow it) for each option."""
     options: list[tuple[str, list[str]]] = []
     for word in argv:
         if word.startswith("--") or word == "-h":
             name, equals, value = word.lstrip("-").partition("=")
-            options.append((name.replace("-", "_"), [value] if equals else []))
+            options.append((name, [value] if equals else []))
         elif options:
             options[-1][1].append(word)
         else:
@@ -63,29 +63,42 @@ def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 
 def _add(place: dict[str, Any], name: str, words: list[str], model: type[BaseModel]) -> None:
-    key, negated = _resolve(name, words, model)
-    *path, last = key.split(".")
+    keys, negated = _resolve(_keys(name, model), words, model)
+    *path, last = keys
     for part in path:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise ConfigError(f"command line: --{part} is a section. HINT: set its keys: --{name} VALUE.")
-    place[last] = False if negated else _value(key, words, field_at(model, key.split(".")))
+    place[last] = False if negated else _value(".".join(keys), words, field_at(model, keys))
 
 
-def _resolve(name: str, words: Sequence[str], model: type[BaseModel]) -> tuple[str, bool]:
-    """(dotted key, whether it was written as --no-key)."""
-    *path, last = name.split(".")
-    kind = field_at(model, name.split("."))
-    positive = ".".join([*path, last.removeprefix("no_")])
+def _keys(name: str, model: type[BaseModel]) -> list[str]:
+    """The keys from the top to the one that `name` means, with underscores.
+
+    The key of a dict of texts (`init_from.map`) is one name, whatever is in it.
+    """
+    keys: list[str] = []
+    parts = name.split(".")
+    for number, part in enumerate(parts):
+        above = field_at(model, keys)
+        if get_origin(above) is dict and get_args(above)[1] is not Any:
+            return [*keys, ".".join(parts[number:])]
+        keys.append(part.replace("-", "_"))
+    return keys
+
+
+def _resolve(keys: list[str], words: Sequence[str], model: type[BaseModel]) -> tuple[list[str], bool]:
+    """(keys, whether the last was written as --no-key)."""
+    *path, last = keys
+    kind = field_at(model, keys)
+    positive = [*path, last.removeprefix("no_")]
     is_negated = kind is None and not words and last.startswith("no_")
-    if is_negated and _is_flag(field_at(model, positive.split("."))):
+    if is_negated and _is_flag(field_at(model, positive)):
         return positive, True
     if kind is None:
-        near = where_it_belongs(last, model, path)
-        raise ConfigError(
-            f"command line: unknown option --{_dashed(name)}. {_dashed(near)} HINT: --help lists all options."
-        )
-    return name, False
+        name, near = _dashed(".".join(keys)), _dashed(where_it_belongs(last, model, path))
+        raise ConfigError(f"command line: unknown option --{name}. {near} HINT: --help lists all options.")
+    return keys, False
 
 
 def _is_flag(kind: Any) -> bool:
@@ -119,7 +132,8 @@ def from_text(text: str, kind: Any, where: str) -> Any:
                 f"{where} {text!r} is not YAML: {getattr(err, 'problem', None) or err}. "
                 "HINT: quote it, as in '[64, 32]', and a text twice: '\"010\"'."
             ) from None
-    if type(None) in get_args(kind) and text.lower() in ("none", "null", "~"):
+    may_be_none = section_of(kind) is not None or type(None) in get_args(kind)
+    if may_be_none and text.lower() in ("none", "null", "~"):
         return None
     return text
 

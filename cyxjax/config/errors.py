@@ -23,13 +23,14 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 def field_at(model: type[BaseModel], loc: Iterable[str | int]) -> Any:
     """The type of the field at `loc` below `model`; None where there is no such field.
 
-    Inside an open dict (`options`) every deeper key has type Any.
+    Inside an open dict (`options`) every deeper key has the type of its values, mostly Any.
     """
     kind: Any = model
     for part in loc:
         section = section_of(kind)
         if section is None:
-            return Any if kind is Any or get_origin(kind) is dict else None
+            kind = get_args(kind)[1] if get_origin(kind) is dict else Any if kind is Any else None
+            continue
         field = section.model_fields.get(str(part))
         if field is None:
             return None

@@ -189,8 +189,12 @@ class LoraConfig(Strict):
 
 
 def _as_path(value: Any) -> Any:
-    """`init_from: PATH` for `init_from: {path: PATH}`."""
+    """`init_from: PATH` for `init_from: {path: PATH}`; null for no weights."""
+    if value is None:
+        return {}
     return {"path": str(value)} if isinstance(value, str | Path) else value
 
 
-InitFrom = Annotated[InitFromConfig, BeforeValidator(_as_path, json_schema_input_type=str | InitFromConfig)]
+InitFrom = Annotated[
+    InitFromConfig, BeforeValidator(_as_path, json_schema_input_type=str | InitFromConfig | None)
+]

@@ -92,8 +92,19 @@ def test_a_path_of_init_from_is_merged_as_a_section(experiment):
     rules = experiment("init_from: {path: a, map: {x: y}, strict: false}\n", "rules.yaml")
     found = load_config(["--config", path, "--init-from.strict", "false"]).init_from
     assert (found.path, found.strict) == ("bert.safetensors", False)
+    assert load_config(["--config", path, "--init-from", "none"]).init_from.path is None
+    assert (
+        load_config(["--config", path, "--config", experiment("init_from: null\n", "y.yaml")]).init_from.path
+        is None
+    )
     found = load_config(["--config", rules, "--init-from", "other"]).init_from
     assert (found.path, found.map, found.strict) == ("other", {"x": "y"}, False)
+
+
+def test_a_name_in_a_file_of_weights_is_one_key():
+    words = ["--init-from.map.enc.a-b.*", "*/kernel", "--init-from.map.x", "none"]
+    assert load_config(words).init_from.map == {"enc.a-b.*": "*/kernel", "x": None}
+    assert load_config(["--model.options.a-b.c-d", "3"]).model.options == {"a_b": {"c_d": 3}}
 
 
 def test_none_in_a_file_is_none_where_a_key_may_be_left_out(experiment):
