@@ -1,6 +1,7 @@
 """The hooks of a run, in the order in which they are called."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpoints
@@ -100,11 +101,13 @@ def build_hooks(fit: Fit) -> list[Hook]:
 def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
     """Begins the callbacks among `hooks`, before each start: of the fit, and after a rollback to `step`."""
     gathering = [hook for hook in hooks if isinstance(hook, LedgerHook | StreamPositions)]
+    settings = fit.plan.settings
+    root = settings.run_folder.root if settings.run_folder and settings.experiment else Path()
 
     def save(path: str, moment: RunState) -> None:
         for hook in gathering:
             hook.on_state(moment)
-        resume.save_at(path, fit.plan, fit.program, fit.run, moment)
+        resume.save_at(root / path, fit.plan, fit.program, fit.run, moment)
 
     all_callbacks.begin(hooks, RunParts(fit.run.history, step, fit.watchable, save))
 

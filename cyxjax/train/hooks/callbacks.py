@@ -37,7 +37,9 @@ class RunParts(NamedTuple):
     history: Any  # DistributedTrainingHistory, filled epoch by epoch
     step: int  # at which it begins
     watchable: Watchable  # the metrics a callback may wait for
-    save: Callable[[str, RunState], None]  # (path, moment): saves a checkpoint; called on all ranks
+    save: Callable[[str, RunState], None]
+    """(path, moment): saves a checkpoint; called on all ranks. A relative path is below the run folder in an
+    experiment."""
 
 
 class Callback(Hook):
@@ -211,8 +213,8 @@ class EMA(Callback):
 class BestCheckpoint(Callback):
     """Keeps at `path` a checkpoint of the evaluation with the best `monitor`, for `load_checkpoint(path)`.
 
-    mode: see EarlyStopping. if_measured: accepts a run without validation data, which has no val_loss and
-    keeps no checkpoint.
+    path: in an experiment, relative to its run folder. mode: see EarlyStopping. if_measured: accepts a run
+    without validation data, which has no val_loss and keeps no checkpoint.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.monitor import Monitor, Watchable
-from tests.support.trainers import VAL, X, Y, config, trainer
+from tests.support.trainers import VAL, X, Y, config, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -57,6 +57,13 @@ def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_r
     kept.load_checkpoint(path)
     assert kept.history.metrics["val_margin"] == margins[:1]
     assert kept.evaluate_metrics(*WRONG)["margin"] == pytest.approx(margins[0], rel=1e-5)
+
+
+def test_each_experiment_keeps_its_best_in_its_own_folder(cwd):
+    elsewhere = {"name": "BestCheckpoint", "options": {"path": str(cwd / "best")}}
+    run_experiment(cwd / "run", callbacks=["BestCheckpoint", elsewhere])
+    kept = [str(path.relative_to(cwd)) for path in cwd.rglob("step_*") if "checkpoints" not in path.parts]
+    assert sorted(kept) == ["best/step_00000001", "run/best_model.pt/step_00000001"]
 
 
 @pytest.mark.parametrize(("mode", "epochs"), [("max", 3), ("min", 6)])
