@@ -7,16 +7,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cyxjax.errors import ConfigError
 
 
-def open_closed_streams() -> None:
+def prepare_streams() -> None:
     """Opens the null device as standard input, output or error if this process was started without it.
 
     Otherwise the next opened file would get that descriptor, and printed text would go into that file.
+    Standard output then shows `?` for what its encoding lacks, such as a letter of a path.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -29,6 +31,8 @@ def open_closed_streams() -> None:
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from cyxjax.command import drop_output, open_closed_streams, show
+from cyxjax.command import drop_output, prepare_streams, show
 from cyxjax.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPT,
@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv` (default: the process's arguments) names; gives its exit code."""
-    open_closed_streams()
+    prepare_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = dispatch(words)

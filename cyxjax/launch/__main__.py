@@ -22,12 +22,12 @@ def _run(argv: list[str]) -> int:
     import os
     import signal
 
-    from cyxjax.command import open_closed_streams
+    from cyxjax.command import prepare_streams
     from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
     from cyxjax.files import redact
     from cyxjax.launch import output, save_request
 
-    open_closed_streams()
+    prepare_streams()
     if argv[:1] == ["--slurm"]:  # the same job, through the queue
         from cyxjax.launch import job_files
 

@@ -4,7 +4,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
-from cyxjax.command import open_closed_streams
+from cyxjax.command import prepare_streams
 from cyxjax.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPT,
@@ -22,7 +22,7 @@ from cyxjax.launch.environment import here
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains and returns the exit code. Configuration errors print one line and write nothing."""
-    open_closed_streams()
+    prepare_streams()
     save_request.listen()  # before slow imports: a SIGUSR1 during start-up must not end the process
     writing = False
     try:

@@ -193,7 +193,7 @@ def test_no_text_makes_redaction_slow(piece):
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
 def test_what_is_printed_without_streams_goes_into_no_file(tmp_path, closed):
     code = (
-        "import os, sys\nfrom cyxjax.command import open_closed_streams\nopen_closed_streams()\n"
+        "import os, sys\nfrom cyxjax.command import prepare_streams\nprepare_streams()\n"
         "fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\nassert fd > 2, fd\n"
         "print('out', flush=True)\nprint('err', file=sys.stderr, flush=True)\n"
         "assert not sys.stdout.isatty()\n"

@@ -1,5 +1,6 @@
 """`cyxjax init`: the new project trains without changes, and its own tests pass."""
 
+import os
 import sys
 
 import jax
@@ -7,6 +8,7 @@ import pytest
 
 from cyxjax.cli import init, main
 from cyxjax.distributed import process_group
+from tests.support.programs import fresh
 
 
 @pytest.fixture
@@ -31,6 +33,12 @@ def test_it_trains_at_once_and_its_own_tests_pass(project, capsys):
         test_training.test_four_devices_train_as_one()
         test_training.test_it_learns()
     assert not process_group.is_initialized()
+
+
+def test_a_path_that_the_terminal_cannot_show_is_shown_with_question_marks(tmp_path):
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = fresh("-m", "cyxjax", "init", tmp_path / "ü", env=ascii_only)
+    assert (done.returncode, f"-> {tmp_path}/?\n" in done.stdout) == (0, True)
 
 
 def test_nothing_is_overwritten(project, capsys):
