@@ -1,23 +1,25 @@
 """An experiment: built from its configuration, trained, and recorded in a run folder."""
 
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.config.load import open_run
 from cyxjax.core.metrics import numbers
 from cyxjax.data.catalog import load_dataset
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_OK, CheckpointError, NotSavedError
+from cyxjax.errors import EXIT_OK, CheckpointError, CyxjaxError, NotSavedError
 from cyxjax.files import read_plain
 from cyxjax.launch.backend import programs
 from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line, line_of_test
 from cyxjax.observe.records import Sink, write_atomic
-from cyxjax.observe.sinks import NullSink, check_names
+from cyxjax.observe.sinks import NullSink, check_names, warn_on_stderr
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.plan import Plan
@@ -91,6 +93,8 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
             check_columns(path, splits.info.column_names, trained_on.column_names)
             check_vocabulary(path, splits.info.vocabulary, trained_on.vocabulary)
         if trainer.is_master():
+            if not step and config.resume != "never":
+                _warn_of_steps_elsewhere(config)
             write_atomic(config.run_folder.data, splits.info.to_json())
             write_atomic(config.run_folder.config, config.to_yaml())  # last: with `data` it is a run's own
         return sinks_of(config, plan, trainer.is_master(), step)
@@ -99,6 +103,20 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
             f"run_dir={config.run_dir}: {f'{err.filename}: ' if err.filename else ''}{err.strerror or err}. "
             "HINT: free space there, or name another run_dir."
         ) from err
+
+
+def _warn_of_steps_elsewhere(config: TrainConfig) -> None:
+    """Tells that the run in this folder, which starts over, has its checkpoints in another folder."""
+    with suppress(CyxjaxError):  # a stored configuration that cannot be read is replaced
+        stored = open_run(config.run_folder.root)
+        if stored.checkpoints.resolve() != config.checkpoint_path.resolve() and list_steps(
+            stored.checkpoints
+        ):
+            warn_on_stderr(
+                f"WARNING: run_dir={config.run_dir}: this run starts over, because it has no checkpoint in "
+                f"{config.checkpoint_path}. HINT: to continue the earlier run in this folder: "
+                f"--checkpoint-dir {stored.checkpoint_dir}"
+            )
 
 
 def _test(experiment: Experiment, sink: Sink, console: Console) -> None:

@@ -17,7 +17,7 @@ from cyxjax.cli.checkpoint import main as command_checkpoint
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
 from cyxjax.train.hooks import saving
-from tests.support.trainers import VAL, At, X, Y, config, fitted, trainer
+from tests.support.trainers import VAL, At, X, Y, config, fitted, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 KEPT = {"checkpoint_every_n_steps": 2}
@@ -172,6 +172,14 @@ def link_the_ledger(folder):
     (folder / "run").mkdir(exist_ok=True)
     (folder / "run" / "ledger.jsonl").unlink(missing_ok=True)
     (folder / "run" / "ledger.jsonl").symlink_to(folder / "target")
+
+
+def test_a_run_that_starts_over_beside_its_checkpoints_says_where_they_are(tmp_path, capsys):
+    warned = []
+    for folder, resume in (("a", "auto"), ("a", "auto"), ("b", "auto"), ("c", "never")):
+        run_experiment(tmp_path, checkpoint_dir=folder, resume=resume)
+        warned.append("--checkpoint-dir a" in capsys.readouterr().err)
+    assert warned == [False, False, True, False]
 
 
 def test_a_ledger_that_is_a_link_is_refused_at_the_start(tmp_path):
