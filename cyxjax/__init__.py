@@ -25,7 +25,8 @@ _FILES = {  # module -> the public names it holds
     "register save_model",
     "train.hooks.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau TerminateOnNaN",
     "train.start.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer "
-    "RMSPropOptimizer SGDOptimizer with_groups",
+    "RMSPropOptimizer SGDOptimizer",
+    "train.start.optimizer_groups": "with_groups",
     "train.simple_trainer": "Trainer",
     "train.runs.run": "load_run",
     "train.trainer": "DistributedTrainer",
@@ -109,13 +110,13 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.hooks.callbacks import TerminateOnNaN as TerminateOnNaN
     from cyxjax.train.runs.run import load_run as load_run
     from cyxjax.train.simple_trainer import Trainer as Trainer
+    from cyxjax.train.start.optimizer_groups import with_groups as with_groups
     from cyxjax.train.start.optimizers import AdaGradOptimizer as AdaGradOptimizer
     from cyxjax.train.start.optimizers import AdamOptimizer as AdamOptimizer
     from cyxjax.train.start.optimizers import AdamWOptimizer as AdamWOptimizer
     from cyxjax.train.start.optimizers import MomentumOptimizer as MomentumOptimizer
     from cyxjax.train.start.optimizers import RMSPropOptimizer as RMSPropOptimizer
     from cyxjax.train.start.optimizers import SGDOptimizer as SGDOptimizer
-    from cyxjax.train.start.optimizers import with_groups as with_groups
     from cyxjax.train.trainer import DistributedTrainer as DistributedTrainer
 else:
 

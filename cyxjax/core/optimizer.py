@@ -147,8 +147,9 @@ def _explained() -> Iterator[None]:
             raise
         raise ConfigError(
             f"the optimizer cannot make a step: {type(err).__name__}: {' '.join(str(err).split())} HINT: the "
-            "step passes gradients, state, parameters and, to a single optimizer, the loss, but has no line "
-            "search: use optax.lbfgs(lr, linesearch=None); labels and masks must match the parameters' tree.",
+            "step passes gradients, state, parameters and, to a trainer's one optimizer, the loss, but "
+            "has no line search: use optax.lbfgs(lr, linesearch=None); labels and masks must match the "
+            "parameters' tree.",
             key="optimizer",
         ) from err
 

@@ -31,7 +31,6 @@ from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.ddp_state import DDPConfig, Gathered, HeldState, compiler_options
-from cyxjax.distributed.ddp_values import BoundLoss
 from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.payload import as_arrays
 from cyxjax.distributed.process_group import ProcessGroup, current, is_initialized
@@ -115,7 +114,7 @@ class DistributedDataParallel:
 
     __call__ = forward
 
-    def loss(self, criterion: Any, output: PyTree, target: PyTree = None) -> BoundLoss:
+    def loss(self, criterion: Any, output: PyTree, target: PyTree = None) -> values.BoundLoss:
         """The mean loss of this process's rows, with `.backward()`; scale it freely, `loss / 4`.
 
         criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
@@ -125,8 +124,7 @@ class DistributedDataParallel:
                 f"{type(criterion).__name__} compares samples of all processes, but a ddp has only "
                 "its own rows. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
             )
-        value, output_grad = facade.loss_and_output_grad(criterion, output, target)
-        return BoundLoss(value, output_grad, self, output)
+        return values.BoundLoss(*facade.loss_and_output_grad(criterion, output, target), self, output)
 
     def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:
         """Backpropagates `scale * output_grad` through the last forward pass and adds to the gradients.
@@ -182,18 +180,20 @@ class DistributedDataParallel:
         """Discards gradients, and all forward passes except one whose `backward` may still be called."""
         since, self._since = self._since, Gathered()
         if since.pullback is not None:
-            self._since = replace(since, grads=None, mean_grads=None)
+            self._since = replace(since, grads=None, mean_grads=None, are_finite=None)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """torch's context manager; it has no effect here, since `backward` never reduces gradients."""
         return nullcontext()
 
     def unscale_gradients(self, factor: float) -> bool:
-        """Averages the gradients and multiplies them by `factor`; returns whether all ranks' are finite."""
-        self.sync_gradients()
+        """The mean gradients times `factor`, once in a step; returns whether all ranks' are finite."""
         since = self._since
-        since.mean_grads, finite = facade.scale_and_check(since.mean_grads, np.float32(factor))
-        return bool(local_value(finite))
+        if since.are_finite is None:
+            self.sync_gradients()
+            since.mean_grads, finite = facade.scale_and_check(since.mean_grads, np.float32(factor))
+            since.are_finite = bool(local_value(finite))
+        return since.are_finite
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Gradients are reduced by `hook` (`comm_hooks`) from now on."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from cyxjax.core import facade
 from cyxjax.core import local_view as view
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, put_replicated
-from cyxjax.core.optimizer import LearningRateFactor, with_learning_rate_factor
+from cyxjax.core.optimizer import LearningRateFactor, adapted, with_learning_rate_factor
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import reduce_then
 from cyxjax.core.trees import PyTree
@@ -56,6 +56,8 @@ class Gathered:
     """LOCAL, a row per replica of this process."""
     mean_grads: PyTree = None
     """After the reduction; replicated."""
+    are_finite: bool | None = None
+    """Of `mean_grads`, once they were unscaled."""
     num_forwards: int = 0
 
 
@@ -87,12 +89,18 @@ class HeldState:
 
         is_reduced: by mean gradients. is_rated: the optimizer's state is (its own, a factor of its updates).
         """
-        optimizer = with_learning_rate_factor(self._optimizer) if is_rated else self._optimizer
+        optimizer = self._rule(is_rated)
         if is_reduced:
             sync = reduce_then(optax.identity(), optimizer)
             return facade.build_update(sync, self._mesh, REPLICATED, keeps=self._keeps)
         sync = reduce_then(self._hook.reducer, optimizer, self._hook.spec)
         return facade.build_update(sync, self._mesh, PER_REPLICA, self._options, keeps=self._keeps)
+
+    def _rule(self, is_rated: bool) -> optax.GradientTransformation:
+        """The optimizer, whose state is of numbers."""
+        used = (getattr(self._optimizer, "scaled", None) if is_rated else None) or self._optimizer
+        rule = adapted(optax.GradientTransformation(used.init, used.update))
+        return with_learning_rate_factor(rule) if is_rated else rule
 
     @property
     def whole(self) -> TrainState:
@@ -130,16 +138,14 @@ class HeldState:
 
     def use_optimizer(self, optimizer: optax.GradientTransformation) -> None:
         """Creates the optimizer's state at its first use. Raises: ConfigError for a second optimizer."""
-        if self._optimizer is optimizer:
-            return
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._optimizer is not optimizer:
             raise ConfigError(
                 "update_parameters was given a second optimizer; the state of the first would be lost. "
                 "HINT: create the optimizer once, before the loop."
             )
         self._optimizer = optimizer
         if self.whole.sync[1] is None:
-            inner = facade.init_on(self._mesh, optimizer, REPLICATED, self.whole.params)
+            inner = facade.init_on(self._mesh, self._rule(False), REPLICATED, self.whole.params)
             self._state = self.whole._replace(sync=(self.whole.sync[0], inner))
 
     def reduce(self, grads: PyTree) -> PyTree:
@@ -170,8 +176,9 @@ class HeldState:
         A rate that was set is an argument of a separate program, which is compiled once for all values.
         """
         factor = getattr(self._optimizer, "rate_factor", 1.0)
-        run = self._program(is_reduced, factor != 1.0)
-        if factor == 1.0:
+        is_rated = factor != 1.0 or getattr(self._optimizer, "scaled", None) is not None
+        run = self._program(is_reduced, is_rated)
+        if not is_rated:
             return run(state, *given)
         reduced, inner = state.sync
         rated = state._replace(sync=(reduced, (inner, LearningRateFactor(np.float32(factor)))))

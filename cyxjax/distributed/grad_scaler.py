@@ -5,6 +5,7 @@ from typing import Any
 import optax
 
 from cyxjax.distributed.ddp_values import BoundLoss
+from cyxjax.errors import GroupError
 
 
 class GradScaler:
@@ -31,43 +32,53 @@ class GradScaler:
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._enabled = growth_interval, enabled
         self._good_steps = 0
-        self._ddp: Any = None  # of the loss that was scaled last
-        self._finite: bool | None = None  # of this step's gradients; None before they were looked at
+        self._last: Any = None  # the ddp of the loss that was scaled last
+        self._stepped: dict[Any, bool] = {}  # since `update`: ddp -> whether its gradients were finite
 
     def scale(self, loss: BoundLoss) -> BoundLoss:
         """`loss`, the result of `ddp.loss` or of a cyxjax loss, times the scale."""
-        self._ddp = loss.ddp
+        self._last = loss.ddp
         return loss * self.get_scale()
 
-    def unscale_(self, optimizer: Any = None) -> None:
+    def unscale_(self, optimizer: Any = None) -> bool:
         """Averages the gradients and divides them by the scale; `ddp.sync_gradients()` returns them.
 
-        Further calls in the same step do nothing. optimizer: accepted, as in torch, but not used: the
-        gradients are those of the loss that was scaled.
+        Returns whether they are finite on all ranks. Further calls in the same step do nothing. optimizer:
+        as for `step`.
         """
-        if self._finite is None:
-            self._finite = not self._enabled or self._ddp.unscale_gradients(1.0 / self._scale)
+        return not self._enabled or self._ddp(optimizer).unscale_gradients(1.0 / self._scale)
 
     def step(self, optimizer: optax.GradientTransformation) -> bool:
-        """Calls `ddp.update_parameters(optimizer)` if all ranks' gradients are finite; returns whether."""
-        self.unscale_()
-        if self._finite:
-            self._ddp.update_parameters(optimizer)
+        """Calls `ddp.update_parameters(optimizer)` if all ranks' gradients are finite; returns whether.
+
+        The ddp is the one that the optimizer was made with, or else that of the loss that was scaled last.
+        Raises: GroupError for a second step of it before `update`.
+        """
+        ddp = self._ddp(optimizer)
+        if ddp in self._stepped:
+            raise GroupError(
+                "GradScaler.step was called twice for one ddp before update(): the scale would not adapt. "
+                "HINT: call scaler.update() once after the steps of all optimizers."
+            )
+        self._stepped[ddp] = finite = self.unscale_(optimizer)
+        if finite:
+            ddp.update_parameters(optimizer)
         else:
-            self._ddp.zero_grad()
-        return bool(self._finite)
+            ddp.zero_grad()
+        return finite
 
     def update(self, new_scale: float | None = None) -> None:
-        """Adapts the scale to what `step` found, or sets it."""
+        """Adapts the scale to what the steps since the last `update` found, or sets it."""
+        finite = all(self._stepped.values())
         if new_scale is not None:
             self._scale = float(new_scale)
-        elif self._enabled and self._finite is not None:
-            self._good_steps = self._good_steps + 1 if self._finite else 0
-            if not self._finite:
+        elif self._enabled and self._stepped:
+            self._good_steps = self._good_steps + 1 if finite else 0
+            if not finite:
                 self._scale *= self._backoff_factor
             elif self._good_steps == self._growth_interval:
                 self._scale, self._good_steps = self._scale * self._growth_factor, 0
-        self._finite = None
+        self._stepped = {}
 
     def get_scale(self) -> float:
         """The current scale; 1 when not enabled."""
@@ -82,3 +93,7 @@ class GradScaler:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._scale, self._good_steps = float(saved["scale"]), int(saved["good_steps"])
+
+    def _ddp(self, optimizer: Any) -> Any:
+        own = getattr(optimizer, "ddp", None)
+        return self._last if own is None else own

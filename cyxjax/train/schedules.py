@@ -46,14 +46,15 @@ class RatesAsFactor(NamedTuple):
 def schedule_of(schedule: Any, lr_schedule: Any, optimizer: Any) -> Any:
     """The factor on the optimizer's learning rate: `schedule` gives factors, `lr_schedule` gives rates.
 
-    Raises: ConfigError if both are given, or if the optimizer's own rate is not a number.
+    Raises: ConfigError if both are given, or if the optimizer's own rate is not a number, or 0.
     """
     if lr_schedule is None:
         return schedule
     lr = getattr(optimizer, "lr", None)
-    if schedule is not None or not isinstance(lr, int | float):
+    if schedule is not None or not isinstance(lr, int | float) or lr == 0:
         raise ConfigError(
-            f"lr_schedule replaces `schedule` and needs an optimizer whose rate is a number, got {lr!r}. "
+            "lr_schedule replaces `schedule` and needs an optimizer with a rate that is a number, not 0, "
+            f"got {lr!r}. "
             "HINT: cx.AdamOptimizer(0.001), or give the schedule to the optimizer: optax.adam(schedule).",
             key="lr_schedule",
         )

@@ -12,7 +12,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_state import DDPConfig, compiler_options
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, GroupError
 from tests.support.models import CRITERION, Net, data, largest_gap
 from tests.support.wrapped import wrap
 
@@ -101,6 +101,36 @@ def test_a_scaler_backs_off_grows_and_changes_no_number():
     again = cx.amp.GradScaler()
     again.load_state_dict(scaler.state_dict())
     assert again.get_scale() == 2.0**10
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_scaler_of_two_models_unscales_the_gradients_of_each(together):
+    dataset, scaler, models = data(8), cx.amp.GradScaler(), [wrap(Net(), 2), wrap(Net(), 2)]
+    plain, optimizers = wrap(Net(), 2), [cx.SGDOptimizer(ddp, lr=0.1) for ddp in models]
+    again = cx.SGDOptimizer(plain, lr=0.1)
+
+    def backward(ddp, scale):
+        scale(ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets)).backward()
+
+    for _ in range(2):
+        backward(plain, lambda loss: loss)
+        again.step()
+        for ddp in models if together else []:
+            backward(ddp, scaler.scale)
+        for ddp, optimizer in zip(models, optimizers, strict=True):
+            if not together:
+                backward(ddp, scaler.scale)
+            assert scaler.step(optimizer)
+        scaler.update()
+        assert [largest_gap(ddp.parameters(), plain.parameters()) for ddp in models] == [0, 0]
+    backward(models[0], lambda loss: scaler.scale(loss) * np.inf)
+    backward(models[1], scaler.scale)
+    assert [scaler.step(optimizer) for optimizer in optimizers] == [False, True]
+    backward(models[0], scaler.scale)
+    with pytest.raises(GroupError, match="update"):
+        scaler.step(optimizers[0])
+    scaler.update()
+    assert scaler.get_scale() == 2.0**15  # one of the two was not finite
 
 
 def test_a_scaler_that_is_off_passes_everything_through():

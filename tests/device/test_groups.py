@@ -10,7 +10,8 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.config.sections import OptimizerConfig
 from cyxjax.core.model.adapter import adapt
-from cyxjax.train.start.optimizers import build_optimizer, with_groups
+from cyxjax.train.start.optimizer_groups import with_groups
+from cyxjax.train.start.optimizers import build_optimizer
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, X, Y, config
 

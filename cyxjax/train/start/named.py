@@ -37,8 +37,8 @@ from cyxjax.models.registry import Config, get_model
 from cyxjax.plugins import called, checked_options, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
-from cyxjax.train.start.optimizer_groups import wants_optimizer
-from cyxjax.train.start.optimizers import build_optimizer, with_groups
+from cyxjax.train.start.optimizer_groups import wants_optimizer, with_groups
+from cyxjax.train.start.optimizers import build_optimizer
 
 LOSSES: dict[str, Loss | None] = {
     "cross_entropy": CrossEntropyLoss(),

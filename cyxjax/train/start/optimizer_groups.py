@@ -1,18 +1,22 @@
-"""Optimizer groups of a run: one optimizer for all parameters, or one for each group of a task's terms."""
+"""Optimizer groups of a run: one optimizer for all parameters, or one for each group of a task's terms; and
+one optimizer with groups of parameters, each with settings of its own.
+"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
+from cyxjax.config.sections import GroupConfig
 from cyxjax.core.losses import PerExample
 from cyxjax.core.objective.terms import Term, terms_of
 from cyxjax.core.strategy import Sync, with_value
-from cyxjax.core.trees import leaf_names, matches
+from cyxjax.core.trees import PyTree, leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
-from cyxjax.train.start.optimizers import for_trainer
+from cyxjax.train.start.optimizers import Optimizer, for_trainer, named_rate
 
 
 class OptimizerGroup(NamedTuple):
@@ -111,3 +115,55 @@ def _owner(groups: Sequence[OptimizerGroup], name: str) -> str:
             "configuration's `trainable` excludes one."
         )
     return found[0]
+
+
+# ---- groups of parameters ----------------------------------------------------------------------------------
+
+
+def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+    """`optimizer` with different settings for parameters whose name matches a group's pattern.
+
+    Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
+    {"match": "embed/*", "frozen": True}. The first match applies; names are those of checkpoints
+    (`Dense_0/kernel`). A schedule or factor scales all rates equally. Own numbers need cyxjax's optimizers.
+    Raises: ValueError for an unknown key; ConfigError, before training, for a group without parameters.
+    """
+    made = [GroupConfig(**group) for group in groups]
+    optimizer = for_trainer(optimizer)  # at the rate that was set
+    own = {str(n): _rule_of(optimizer, group) for n, group in enumerate(made)}
+    rules: dict[Any, Any] = {"": optimizer} | own
+
+    def group_of(name: str) -> str:
+        return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")
+
+    def labels(params: PyTree) -> PyTree:
+        names = leaf_names(params)
+        found = [group_of(name) for name in names]
+        for n, group in enumerate(made):
+            if str(n) not in found:
+                raise ConfigError(
+                    f"group {group.match!r} has no parameter: no name matches, or all that match are in an "
+                    f"earlier group. HINT: {nearest(group.match, names)}",
+                    key=f"optimizer.groups.{n}",
+                )
+        return jax.tree.unflatten(jax.tree.structure(params), found)
+
+    result = named_rate(optax.multi_transform(rules, labels), getattr(optimizer, "lr", None))
+    result.remade = _has_groups
+    if any(group.frozen for group in made):
+        result.is_frozen = lambda name: bool(label := group_of(name)) and made[int(label)].frozen
+    return result
+
+
+def _rule_of(optimizer: Any, group: GroupConfig) -> optax.GradientTransformation:
+    if group.frozen:
+        return optax.set_to_zero()
+    changes = {"lr": group.lr, "weight_decay": group.weight_decay}
+    return optimizer.remade(**{name: value for name, value in changes.items() if value is not None})
+
+
+def _has_groups(lr: float) -> Any:
+    raise ConfigError(
+        f"an optimizer with groups of parameters cannot be made again with lr={lr}. HINT: give its rate to "
+        "the optimizer that is passed to with_groups, and a rate of its own to a group that has one."
+    )

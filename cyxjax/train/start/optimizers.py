@@ -1,23 +1,20 @@
-"""Optimizers under torch-like names, by their names in a configuration file, and with groups of parameters.
+"""Optimizers under torch-like names, and by their names in a configuration file.
 
 Each is an optax transformation that knows its learning rate and the model it updates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-import jax
 import optax
 
-from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, GroupConfig, OptimizerConfig
+from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
-from cyxjax.core.trees import PyTree, leaf_names
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError
 from cyxjax.plugins import called, named
 
 Rate = float | Callable[[Any], Any]
@@ -29,21 +26,21 @@ class Optimizer(optax.GradientTransformation):
     """An optax transformation with `lr`, its peak learning rate. Any other optax transformation works too."""
 
     made_with: Mapping[str, Any] = MappingProxyType({})  # the name and arguments of the function that made it
-    remade: Any = None  # (lr=, weight_decay=) -> a copy with these numbers; None if it has groups
+    remade: Any = None  # (lr=, weight_decay=) -> a copy with these numbers; raises if it has groups
     is_frozen: Callable[[str], bool] | None = None  # name of a parameter -> whether it is not trained
     ddp: Any = None  # the wrapped model whose parameters it was given, as in torch
     made_lr: Any = None  # the rate it was made with: a number, a schedule, or None if not known
     rate_factor: float = 1.0  # what an update is multiplied by, since `lr` was set
-    in_trainer: Any = (
-        None  # what a trainer compiles: itself, or a copy made with the rate that was set before
-    )
+    scaled: Any = None  # whose updates are multiplied, if not its own, which are 0: a copy with rate 1
+    in_trainer: Any = None  # what a trainer compiles: itself, or a copy with the rate that was set before
     _lr: Any = None
 
     @property
     def lr(self) -> Any:
         """The learning rate: a number, a schedule, or None if it is not known.
 
-        In a hand-written loop, a new value takes effect at the next `step()`; all ranks must set the same.
+        In a hand-written loop, a new value takes effect at the next `step()`; all ranks must set the same,
+        also after `ddp.load_state_dict`: a rate that was set is not part of a saved state.
         Raises: ConfigError for the optimizer of a trainer; TypeError for one made with a schedule.
         """
         return self._lr
@@ -56,7 +53,9 @@ class Optimizer(optax.GradientTransformation):
                 f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), a factor for each "
                 "step, or callbacks=[cx.ReduceLROnPlateau()]."
             )
-        self.rate_factor, self._lr = float(lr) / self.made_lr, float(lr)
+        if self.made_lr == 0 and self.scaled is None:
+            self.scaled = self.remade(lr=1.0)
+        self.rate_factor, self._lr = float(lr) / (self.made_lr or 1.0), float(lr)
 
     def step(self) -> None:
         """Calls `update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
@@ -86,7 +85,7 @@ def for_trainer(optimizer: Any) -> Any:
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if optimizer.in_trainer is None:
-        is_changed = optimizer.rate_factor != 1.0
+        is_changed = optimizer.lr != optimizer.made_lr
         optimizer.in_trainer = optimizer.remade(lr=optimizer.lr) if is_changed else optimizer
     return optimizer.in_trainer
 
@@ -254,47 +253,3 @@ _OURS: dict[str, Callable[[OptimizerConfig], tuple[Callable, dict[str, Any]]]] =
 
 def _moments(section: OptimizerConfig) -> dict[str, Any]:
     return {"b1": section.betas[0], "b2": section.betas[1], "eps": section.eps}
-
-
-# ---- groups of parameters ---------------------------------------------------------------------------------
-
-
-def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
-    """`optimizer` with different settings for parameters whose name matches a group's pattern.
-
-    Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
-    {"match": "embed/*", "frozen": True}. The first match applies; names are those of checkpoints
-    (`Dense_0/kernel`). A schedule or factor scales all rates equally. Own numbers need cyxjax's optimizers.
-    Raises: ValueError for an unknown key; ConfigError, before training, for a group without parameters.
-    """
-    made = [GroupConfig(**group) for group in groups]
-    optimizer = for_trainer(optimizer)  # at the rate that was set
-    own = {str(n): _rule_of(optimizer, group) for n, group in enumerate(made)}
-    rules: dict[Any, Any] = {"": optimizer} | own
-
-    def group_of(name: str) -> str:
-        return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")
-
-    def labels(params: PyTree) -> PyTree:
-        names = leaf_names(params)
-        found = [group_of(name) for name in names]
-        for n, group in enumerate(made):
-            if str(n) not in found:
-                raise ConfigError(
-                    f"group {group.match!r} has no parameter: no name matches, or all that match are in an "
-                    f"earlier group. HINT: {nearest(group.match, names)}",
-                    key=f"optimizer.groups.{n}",
-                )
-        return jax.tree.unflatten(jax.tree.structure(params), found)
-
-    result = named_rate(optax.multi_transform(rules, labels), getattr(optimizer, "lr", None))
-    if any(group.frozen for group in made):
-        result.is_frozen = lambda name: bool(label := group_of(name)) and made[int(label)].frozen
-    return result
-
-
-def _rule_of(optimizer: Any, group: GroupConfig) -> optax.GradientTransformation:
-    if group.frozen:
-        return optax.set_to_zero()
-    changes = {"lr": group.lr, "weight_decay": group.weight_decay}
-    return optimizer.remade(**{name: value for name, value in changes.items() if value is not None})

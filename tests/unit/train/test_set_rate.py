@@ -36,6 +36,25 @@ def test_a_rate_that_is_set_holds_from_the_next_step_on_and_compiles_once():
     assert ddp._state._program(False, True)._cache_size() == 1
 
 
+def test_a_warm_up_may_begin_at_0():
+    _, steps = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.0), [None, 0.5, 1.0, 0.0, 0.25])
+    np.testing.assert_allclose(steps, [0.0, 0.5, 1.0, 0.0, 0.25], rtol=1e-5)  # float32
+    optimizer = cx.SGDOptimizer(0.0)
+    optimizer.lr = 1.0
+    updates, _ = for_trainer(optimizer).update(GRADS, optimizer.init(GRADS), GRADS)
+    np.testing.assert_array_equal(updates["w"], [-1.0, 2.0])
+    trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.0))
+    with pytest.raises(ConfigError, match=r"lr_schedule.* 0\.0"):
+        trainer.fit(X, Y, config(epochs=1), lr_schedule=lambda step: 0.1)
+
+
+def test_a_rate_set_on_an_optimizer_with_groups_is_refused_by_a_trainer():
+    optimizer = cx.with_groups(cx.SGDOptimizer(0.1), [{"match": "*", "weight_decay": 0.1}])
+    optimizer.lr = 0.2
+    with pytest.raises(ConfigError, match=r"groups.*0\.2"):
+        for_trainer(optimizer)
+
+
 def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
     set_later, _ = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.5, momentum=0.9), [0.25])
     as_made, _ = moved(lambda ddp: cx.SGDOptimizer(ddp, lr=0.25, momentum=0.9), [None])
