@@ -6,7 +6,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -34,11 +33,12 @@ class Loss(ABC):
 
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """The mean over the batch: float32, shape ()."""
-        return _mean(self, jnp.asarray(output), jnp.asarray(target))
+        return compiled_if_own(self, _mean, _compiled_mean)(self, jnp.asarray(output), jnp.asarray(target))
 
     def backward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """Gradient of `forward` with respect to `output`: output's shape and dtype."""
-        return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
+        grad = compiled_if_own(self, _mean_grad, _compiled_mean_grad)
+        return grad(self, jnp.asarray(output), jnp.asarray(target))
 
     def __call__(self, output: jax.Array, target: jax.Array) -> Any:
         """`forward`; for the output of a wrapped model, a loss with `.backward()`, as in torch."""
@@ -46,7 +46,14 @@ class Loss(ABC):
         return maker.loss(self, output, target) if maker else self.forward(output, target)
 
 
-@partial(jax.jit, static_argnums=0)
+def compiled_if_own(loss: Any, fn: Callable, compiled: Callable) -> Callable:
+    """`compiled`, for which `loss` is a static argument, if it is a loss of cyxjax; else `fn`, not compiled.
+
+    Those are immutable. Other callables may read what changes from call to call.
+    """
+    return compiled if isinstance(loss, Loss) and type(loss).__module__ == __name__ else fn
+
+
 def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
     return batch_mean(loss.per_example(output, target))
 
@@ -60,7 +67,8 @@ def batch_mean(given: Any) -> jax.Array:
     return values @ weights / jnp.where(total != 0, total, 1.0)
 
 
-_mean_grad = jax.jit(jax.grad(_mean, argnums=1), static_argnums=0)
+_mean_grad = jax.grad(_mean, argnums=1)
+_compiled_mean, _compiled_mean_grad = (jax.jit(fn, static_argnums=0) for fn in (_mean, _mean_grad))
 
 
 def _no_class_is_nan(labels: jax.Array) -> jax.Array:

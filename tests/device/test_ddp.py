@@ -1,5 +1,6 @@
 """The wrapper runs the same phases as the trainer, in three dispatches, with the same bits."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -10,7 +11,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.core import facade
-from cyxjax.core.losses import MSELoss
+from cyxjax.core.losses import Loss, MSELoss
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
@@ -186,6 +187,35 @@ def test_a_saved_state_goes_on_alike():
     assert largest_gap(first.state_dict(), other.state_dict()) == 0
 
 
+@jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
+def test_a_state_of_before_the_first_update_starts_anew():
+    ddp, dataset, optimizer, seen = wrap(Net(), 2), data(8), optax.adam(0.1), []
+    ddp.init(dataset.inputs)
+    first = ddp.state_dict()
+    for restart in (lambda: None, lambda: ddp.load_state_dict(first), lambda: ddp.init(dataset.inputs)):
+        restart()
+        ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
+        ddp.update_parameters(optimizer)
+        seen.append(ddp.state_dict())
+    assert largest_gap(seen[0], seen[1]) == largest_gap(seen[0], seen[2]) == 0
+
+
+@jax.numpy_dtype_promotion("standard")  # and so does its noise
+def test_an_optimizer_with_random_keys_is_saved_and_goes_on():
+    dataset, models = data(8), [wrap(Net(), 2), wrap(Net(), 2)]
+    optimizer = optax.chain(optax.add_noise(0.1, 0.55, jax.random.key(3)), optax.sgd(0.1))
+
+    def step(ddp):
+        ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
+        ddp.update_parameters(optimizer)
+
+    step(models[0])
+    models[1].load_state_dict(models[0].state_dict())
+    for ddp in models:
+        step(ddp)
+    assert largest_gap(*(ddp.parameters() for ddp in models)) == 0
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_a_model_may_return_its_own_loss(num_replicas):
     def apply(params, x):
@@ -201,6 +231,32 @@ def test_a_model_may_return_its_own_loss(num_replicas):
     assert float(ddp.sync_gradients()["w"][0, 0]) == 51
 
 
+@dataclass
+class Scaled:
+    """A loss without a hash, whose number changes from step to step."""
+
+    factor: float = 1.0
+
+    def __call__(self, output, target):
+        return self.factor * (output - target).mean()
+
+
+def test_a_function_is_called_with_what_it_reads_now():
+    ddp = wrap(((lambda key, x: {"w": np.ones((1, 1), np.float32)}), lambda params, x: x @ params["w"]))
+    scaled = Scaled()
+
+    class Own(Loss):
+        per_example = lambda self, output, target: scaled(output, target)[None]  # noqa: E731
+
+    for factor in (1.0, 3.0):
+        scaled.factor = factor
+        for loss in (lambda output, target: factor * (output - target).mean(), scaled, Own()):  # noqa: B023
+            ddp.loss(loss, ddp(np.float32([[1.0]])), np.float32([[0.0]])).backward()
+            assert float(ddp.sync_gradients()["w"][0, 0]) == factor
+            ddp.zero_grad()
+        assert float(Own().backward(np.float32([[2.0]]), np.float32([[1.0]]))[0, 0]) == factor
+
+
 def test_mistakes_are_named():
     ddp, dataset = wrap(Net(), 2), data(8)
     with pytest.raises(GroupError, match=r"AdamOptimizer\(ddp"):
@@ -210,6 +266,10 @@ def test_mistakes_are_named():
         ddp.backward(np.zeros((8, 2), np.float32))
     ddp.backward(np.zeros((8, 3), np.float32))
     ddp.update_parameters(optax.sgd(0.1))
+    other = wrap(Net())
+    other.loss(CRITERION, other(dataset.inputs), dataset.targets).backward()
+    with pytest.raises(ConfigError, match="value"):
+        other.update_parameters(optax.polyak_sgd(1.0))
     ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
     with pytest.raises(ConfigError, match="update_parameters .*optimizer"):
         ddp.update_parameters(optax.sgd(0.1))
