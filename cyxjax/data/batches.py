@@ -80,13 +80,21 @@ class BatchPlan:
     def places(self, step: int, replicas: Sequence[int]) -> Places:
         """Places of `replicas` in `step`: int64, shape (len(replicas), accumulation, batch_size).
 
-        Places from num_samples on are padding: weight 0, and the sample at `place % num_samples`.
+        Places from num_samples on are padding: weight 0, and the sample at `read_from`.
         """
         replica = np.asarray(replicas, np.int64)[:, None, None]
         micro = np.arange(self.accumulation, dtype=np.int64)[None, :, None]
         slot = np.arange(self.batch_size, dtype=np.int64)[None, None, :]
         shape = {"rows": self.batch_size, "num_replicas": self.num_replicas}
         return self.span(step)[0] + place_in_step(slot, micro, replica, **shape)
+
+    def read_from(self, places: Places) -> Places:
+        """The places whose samples are read: padding repeats those of the last step, which it pads.
+
+        So a value that is not finite reaches only the step of its sample: 0 * NaN is NaN.
+        """
+        first, stop = self.span(self.num_steps - 1)
+        return np.where(places < self.num_samples, places, first + (places - first) % (stop - first))
 
 
 class HostBatch(NamedTuple):
@@ -126,7 +134,7 @@ def iterate_blocks(
     replicas: Sequence[int],
     size: int | None = None,
 ) -> Iterator[HostBlock]:
-    """Like `iterate`, in blocks of `size` steps; samples from the start fill up the last block of the epoch.
+    """Like `iterate`, in blocks of `size` steps; the last block is filled up with samples of the last step.
 
     size None: as many steps as are fastest to read together, and a last block that may be shorter.
     """
@@ -137,7 +145,7 @@ def iterate_blocks(
         end = min(first + at_once, plan.num_steps)
         filled = end if size is None else first + -(-(end - first) // size) * size
         places = first_step + np.arange(first, filled)[:, None] * plan.global_batch_size
-        indices = order[places % plan.num_samples]
+        indices = order[plan.read_from(places)]
         for some in range(first, end, each):
             these = slice(some - first, some - first + each)
             steps = range(some, min(some + each, end))
@@ -149,7 +157,7 @@ def read_batch(
 ) -> HostBatch:
     """The rows of `replicas` in one step."""
     places = plan.places(step, replicas).reshape(1, -1)
-    return _read(dataset, plan, [step], places, order[places % plan.num_samples]).steps[0]
+    return _read(dataset, plan, [step], places, order[plan.read_from(places)]).steps[0]
 
 
 def _steps_at_once(dataset: Dataset, rows: int) -> int:

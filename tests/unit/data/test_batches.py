@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cyxjax.data import batches
-from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate, read_batch
+from cyxjax.data.batches import BatchPlan, batch_size_from_global, iterate, iterate_blocks, read_batch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError
@@ -48,7 +48,7 @@ def test_replicas_differ_by_at_most_one_real_sample_per_micro_batch(plan):
 
 
 def test_padding_repeats_a_real_sample_with_weight_zero():
-    # 5 samples, B=4, R=2: places 5, 6, 7 are padding and read samples 0, 1, 2 of the order.
+    # 5 samples, B=4, R=2: places 5, 6, 7 are padding and read samples 0, 1, 2 of the step.
     plan = BatchPlan(5, 4, 2)
     (batch,) = iterate(index_dataset(5), Order(5, shuffle=False), plan, range(2))
     assert batch.inputs.tolist() == [0, 2, 4, 1, 1, 3, 0, 2]
@@ -57,6 +57,11 @@ def test_padding_repeats_a_real_sample_with_weight_zero():
     assert (batch.total, batch.weight.dtype) == (5, np.float32)
     (longer,) = iterate(index_dataset(2), Order(2, shuffle=False), BatchPlan(2, 7), range(1))
     assert (longer.inputs.tolist(), longer.total) == ([0, 1, 0, 1, 0, 1, 0], 2)
+    # The second step has samples 4 and 5: no other is read there, also in the step that fills up the block.
+    first, second = iterate(index_dataset(6), Order(6, shuffle=False), BatchPlan(6, 4), range(1))
+    assert (first.inputs.tolist(), second.inputs.tolist()) == ([0, 1, 2, 3], [4, 5, 4, 5])
+    (block,) = iterate_blocks(index_dataset(6), Order(6, shuffle=False), BatchPlan(6, 4), range(1), size=3)
+    assert set(block.rows.inputs[4:].tolist()) == {4, 5}
 
 
 @given(
