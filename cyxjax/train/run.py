@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from cyxjax.checkpoint.run_lock import locked
-from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.core.mesh import num_replicas
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
 from cyxjax.launch.failure.record import PeerLost
@@ -74,7 +74,6 @@ def run_fit(
         means = loop.training_means(program, start.position, end)
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
         HistoryHook(history, fit.learning_rate).add_row(cut_short)
-    history.skipped_steps = int(local_value(program.sync.skipped(end.state.sync)))
     return unsaved
 
 

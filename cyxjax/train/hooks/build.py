@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
-from cyxjax.core.mesh import num_replicas
+from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.core.step import TrainState
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.launch import save_request
 from cyxjax.observe.console import Console
@@ -59,15 +60,22 @@ class Fit(NamedTuple):
         return None if most is None else self.run.first_step + most
 
     def learning_rate(self, step: int) -> float | None:
-        """The learning rate of the last of `step` optimizer steps; None if it is not known."""
-        return self.program.learning_rate(step - self.run.first_step)
+        """The learning rate of the last update in `step` steps, the steps so far; None if it is not known.
+
+        Schedules count updates, and a step that was left out is none.
+        """
+        return self.program.learning_rate(step - self.run.first_step - self.run.history.skipped_steps)
+
+    def num_skipped(self, state: TrainState) -> int:
+        """Steps since the optimizer began that were left out, because a gradient was not finite."""
+        return int(local_value(self.program.sync.skipped(state.sync)))
 
 
 def build_hooks(fit: Fit) -> list[Hook]:
     """The hooks of a fit. They outlive a rollback: `on_start` gives them the state to continue from."""
     settings, history = fit.plan.settings, fit.run.history
     monitor, course = fit.watchable.of(settings.watch), settings.course
-    recorded = HistoryHook(history, fit.learning_rate)
+    recorded = HistoryHook(history, fit.learning_rate, fit.num_skipped)
     spikes = _loss_spikes(fit)
     return [
         *_black_box(fit),  # first: it writes before another hook ends the run

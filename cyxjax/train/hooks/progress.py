@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.core.metrics import GRAD_NORM, Metrics, numbers
+from cyxjax.core.step import TrainState
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -26,23 +27,29 @@ def _rate_entry(rate: float | None) -> dict[str, float]:
 class HistoryHook(SavingHook):
     """Fills the history: one entry per epoch and evaluation; totals at each, at saves and at the end.
 
-    Time is counted from the creation of this hook.
+    Time is counted from the creation of this hook. skipped: of a state, the steps that were left out.
     """
 
-    def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
-        self._history, self._rate = history, learning_rate
+    def __init__(
+        self,
+        history: DistributedTrainingHistory,
+        learning_rate: Rate,
+        skipped: Callable[[TrainState], int] = lambda state: 0,
+    ):
+        self._history, self._rate, self._skipped = history, learning_rate, skipped
         self._before_s, self._started = history.total_time_seconds, time.monotonic()
         # Samples of earlier processes of this run: their rate times their time.
         self._samples = history.samples_per_second * self._before_s
 
     def on_start(self, moment: RunState) -> None:
-        self._at = moment.position
+        self._at, self._history.skipped_steps = moment.position, self._skipped(moment.state)
         if moment.position.step_in_epoch:
             self._drop_row(moment.position.epoch)
 
     def on_step(self, info: StepInfo) -> None:
         self._samples += info.position.samples_since(self._at)
         self._at = info.position
+        self._history.skipped_steps += info.left_out
 
     def on_epoch(self, info: EpochInfo) -> None:
         self.add_row(info)
