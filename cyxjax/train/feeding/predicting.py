@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
+from cyxjax.data.columns import stack
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
@@ -31,8 +32,11 @@ class Source(NamedTuple):
 def source_of(X: Any) -> Source:
     """Rows of arrays (any tree of them), of a dataset by number, or of a loader batch by batch.
 
-    A loader of cyxjax that gives all samples is read in the order of its dataset, even if it shuffles.
+    A list holds samples, as in `fit`: arrays, lists of numbers, or tuples or dicts with their targets. A
+    loader of cyxjax that gives all samples is read in the order of its dataset, even if it shuffles.
     """
+    if isinstance(X, list) and X and not isinstance(X[0], tuple | dict):
+        X = stack(X)
     if _is_tree(X):
         rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
         first = jax.tree.map(lambda a: np.asarray(a)[:1], X)
@@ -43,7 +47,7 @@ def source_of(X: Any) -> Source:
 
 def _is_tree(X: Any) -> bool:
     """An array (which has a length and a `take` too) or a tree of arrays; not a dataset or a loader."""
-    if hasattr(X, "dtype") or isinstance(X, Mapping | tuple | list):
+    if hasattr(X, "dtype") or isinstance(X, Mapping | tuple):
         return True
     has_items = hasattr(X, "__getitem__") and hasattr(X, "__len__")
     return not (is_loader(X) or isinstance(X, Dataset) or has_items)

@@ -65,6 +65,21 @@ def test_lists_of_samples_are_samples_and_two_of_them_training_and_validation_da
     assert (len(found.train), len(found.val)) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        list(zip(X, Y, strict=True)),
+        [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)],
+        list(X),
+        X.tolist(),
+    ],
+    ids=["pairs", "dicts", "arrays", "rows"],
+)
+def test_predict_takes_lists_as_fit_does(data, own_group):
+    trainer = fit(X, Y)
+    np.testing.assert_array_equal(trainer.predict(data), trainer.predict(X))
+
+
 class Table:
     """The part of a frame that we read."""
 
