@@ -75,7 +75,7 @@ def build_forward(
                 "the model sows losses of its own, which a hand-written loop would ignore. HINT: return them "
                 "with the output and add them to the loss, or train with DistributedTrainer."
             )
-        check_samples_first(output, rows)
+        _check_rows(output, rows)
         seen = weight.sum() if carried.count is None else carried.count + weight.sum()
         pullback, carried = from_replica((pullback, Carried(model_state, seen)), PER_REPLICA)
         return output, pullback, carried
@@ -89,7 +89,7 @@ def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree],
 
     def local(params: PyTree, model_state: PyTree, inputs: PyTree) -> PyTree:
         output = fns.apply(params, model_state, inputs, jax.random.key(0), False)[0]
-        check_samples_first(output, jax.tree.leaves(inputs)[0].shape[0])
+        _check_rows(output, jax.tree.leaves(inputs)[0].shape[0])
         return output
 
     return jax.jit(model_map(local, mesh, (REPLICATED, REPLICATED, PER_REPLICA), PER_REPLICA))
@@ -193,3 +193,12 @@ def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
     if not jnp.issubdtype(grad.dtype, jnp.inexact):
         return np.zeros(grad.shape, jax.dtypes.float0)  # jax.vjp expects this for integers
     return grad * factor.astype(grad.dtype)
+
+
+def _check_rows(output: PyTree, rows: int) -> None:
+    check_samples_first(output, rows)
+    if any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(output)):
+        raise DataError(
+            "the model returns one number for all samples, which a hand-written loop cannot pull back. HINT: "
+            "return it for each sample, jnp.full(len(x), number), or train with DistributedTrainer."
+        )

@@ -270,6 +270,9 @@ def test_mistakes_are_named():
     other.loss(CRITERION, other(dataset.inputs), dataset.targets).backward()
     with pytest.raises(ConfigError, match="value"):
         other.update_parameters(optax.polyak_sgd(1.0))
+    scalar = wrap(((lambda key, x: {"s": np.float32(1)}), lambda params, x: (x, params["s"])))
+    with pytest.raises(DataError, match=r"jnp\.full"):
+        scalar(dataset.inputs)
     ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets).backward()
     with pytest.raises(ConfigError, match="update_parameters .*optimizer"):
         ddp.update_parameters(optax.sgd(0.1))
