@@ -121,8 +121,9 @@ def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTre
 
 def local_rows(array: jax.Array) -> np.ndarray:
     """This process's rows of an array split along axis `data`, as a new host array."""
-    shards = sorted(array.addressable_shards, key=lambda s: s.index[0].start or 0)
-    return np.concatenate([np.asarray(s.data) for s in shards])
+    # By their place: jax does not split an array without elements, whose shards are all the whole.
+    shards = {s.index[0].start or 0: s for s in array.addressable_shards}
+    return np.concatenate([np.asarray(shards[start].data) for start in sorted(shards)])
 
 
 def local_value(array: jax.Array) -> np.ndarray:

@@ -177,6 +177,12 @@ def test_predict_keeps_the_shape_of_what_the_model_returns():
     assert np.mean(output["loss"]) == pytest.approx(one.evaluate(images)[0], rel=1e-5)
 
 
+def test_an_output_without_numbers_has_a_row_per_sample(two_devices):
+    model = ((lambda key, x: {"w": x[0]}), lambda params, x: (x * params["w"][None], x[:, :0]))
+    one = DistributedTrainer(model, lambda output, target: output[0].sum(-1), cx.SGDOptimizer(0.01))
+    assert [a.shape for a in one.predict(np.ones((5, 2), np.float32))] == [(5, 2), (5, 0)]
+
+
 def test_a_model_that_returns_no_loss_says_what_is_missing():
     with pytest.raises(DataError, match=r"float32\[4, 3\].*'loss'"):
         DistributedTrainer(mlp(), None, cx.AdamOptimizer()).fit(X, Y, config())
