@@ -124,8 +124,9 @@ def _takes_many(free: list[inspect.Parameter], known: Mapping[str, Any], count: 
 
 def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs: Mapping[str, Any]) -> bool:
     """Whether a dict is passed as arguments by name; otherwise a single argument takes the whole dict."""
-    required = _required(free)
-    if len(required) > 1 or any(name in known for name in inputs):
+    required, more = _required(free), any(one.kind is one.VAR_KEYWORD for one in known.values())
+    if len(required) > 1:
         return True
-    more = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    return more and not required
+    if len(free) == 1 and len(inputs) > 1 and not more:  # f(x) takes {"x": ..., "m": ...} whole
+        return False
+    return any(name in known for name in inputs) or (more and not required)

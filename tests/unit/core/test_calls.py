@@ -43,6 +43,7 @@ def arguments(call, inputs):
         (lambda a, z_rng, b: 0, (A, B), ((), {"a": A, "b": B, "z_rng": "key"})),
         (lambda image, mask: 0, {"mask": B, "image": A}, ((), {"mask": B, "image": A})),
         (lambda batch: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
+        (lambda image: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
         (lambda ids, **more: 0, {"ids": A, "mask": B}, ((), {"ids": A, "mask": B})),
         (lambda graphs, deterministic: 0, GRAPH, ((GRAPH,), {})),
         (lambda a, b=None: 0, GRAPH, ((GRAPH,), {})),
