@@ -269,6 +269,15 @@ def describe(err: BaseException) -> str:
     return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
 
 
+def scaled(count: float, unit: str) -> str:
+    """`23.9 MB`, in powers of 1000."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if count < 1000:
+            return f"{count:.1f} {prefix}{unit}" if prefix else f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} P{unit}"
+
+
 # YAML 1.1 reads 1e-3 (no dot) as text; typed fields are coerced by pydantic, open ones by this.
 _SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 

@@ -26,7 +26,7 @@ from cyxjax.checkpoint.manifest import (
 )
 from cyxjax.checkpoint.writers import ALONE, Note, Writers, is_spread, leaves_of, write_together
 from cyxjax.errors import CheckpointError
-from cyxjax.files import PRIVATE, sync_file, write_whole
+from cyxjax.files import PRIVATE, scaled, sync_file, write_whole
 
 Best = Literal["min", "max"]
 
@@ -156,10 +156,10 @@ def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, 
     if any(text in str(error) for text in _FULL_TEXTS):  # also in the error of another process
         need_bytes = snapshot.num_bytes
         free_bytes = shutil.disk_usage(directory).free
-        missing_mb = max(need_bytes - free_bytes, 0) / 1e6
+        missing_bytes = max(need_bytes - free_bytes, 0)
         what = (
-            f"the disk is full: {need_bytes / 1e6:.1f} MB needed, {free_bytes / 1e6:.1f} MB free, "
-            f"{missing_mb:.1f} MB missing"
+            f"the disk is full: {scaled(need_bytes, 'B')} needed, {scaled(free_bytes, 'B')} free, "
+            f"{scaled(missing_bytes, 'B')} missing"
         )
     return (
         f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "

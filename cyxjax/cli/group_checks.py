@@ -182,7 +182,7 @@ def wires(group: Any) -> Iterator[Check]:
 
     from cyxjax.core.mesh import PER_REPLICA, local_replicas, put_rows
     from cyxjax.core.replica import psum, sync_map
-    from cyxjax.observe.lines import scaled
+    from cyxjax.files import scaled
 
     mesh = group.mesh
     reduce = jax.jit(sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, PartitionSpec()))

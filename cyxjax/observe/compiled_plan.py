@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cyxjax.core.mesh import HOST_MEMORY
-from cyxjax.observe.lines import scaled
+from cyxjax.files import scaled
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (.+?) ({_KINDS})(-start)?\(")

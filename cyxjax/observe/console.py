@@ -34,8 +34,8 @@ class Console:
     def step(self, record: Record) -> None:
         """Progress inside an epoch, every `log_every_n_batches` steps."""
 
-    def epoch(self, record: Record, is_best: bool = False) -> None:
-        """The end of an epoch. is_best: no earlier epoch had a better value of the monitored metric."""
+    def epoch(self, record: Record, best: str = "") -> None:
+        """The end of an epoch. best: the monitored metric if no earlier epoch had a better value, or ""."""
 
 
 class NullConsole(Console):
@@ -65,8 +65,8 @@ class PlainConsole(Console):
             self._due_s = now + _EVERY_S
             self.note(self._lines.step_line(record, now))
 
-    def epoch(self, record: Record, is_best: bool = False) -> None:
-        self.note(self._lines.epoch_line(record, is_best))
+    def epoch(self, record: Record, best: str = "") -> None:
+        self.note(self._lines.epoch_line(record, best))
 
 
 class RichConsole(Console):
@@ -118,8 +118,8 @@ class RichConsole(Console):
         self._left = self._lines.left(record, time.monotonic())
         self._record = record
 
-    def epoch(self, record: Record, is_best: bool = False) -> None:
-        self.note(self._lines.epoch_line(record, is_best), style="bold green" if is_best else "bold")
+    def epoch(self, record: Record, best: str = "") -> None:
+        self.note(self._lines.epoch_line(record, best), style="bold green" if best else "bold")
 
     def live_text(self, width: int) -> str:
         """The current text of the live line, in at most `width` columns."""

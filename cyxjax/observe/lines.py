@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cyxjax.files import scaled
 from cyxjax.observe.records import Record, plain, step_of
 from cyxjax.observe.stop_reasons import reason_of
 
@@ -54,11 +55,14 @@ class RunLines:
         parts = [self.epoch(record), batch, *self._aligned(record)]
         return ", ".join([*parts, *([self.step(step)] if self._total_steps else []), *left])
 
-    def epoch_line(self, record: Record, is_best: bool = False) -> str:
-        """`Epoch  1/20, Loss: 0.4321, Accuracy: 0.9100, ..., best`; within an epoch `..., Batch 40, ...`."""
+    def epoch_line(self, record: Record, best: str = "") -> str:
+        """`Epoch  1/20, Loss: 0.4321, ..., best Val loss so far`; within an epoch `..., Batch 40, ...`.
+
+        best: the key of the value that no earlier line had better; "" if there is none.
+        """
         within = [f"Batch {record['batch']}"] if "batch" in record else []
-        best = ["best so far"] if is_best else []
-        return ", ".join([self.epoch(record), *within, *self._aligned(record), *best])
+        mark = [f"best {_label(best)} so far"] if best else []
+        return ", ".join([self.epoch(record), *within, *self._aligned(record), *mark])
 
     def live(self, record: Record, step: int, doing: str, left: Sequence[str]) -> list[str]:
         """The parts of a live line, the most important first."""
@@ -107,9 +111,15 @@ def numbers(record: Record) -> list[tuple[str, str]]:
     for key in (*keys[:end], *own[:_MOST_OWN], *keys[end:]):
         if key in record:
             value = plain(record[key])
-            label, form = _SHOWN.get(key) or (key.removeprefix("train_").replace("val_", "Val ", 1), ".4f")
-            found.append((label, value if isinstance(value, str) else format(value, form)))
+            _, form = _SHOWN.get(key, ("", ".4f"))
+            found.append((_label(key), value if isinstance(value, str) else format(value, form)))
     return found
+
+
+def _label(key: str) -> str:
+    """The name of a record's value on a line."""
+    known, _ = _SHOWN.get(key, (None, ""))
+    return known or key.removeprefix("train_").replace("val_", "Val ", 1)
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
@@ -142,15 +152,6 @@ def span(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 replica`, `20 epochs`, `4,000 steps`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def scaled(count: float, unit: str) -> str:
-    """`23.9 MB`, in powers of 1000."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if count < 1000:
-            return f"{count:.1f} {prefix}{unit}" if prefix else f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} P{unit}"
 
 
 def batch_plan_line(

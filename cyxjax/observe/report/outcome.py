@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from cyxjax.observe.lines import counted, scaled, span
+from cyxjax.files import scaled
+from cyxjax.observe.lines import counted, span
 from cyxjax.observe.report.chart import short
 from cyxjax.observe.report.facts import RunFacts, number
 from cyxjax.observe.report.html import paragraph, table, text

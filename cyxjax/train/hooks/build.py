@@ -83,7 +83,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         RecordHook(
             *(fit.console, fit.sink, fit.plan.recipe.metrics, course.log_every, fit.learning_rate),
             total_seconds=recorded.seconds,
-            is_best=lambda: monitor.is_best(history),
+            best=lambda: monitor.name if monitor.is_best(history) else "",
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
         *spikes,

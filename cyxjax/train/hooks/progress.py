@@ -127,9 +127,9 @@ class RecordHook(Hook):
         every: int,
         learning_rate: Rate,
         total_seconds: Callable[[], float],
-        is_best: Callable[[], bool] = lambda: False,  # whether the newest monitored value is the best
+        best: Callable[[], str] = lambda: "",  # the monitored metric, if its newest value is the best
     ):
-        self._is_best, self._total_seconds = is_best, total_seconds
+        self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate = every, learning_rate
         self._reset(Position())
@@ -166,7 +166,7 @@ class RecordHook(Hook):
         }
         self._reset(info.position)
         self._epoch_started = time.monotonic()
-        self._console.epoch(record, bool(info.val) and self._is_best())
+        self._console.epoch(record, self._best() if info.val else "")
         self._log(record)
 
     def on_evaluation(self, info: EpochInfo) -> None:

@@ -68,7 +68,7 @@ def test_epochs_stand_under_each_other_and_the_best_one_is_marked():
     lines, took = RunLines(400, 20), {"seconds": 0.5}
     first, second = ({"epoch": epoch, "train_loss": loss} | took for epoch, loss in ((8, 12.5), (9, 0.25)))
     assert lines.epoch_line(first) == "Epoch  9/20, Loss: 12.5000, seconds: 0.5"
-    assert lines.epoch_line(second, True) == "Epoch 10/20, Loss:  0.2500, seconds: 0.5, best so far"
+    assert lines.epoch_line(second, "val_f1").endswith("Loss:  0.2500, seconds: 0.5, best Val f1 so far")
 
 
 def test_the_last_line_says_what_came_out():
