@@ -73,7 +73,10 @@ def steps_of(run: Path) -> list[int]:
     folder = open_run(run).checkpoints
     steps = list_steps(folder) if folder.is_dir() else []
     if not steps:
-        raise CheckpointError(f"{run} holds no checkpoint. HINT: name a run folder that has saved a step.")
+        raise CheckpointError(
+            f"{run} is not a run folder with checkpoints: there is no step in {folder}. HINT: pass the run "
+            "folder itself, such as runs/a, not runs/a/checkpoints or a step in it."
+        )
     return sorted(steps)
 
 

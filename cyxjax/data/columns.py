@@ -119,28 +119,48 @@ def own_arrays(item: Any) -> Any:
     return map_leaves(own, item)
 
 
-def stack_rows(rows: Sequence[Any], columns: Columns) -> tuple[Any, Any]:
+def stack_rows(
+    rows: Sequence[Any], columns: Columns, indices: Sequence[int] | None = None
+) -> tuple[Any, Any]:
     """(inputs, targets) of samples, stacked along a new first dimension; one object if both are the same."""
     pairs = [split(row, columns) for row in rows]
-    inputs = stack([x for x, _ in pairs])
-    return inputs, inputs if all(y is x for x, y in pairs) else stack([y for _, y in pairs])
+    inputs = stack([x for x, _ in pairs], indices)
+    return inputs, inputs if all(y is x for x, y in pairs) else stack([y for _, y in pairs], indices)
 
 
-def stack(items: Sequence[Any]) -> Any:
+def stack(items: Sequence[Any], indices: Sequence[int] | None = None) -> Any:
     """Items (arrays, numbers, tuples or dicts of them) stacked leaf by leaf along a new first dimension.
 
+    indices: of the items in their dataset, for errors; None: their places among `items`.
     Raises: DataError for items of different structure, and for words.
     """
     try:
         whole = map_leaves(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *items)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(
-            f"samples cannot be stacked: {type(error).__name__}: {error}. HINT: make each a tuple (input, "
-            "target) of arrays of equal shape, padded to one length."
+            f"samples cannot be stacked: {_first_difference(items, indices)}{type(error).__name__}: {error}. "
+            "HINT: make each a tuple (input, target) of arrays of equal shape, padded to one length."
         ) from error
     for _, leaf in leaves(whole):
         refuse_words(leaf)
     return whole
+
+
+def _first_difference(items: Sequence[Any], indices: Sequence[int] | None) -> str:
+    """`sample 17 is (5,), sample 1 is (8,): ` for the first item unlike the one before; "" if none is."""
+    shapes = [", ".join(f"{name} {_shape(leaf)}".strip() for name, leaf in leaves(item)) for item in items]
+    numbers = range(len(items)) if indices is None else indices
+    for at in range(1, len(items)):
+        if shapes[at] != shapes[at - 1]:
+            return f"sample {numbers[at]} is {shapes[at]}, sample {numbers[at - 1]} is {shapes[at - 1]}: "
+    return ""
+
+
+def _shape(leaf: Any) -> object:
+    try:
+        return np.shape(leaf)
+    except ValueError:
+        return "a list of different lengths"
 
 
 def refuse_batches(items: list[Any], columns: Columns) -> None:
@@ -158,6 +178,14 @@ def refuse_batches(items: list[Any], columns: Columns) -> None:
             f" batches, or samples of {shape[0]} targets? HINT: fit(cx.data.Batches(data)) for batches; "
             "for samples pass arrays, fit(np.stack(inputs), np.stack(targets))."
         )
+
+
+def is_arrays(data: Any) -> bool:
+    """Whether `data` is an array, or a dict or tuple of arrays with None for an input that is left out."""
+    if isinstance(data, dict | tuple):
+        parts = data.values() if isinstance(data, dict) else data
+        return bool(parts) and all(v is None or is_arrays(v) for v in parts)
+    return hasattr(data, "shape") and hasattr(data, "dtype")
 
 
 def is_frame(data: Any) -> bool:

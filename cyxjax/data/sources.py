@@ -75,7 +75,7 @@ class ArrayDataset:
     targets: Any
 
     def __post_init__(self) -> None:
-        _check_rows([*self._leaves()], "a dataset")
+        _check_rows([*self._leaves()], "the dataset", "check the path, slice or filter that it came from")
 
     def __len__(self) -> int:
         return len(next(self._leaves())[1])
@@ -151,7 +151,7 @@ class ItemDataset:
         wanted = [int(i) for i in indices]
         each: Any = map if self._pool is None else self._pool.map
         rows = self._get_many(wanted) if self._get_many else list(each(self._item, wanted))
-        return stack_rows(rows, self._columns)
+        return stack_rows(rows, self._columns, wanted)
 
     def close(self) -> None:
         """Ends the worker threads; the dataset then reads in the calling thread."""
@@ -267,19 +267,21 @@ def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     for number, batch in enumerate(batches):
         pair = _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
         _check_rows(
-            [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")], f"batch {number} of the loader"
+            [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")],
+            f"batch {number} of the loader",
+            "leave out an empty batch; for a stream of single samples use cx.data.Rows(stream)",
         )
         yield pair
 
 
-def _check_rows(found: list[tuple[str, Any]], what: str) -> None:
+def _check_rows(found: list[tuple[str, Any]], what: str, hint: str) -> None:
     """Raises: DataError unless there are arrays (by name), each with one row per sample, and not empty."""
     rows = {name: f"{len(leaf)} samples" if np.ndim(leaf) else "one number" for name, leaf in found}
     if len(set(rows.values())) != 1 or not set(rows.values()).isdisjoint(("0 samples", "one number")):
         counts = ", ".join(f"{name} has {count}" for name, count in rows.items()) or "it is None"
         raise DataError(
-            f"{what}: expected equally many rows in each array, one per sample, at least one: {counts}. "
-            "HINT: leave out an empty batch; for a stream of single samples use cx.data.Rows(stream)."
+            f"{what} needs equally many rows in each array, one per sample, and at least one: {counts}. "
+            f"HINT: {hint}."
         )
 
 

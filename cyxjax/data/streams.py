@@ -235,8 +235,9 @@ class _RowPass:
         # The last samples of the stream may be fewer than the ranks.
         if not mine or (self._of.drop_last and count < wanted):
             raise StopIteration
+        numbers = range(self._given + rank, self._given + wanted, ranks)
         self._given += count
-        return stack_rows(mine, self._of.rows.columns)
+        return stack_rows(mine, self._of.rows.columns, numbers)
 
     def get_state(self) -> Any:
         """Where the next batch begins."""

@@ -107,8 +107,9 @@ class HeldState:
         """Global arrays. Raises: GroupError before there are parameters."""
         if self._state is None:
             raise GroupError(
-                "this model has no parameters yet: it needs inputs to know their shapes. HINT: for an "
-                "optimizer pass the wrapper, cx.AdamOptimizer(ddp, lr=0.001); else call ddp.init(inputs)."
+                "this model has no parameters yet: their shapes depend on the inputs. HINT: call "
+                "ddp.init(inputs) with one batch first; to create an optimizer, pass it the wrapper, "
+                "cx.AdamOptimizer(ddp, lr=0.001)."
             )
         return self._state
 

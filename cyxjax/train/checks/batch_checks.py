@@ -79,8 +79,24 @@ def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState
     for what, part in parts.items():
         if part is not None:
             before, form = form, batch_shapes(_first(part), 1)
-            looked = looked if form == before else shapes_of(plan, program, state, *_first(part))
+            if form != before:
+                try:
+                    looked = shapes_of(plan, program, state, *_first(part))
+                except Exception as err:
+                    if before is None:  # the training data
+                        raise
+                    raise _validation_error(before, form, err) from err
             _watch(part.train, looked, plan.recipe, what)
+
+
+def _validation_error(trained: PyTree, form: PyTree, err: Exception) -> DataError:
+    kinds = [", ".join(kind_of(leaf) for leaf in jax.tree.leaves(tree)) for tree in (form, trained)]
+    text = " ".join(str(err).partition("HINT:")[0].split())[:_LONGEST]
+    return DataError(
+        "validation data differ from the training data: one sample (inputs, targets) as a batch is "
+        f"{kinds[0]}, in training {kinds[1]}: {type(err).__name__}: {text} "
+        "HINT: prepare the validation data in the same way as the training data."
+    )
 
 
 def watched_samples(data: FitData, plan: Plan, program: Program, state: TrainState) -> Any:

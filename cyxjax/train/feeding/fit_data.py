@@ -10,7 +10,7 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
-from cyxjax.data.columns import is_frame, matrix_of, stack
+from cyxjax.data.columns import is_arrays, is_frame, matrix_of, stack
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
@@ -151,7 +151,7 @@ def parse(
     while given and given[-1] is None:
         given.pop()
     if len(given) == 4:
-        return FitData(as_dataset(paired(*given[:2])), as_dataset(paired(*given[2:])), True), config
+        return FitData(as_dataset(paired(*given[:2])), _validation(paired(*given[2:])), True), config
     pair = _as_pair(*given) if len(given) == 2 else None
     if pair is not None:
         return _split(as_dataset(pair), config), config
@@ -169,7 +169,7 @@ def parse(
         found = as_dataset(train, num_workers=config.num_workers)
         if val is None:
             return _split(found, config), config
-        return FitData(watched(found), watched(for_evaluation(val, config.num_workers)), True), config
+        return FitData(watched(found), watched(_validation(val, config.num_workers)), True), config
     raise ConfigError(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
@@ -218,7 +218,7 @@ def _from_loader(
 ) -> tuple[FitData, DistributedTrainingConfig]:
     """One of our own loaders as its dataset; for other loaders, their batches."""
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
-    val = None if val is None else for_evaluation(val, config.num_workers)
+    val = None if val is None else _validation(val, config.num_workers)
     if order is None:
         return FitData(watched(train), watched(val), False), config
     config = config.model_copy(update={"drop_last": train.drop_last})
@@ -229,7 +229,7 @@ def _from_loader(
 
 def one_dataset(data: Any) -> Any:
     """`data` alone as a dataset, where it is arrays or samples: it is not the X of a pair (X, y)."""
-    is_plain = isinstance(data, list) or is_frame(data) or (_is_arrays(data) and not isinstance(data, tuple))
+    is_plain = isinstance(data, list) or is_frame(data) or (is_arrays(data) and not isinstance(data, tuple))
     return as_dataset(data) if is_plain else data
 
 
@@ -247,25 +247,17 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
         targets = targets[targets.columns[0]]
     if isinstance(targets, list) and targets:
         plain = isinstance(targets[0], _ONE) or (
-            _is_arrays(inputs) and not isinstance(targets[0], tuple | dict)
+            is_arrays(inputs) and not isinstance(targets[0], tuple | dict)
         )
         targets = np.asarray(targets) if plain else targets
-    if not _is_arrays(targets):
+    if not is_arrays(targets):
         return None
     if is_frame(inputs):
         inputs = matrix_of(inputs)
     elif isinstance(inputs, list) and inputs and not isinstance(inputs[0], tuple | dict):
         inputs = stack(inputs)
     are_tuples = type(inputs) is tuple and type(targets) is tuple
-    return (inputs, targets) if _is_arrays(inputs) and not are_tuples else None
-
-
-def _is_arrays(data: Any) -> bool:
-    """Whether `data` is an array, or a dict or tuple of arrays with None for an input that is left out."""
-    if isinstance(data, dict | tuple):
-        parts = data.values() if isinstance(data, dict) else data
-        return bool(parts) and all(v is None or _is_arrays(v) for v in parts)
-    return hasattr(data, "shape") and hasattr(data, "dtype")
+    return (inputs, targets) if is_arrays(inputs) and not are_tuples else None
 
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Any:
@@ -278,6 +270,14 @@ def for_evaluation(val: Any, num_workers: int = 0) -> Any:
     refuse_iterator(val)
     whole = whole_dataset(val)
     return val if whole is None else whole
+
+
+def _validation(val: Any, num_workers: int = 0) -> Any:
+    """`for_evaluation` of the validation data of a fit. Raises: DataError that says so."""
+    try:
+        return for_evaluation(val, num_workers)
+    except DataError as error:
+        raise DataError(f"validation data: {error}") from error
 
 
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:

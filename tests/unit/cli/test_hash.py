@@ -117,7 +117,7 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     for folders, message in (
         ([one, other], "/b: .*207 bytes.* 208.*_00000004"),
         ([one, run(tmp_path / "c", [3])], r"\[2, 4\] and \[3\]"),
-        ([tmp_path], f"^{tmp_path} "),
+        ([tmp_path], f"^{tmp_path} .*{tmp_path}/checkpoints"),
     ):
         with pytest.raises(CheckpointError, match=message):
             command.main([*map(str, folders)])

@@ -168,8 +168,12 @@ def test_items_that_do_not_stack_are_refused():
     ragged = [(np.zeros(3), 0), (np.zeros(3), 1), (np.zeros(4), 2)]
     mixed = [{"a": 1, "b": 2, "y": 0}, {"a": 1, "y": 0}]
     uneven = [[[1, 2], [3]], [[4], [5, 6]]]
-    for items in (ragged, mixed, uneven):
-        with pytest.raises(DataError, match=r"\(input, target\)"):
+    for items, named in (
+        (ragged, r"sample 2 .*4.* sample 1 .*3"),
+        (mixed, r"sample 1 .* sample 0 .*'b'"),
+        (uneven, ""),
+    ):
+        with pytest.raises(DataError, match=named + r".*\(input, target\)"):
             as_dataset(items).take(np.array([0, 1, len(items) - 1]))
 
 

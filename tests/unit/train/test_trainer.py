@@ -53,6 +53,9 @@ def test_tuples_are_inputs_or_targets_and_two_pairs_are_data_sets():
     assert len(found.val.inputs) == 2
     with pytest.raises(DataError, match=r"inputs\[0\] .*60.*inputs\[1\] .*50"):
         fit_data.parse(((X, shorter), Y), config())
+    for empty in (((X, Y), (X[:0], Y[:0])), (X, Y, X[:0], Y[:0])):
+        with pytest.raises(DataError, match="validation.* 0 samples"):
+            fit_data.parse(empty, config())
 
 
 def test_all_forms_of_fit_train_alike():
