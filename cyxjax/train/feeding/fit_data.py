@@ -10,7 +10,7 @@ import numpy as np
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
-from cyxjax.data.columns import is_arrays, is_frame, matrix_of, stack
+from cyxjax.data.columns import TARGET_NAMES, is_arrays, is_frame, matrix_of, stack
 from cyxjax.data.labels import watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
@@ -241,7 +241,8 @@ def paired(X: Any, y: Any) -> Any:
 def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
     """Inputs and targets as arrays, also from lists and frames; None for two datasets.
 
-    Two plain tuples, (X, y) and (X_val, y_val), are datasets; a named tuple (jraph's) is one input.
+    Two plain tuples, (X, y) and (X_val, y_val), are datasets, and so are two dicts with equal keys of which
+    one names a target; a named tuple (jraph's) is one input.
     """
     if is_frame(targets) and len(targets.columns) == 1:
         targets = targets[targets.columns[0]]
@@ -257,7 +258,9 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
     elif isinstance(inputs, list) and inputs and not isinstance(inputs[0], tuple | dict):
         inputs = stack(inputs)
     are_tuples = type(inputs) is tuple and type(targets) is tuple
-    return (inputs, targets) if is_arrays(inputs) and not are_tuples else None
+    are_records = isinstance(inputs, dict) and isinstance(targets, dict) and inputs.keys() == targets.keys()
+    are_datasets = are_tuples or (are_records and not inputs.keys().isdisjoint(TARGET_NAMES))
+    return (inputs, targets) if is_arrays(inputs) and not are_datasets else None
 
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Any:

@@ -49,6 +49,11 @@ def test_tuples_are_inputs_or_targets_and_two_pairs_are_data_sets():
     assert (found.train.inputs is X, len(found.train.targets), found.val) == (True, 2, None)
     found, _ = fit_data.parse(((X, Y), VAL), config())
     assert (found.train.inputs is X, found.val.inputs is VAL[0]) == (True, True)
+    records = {"a": X, "y": Y}, {"a": VAL[0], "y": VAL[1]}  # "y" names the target
+    found, _ = fit_data.parse(records, config())
+    assert (found.train.inputs is X, found.val.inputs is VAL[0]) == (True, True)
+    found, _ = fit_data.parse(({"a": X, "b": X}, {"a": X, "b": X}), config())
+    assert (len(found.train.targets), found.val) == (2, None)
     found, _ = fit_data.parse((pair, Y, pair, Y), config())
     assert len(found.val.inputs) == 2
     with pytest.raises(DataError, match=r"inputs\[0\] .*60.*inputs\[1\] .*50"):
