@@ -199,6 +199,7 @@ def _check_rows(output: PyTree, rows: int) -> None:
     check_samples_first(output, rows)
     if any(jnp.ndim(leaf) == 0 for leaf in jax.tree.leaves(output)):
         raise DataError(
-            "the model returns one number for all samples, which a hand-written loop cannot pull back. HINT: "
-            "return it for each sample, jnp.full(len(x), number), or train with DistributedTrainer."
+            "the model returns one number for all samples, which a hand-written loop cannot divide among "
+            "devices. HINT: return it for each sample, jnp.full(len(x), number), or train with "
+            "DistributedTrainer."
         )

@@ -47,11 +47,13 @@ class Loss(ABC):
 
 
 def compiled_if_own(loss: Any, fn: Callable, compiled: Callable) -> Callable:
-    """`compiled`, for which `loss` is a static argument, if it is a loss of cyxjax; else `fn`, not compiled.
+    """`compiled`, for which `loss` is a static argument, if it is a loss of this file, or None for
+    the model's own; else `fn`, not compiled.
 
     Those are immutable. Other callables may read what changes from call to call.
     """
-    return compiled if isinstance(loss, Loss) and type(loss).__module__ == __name__ else fn
+    own = loss is None or (isinstance(loss, Loss) and type(loss).__module__ == __name__)
+    return compiled if own else fn
 
 
 def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:

@@ -5,8 +5,8 @@
     loss.backward()                    # or ddp.backward(criterion.backward(outputs, targets))
     ddp.update_parameters(optimizer)
 
-It holds the state and passes it to the programs of `core/facade.py`. The results are those of the compiled
-trainer, bit for bit; the trainer is faster, since its step is one program and not three.
+It holds the state and passes it to the programs of `core/facade.py`. With a loss of cyxjax the
+results are those of the compiled trainer, bit for bit. The trainer is faster: its step is one program.
 """
 
 import weakref

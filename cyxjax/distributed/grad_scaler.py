@@ -33,7 +33,8 @@ class GradScaler:
         self._growth_interval, self._enabled = growth_interval, enabled
         self._good_steps = 0
         self._last: Any = None  # the ddp of the loss that was scaled last
-        self._stepped: dict[Any, bool] = {}  # since `update`: ddp -> whether its gradients were finite
+        self._found: dict[Any, bool] = {}  # since `update`: ddp -> whether its gradients were finite
+        self._stepped: set[Any] = set()  # since `update`
 
     def scale(self, loss: BoundLoss) -> BoundLoss:
         """`loss`, the result of `ddp.loss` or of a cyxjax loss, times the scale."""
@@ -46,7 +47,11 @@ class GradScaler:
         Returns whether they are finite on all ranks. Further calls in the same step do nothing. optimizer:
         as for `step`.
         """
-        return not self._enabled or self._ddp(optimizer).unscale_gradients(1.0 / self._scale)
+        if not self._enabled:
+            return True
+        ddp = self._ddp(optimizer)
+        self._found[ddp] = ddp.unscale_gradients(1.0 / self._scale)
+        return self._found[ddp]
 
     def step(self, optimizer: optax.GradientTransformation) -> bool:
         """Calls `ddp.update_parameters(optimizer)` if all ranks' gradients are finite; returns whether.
@@ -55,12 +60,13 @@ class GradScaler:
         Raises: GroupError for a second step of it before `update`.
         """
         ddp = self._ddp(optimizer)
-        if ddp in self._stepped:
+        if self._enabled and ddp in self._stepped:
             raise GroupError(
                 "GradScaler.step was called twice for one ddp before update(): the scale would not adapt. "
                 "HINT: call scaler.update() once after the steps of all optimizers."
             )
-        self._stepped[ddp] = finite = self.unscale_(optimizer)
+        self._stepped.add(ddp)
+        finite = self.unscale_(optimizer)
         if finite:
             ddp.update_parameters(optimizer)
         else:
@@ -68,17 +74,17 @@ class GradScaler:
         return finite
 
     def update(self, new_scale: float | None = None) -> None:
-        """Adapts the scale to what the steps since the last `update` found, or sets it."""
-        finite = all(self._stepped.values())
+        """Adapts the scale to the gradients that were unscaled since the last `update`, or sets it."""
+        finite = all(self._found.values())
         if new_scale is not None:
             self._scale = float(new_scale)
-        elif self._enabled and self._stepped:
+        elif self._found:
             self._good_steps = self._good_steps + 1 if finite else 0
             if not finite:
                 self._scale *= self._backoff_factor
             elif self._good_steps == self._growth_interval:
                 self._scale, self._good_steps = self._scale * self._growth_factor, 0
-        self._stepped = {}
+        self._found, self._stepped = {}, set()
 
     def get_scale(self) -> float:
         """The current scale; 1 when not enabled."""

@@ -131,6 +131,10 @@ def test_a_scaler_of_two_models_unscales_the_gradients_of_each(together):
         scaler.step(optimizers[0])
     scaler.update()
     assert scaler.get_scale() == 2.0**15  # one of the two was not finite
+    backward(models[0], lambda loss: scaler.scale(loss) * np.inf)
+    assert not scaler.unscale_(optimizers[0])
+    scaler.update()
+    assert scaler.get_scale() == 2.0**14  # also if the step is left out
 
 
 def test_a_scaler_that_is_off_passes_everything_through():
@@ -142,7 +146,10 @@ def test_a_scaler_that_is_off_passes_everything_through():
     assert float(scaled) == float(loss)
     assert off.get_scale() == 1.0
     scaled.backward()
-    assert off.step(optax.sgd(0.1))
+    optimizer = optax.sgd(0.1)
+    assert off.step(optimizer)
+    off.scale(ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets)).backward()
+    assert off.step(optimizer)  # without an `update`, which has nothing to adapt
 
 
 def test_buckets_are_a_compiler_option_on_gpus():

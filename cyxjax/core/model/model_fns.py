@@ -128,5 +128,5 @@ def _takes_names(free: list[inspect.Parameter], known: Mapping[str, Any], inputs
     if len(required) > 1:
         return True
     if len(free) == 1 and len(inputs) > 1 and not more:  # f(x) takes {"x": ..., "m": ...} whole
-        return False
+        return all(name in known for name in inputs)  # the others may be keyword-only
     return any(name in known for name in inputs) or (more and not required)

@@ -60,9 +60,9 @@ class Fit(NamedTuple):
         return None if most is None else self.run.first_step + most
 
     def learning_rate(self, step: int) -> float | None:
-        """The learning rate of the last update in `step` steps, the steps so far; None if it is not known.
+        """The learning rate of the newest update; None if it is not known.
 
-        Schedules count updates, and a step that was left out is none.
+        step: the number of steps so far. Those that were left out made no update.
         """
         return self.program.learning_rate(step - self.run.first_step - self.run.history.skipped_steps)
 

@@ -16,7 +16,7 @@ from cyxjax.observe.records import Sink
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
 
 Rate = Callable[[int], float | None]
-"""optimizer steps done -> learning rate of the last of them; None if it is not known"""
+"""steps so far -> learning rate of the newest update; None if it is not known"""
 
 
 def _rate_entry(rate: float | None) -> dict[str, float]:

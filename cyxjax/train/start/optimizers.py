@@ -55,7 +55,8 @@ class Optimizer(optax.GradientTransformation):
             )
         if self.made_lr == 0 and self.scaled is None:
             self.scaled = self.remade(lr=1.0)
-        self.rate_factor, self._lr = float(lr) / (self.made_lr or 1.0), float(lr)
+        base = self.made_lr if self.scaled is None else 1.0
+        self.rate_factor, self._lr = float(lr) / base, float(lr)
 
     def step(self) -> None:
         """Calls `update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""

@@ -44,6 +44,7 @@ def arguments(call, inputs):
         (lambda image, mask: 0, {"mask": B, "image": A}, ((), {"mask": B, "image": A})),
         (lambda batch: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
         (lambda image: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
+        (lambda ids, *, mask=None: 0, {"ids": A, "mask": B}, ((), {"ids": A, "mask": B})),
         (lambda ids, **more: 0, {"ids": A, "mask": B}, ((), {"ids": A, "mask": B})),
         (lambda graphs, deterministic: 0, GRAPH, ((GRAPH,), {})),
         (lambda a, b=None: 0, GRAPH, ((GRAPH,), {})),

@@ -64,8 +64,10 @@ def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
 
 def test_a_rate_that_could_not_hold_is_refused_where_it_is_set():
     schedule = optax.constant_schedule(0.1)
-    for lr, value in ((0.1, "fast"), (0.1, schedule), (schedule, 0.2)):
-        optimizer = cx.SGDOptimizer(lr)
+    ours = [(cx.SGDOptimizer(lr), value) for lr, value in ((0.1, "fast"), (0.1, schedule), (schedule, 0.2))]
+    unknown = cx.with_groups(optax.sgd(0.1), [{"match": "*", "frozen": True}])
+    for optimizer, value in (*ours, (unknown, 0.2)):
+        lr = optimizer.lr
         with pytest.raises((TypeError, ValueError)):
             optimizer.lr = value
         assert optimizer.lr is lr
