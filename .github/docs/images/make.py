@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 HERE = Path(__file__).parent
-COLUMNS = 132  # an epoch's line fits
+COLUMNS = 140  # an epoch's line fits
 EPOCHS = 8
 
 
