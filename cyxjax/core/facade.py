@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
-from cyxjax.core.losses import compiled_if_own, of_batch
+from cyxjax.core.losses import compiled_for_ours, of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
 from cyxjax.core.model.model_fns import ModelFns, Sown
@@ -173,20 +173,14 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
     return scaled, jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(scaled)]).all()
 
 
+@compiled_for_ours
 def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
     """(loss of the samples, its gradient with respect to `output`); zeros for integer outputs."""
-    run = compiled_if_own(criterion, _loss_and_output_grad, _compiled_loss_and_output_grad)
-    return run(criterion, output, jax.tree.map(jnp.asarray, target))
-
-
-def _loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tuple[jax.Array, PyTree]:
+    target = jax.tree.map(jnp.asarray, target)
     of_output = jax.value_and_grad(lambda made: of_batch(criterion, made, target), allow_int=True)
     value, grads = of_output(output)
     no_grad = jax.dtypes.float0
     return value, jax.tree.map(lambda g, a: jnp.zeros_like(a) if g.dtype == no_grad else g, grads, output)
-
-
-_compiled_loss_and_output_grad = jax.jit(_loss_and_output_grad, static_argnums=0)
 
 
 def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:

@@ -6,7 +6,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from cyxjax.errors import DataError
 PerExample = Callable[[PyTree, PyTree], Any]
 """(output (B, ...), target (B, ...)) -> float32 (B,); or (values, weights), each (B, ...), whose weighted
 mean over the global batch is the loss of a step; or one number for all rows (see `core/rows.py`)."""
+_Fn = TypeVar("_Fn", bound=Callable)
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,11 @@ class Loss(ABC):
 
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """The mean over the batch: float32, shape ()."""
-        return compiled_if_own(self, _mean, _compiled_mean)(self, jnp.asarray(output), jnp.asarray(target))
+        return _mean(self, jnp.asarray(output), jnp.asarray(target))
 
     def backward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """Gradient of `forward` with respect to `output`: output's shape and dtype."""
-        grad = compiled_if_own(self, _mean_grad, _compiled_mean_grad)
-        return grad(self, jnp.asarray(output), jnp.asarray(target))
+        return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
 
     def __call__(self, output: jax.Array, target: jax.Array) -> Any:
         """`forward`; for the output of a wrapped model, a loss with `.backward()`, as in torch."""
@@ -46,16 +47,22 @@ class Loss(ABC):
         return maker.loss(self, output, target) if maker else self.forward(output, target)
 
 
-def compiled_if_own(loss: Any, fn: Callable, compiled: Callable) -> Callable:
-    """`compiled`, for which `loss` is a static argument, if it is a loss of this file, or None for
-    the model's own; else `fn`, not compiled.
+def compiled_for_ours(fn: _Fn) -> _Fn:
+    """`fn` (loss, ...), compiled for the losses of this file and for None, the model's own loss.
 
-    Those are immutable. Other callables may read what changes from call to call.
+    These are immutable. Other losses may read what changes from call to call, so `fn` is not compiled.
     """
-    own = loss is None or (isinstance(loss, Loss) and type(loss).__module__ == __name__)
-    return compiled if own else fn
+    compiled = jax.jit(fn, static_argnums=0)
+
+    @wraps(fn)
+    def run(loss: Any, *args: Any) -> Any:
+        is_ours = loss is None or (isinstance(loss, Loss) and type(loss).__module__ == __name__)
+        return (compiled if is_ours else fn)(loss, *args)
+
+    return cast(_Fn, run)
 
 
+@compiled_for_ours
 def _mean(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
     return batch_mean(loss.per_example(output, target))
 
@@ -69,8 +76,7 @@ def batch_mean(given: Any) -> jax.Array:
     return values @ weights / jnp.where(total != 0, total, 1.0)
 
 
-_mean_grad = jax.grad(_mean, argnums=1)
-_compiled_mean, _compiled_mean_grad = (jax.jit(fn, static_argnums=0) for fn in (_mean, _mean_grad))
+_mean_grad = compiled_for_ours(jax.grad(_mean, argnums=1))
 
 
 def _no_class_is_nan(labels: jax.Array) -> jax.Array:
