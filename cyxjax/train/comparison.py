@@ -25,7 +25,7 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
 from cyxjax.train.feeding.fit_data import FitData, is_shared
 from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks, program_of
-from cyxjax.train.plan import Plan, shapes_of
+from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.settings import Settings
 
 META = "same_run"  # key of a checkpoint: digests of its data and code
@@ -150,7 +150,7 @@ def naming_settings(plan: Plan, folder: Path, stored: Callable[[], Mapping[str, 
     try:
         yield
     except OtherStateError as error:
-        meta, config, inputs = stored(), plan.facts.config, shapes_of(plan.inputs)
+        meta, config, inputs = stored(), plan.facts.config, input_shapes(plan.inputs)
         values = differing_values(meta.get("config", config), config, later=True)
         other = [f"{key} was {was}, is {now}" for key, was, now in values if effect_of(key) in ARRAYS]
         if (then := meta.get("inputs", inputs)) != inputs:

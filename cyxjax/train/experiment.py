@@ -106,12 +106,10 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
 
 
 def _warn_of_steps_elsewhere(config: TrainConfig) -> None:
-    """Tells that the run in this folder, which starts over, has its checkpoints in another folder."""
+    """Warns if this run starts over although its folder's earlier run has checkpoints in another folder."""
     with suppress(CyxjaxError):  # a stored configuration that cannot be read is replaced
-        stored = open_run(config.run_folder.root)
-        if stored.checkpoints.resolve() != config.checkpoint_path.resolve() and list_steps(
-            stored.checkpoints
-        ):
+        stored, here = open_run(config.run_folder.root), config.checkpoint_path.resolve()
+        if stored.checkpoints.resolve() != here and list_steps(stored.checkpoints):
             warn_on_stderr(
                 f"WARNING: run_dir={config.run_dir}: this run starts over, because it has no checkpoint in "
                 f"{config.checkpoint_path}. HINT: to continue the earlier run in this folder: "

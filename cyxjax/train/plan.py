@@ -170,7 +170,7 @@ def plan_of_checkpoint(recipe: Recipe, group: ProcessGroup, meta: Mapping[str, A
     return plan_without_data(recipe, group, stored_inputs(meta), config)
 
 
-def shapes_of(inputs: PyTree) -> dict[str, list[Any]]:
+def input_shapes(inputs: PyTree) -> dict[str, list[Any]]:
     """[shape of a sample, type] of each leaf by name, as JSON values."""
     return {name: [list(leaf.shape[1:]), str(leaf.dtype)] for name, leaf in named_leaves(inputs)}
 

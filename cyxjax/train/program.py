@@ -96,10 +96,15 @@ class Program(NamedTuple):
     init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
     metrics: Metrics
     check: SplitCheck  # of what the steps compare, in the last rows of their sums
-    learning_rate: Rate  # None if the optimizer does not know it
+    learning_rate: Rate  # of a number of updates; None if the optimizer does not know it
     sentinel: Sentinel
     fns: ModelFns
     sync: Sync
+
+    def state_shapes(self, inputs: PyTree) -> TrainState:
+        """Shapes and types of the state before the first step, for one sample's `inputs`."""
+        drawn = jax.eval_shape(self.fns.init, jax.random.key(0), inputs)
+        return jax.eval_shape(lambda params, model_state: self.init(params, model_state, 0), *drawn)
 
     def read_sums(self, position: Position, handle: jax.Array, at: Any = ...) -> StepInfo:
         """The numbers of the training step that ended at `position`; at: its place among several."""

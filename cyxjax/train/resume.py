@@ -42,7 +42,7 @@ from cyxjax.train.comparison import (
 )
 from cyxjax.train.comparison import to_meta as facts_to_meta
 from cyxjax.train.hooks.hook import Position, RunState
-from cyxjax.train.plan import Plan, shapes_of
+from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.settings import SavePolicy
@@ -138,7 +138,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "grad_norm": moment.sums[-1].tolist(),
         "first_step": run.first_step,
         "history": run.history.to_dict(),
-        "inputs": shapes_of(plan.inputs),
+        "inputs": input_shapes(plan.inputs),
         # the fields of a named tuple, also those without arrays
         "input_fields": list(getattr(plan.inputs, "_fields", ())),
         "metrics": list(plan.recipe.metrics.names),

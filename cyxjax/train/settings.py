@@ -125,8 +125,8 @@ class SavePolicy(NamedTuple):
 
 
 class GuardPolicy(NamedTuple):
-    """What stops a run at a loss spike, a desync or other bits, or rolls it back; see `StepPlan.on_nonfinite`
-    too.
+    """What stops a run, or rolls it back, at a loss spike, a desync or other bits; for gradients that are not
+    finite see `StepPlan.on_nonfinite`.
     """
 
     on_loss_spike: Literal["ignore", "rollback"]

@@ -59,8 +59,7 @@ def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
             mesh = Mesh(np.array(devices[:count]), ("data",))
             shares = step_plan.batch._replace(num_shares=count)
             program = build_program(plan.recipe, step_plan._replace(batch=shares), mesh, inputs=plan.inputs)
-            values = jax.eval_shape(program.fns.init, jax.random.key(0), plan.inputs)
-            state = jax.eval_shape(lambda p, s, made=program: made.init(p, s, 0), *values)
+            state = program.state_shapes(plan.inputs)
             step: Any = program.train_step
             args = (_shapes(mesh, state, state_spec(program.sync)), _batch_of(mesh, batch, len(devices)))
             found.append((count, memory_bytes(step.lower(*args).compile())["temporaries"]))
