@@ -182,16 +182,26 @@ def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
     if jax.process_count() == 1:
         yield from batches
         return
-    iterator, last = iter(batches), None
-    while True:
-        host = next(iterator, None)
+    for host in _then_padding(batches):
         total = int(multihost_utils.process_allgather(np.int64(host.total if host else 0)).sum())
         if not total:
             return
-        last = host or last
-        if last is None:
+        if host is None:
             raise DataError("this rank's loader is empty, peers have data. HINT: give each rank a sample.")
-        yield last._replace(total=total, weight=last.weight if host else np.zeros_like(last.weight))
+        yield host._replace(total=total)
+
+
+def _then_padding(batches: Iterable[HostBatch]) -> Iterator[HostBatch | None]:
+    """`batches`, then padding without end: the last batch with weight 0, and 0 in place of values that are
+    not finite, since 0 * NaN is NaN. None if there is no batch.
+    """
+    host = None
+    for host in batches:
+        yield host
+    if host is not None:
+        inputs, targets = jax.tree.map(lambda a: np.where(np.isfinite(a), a, np.zeros_like(a)), host[:2])
+        host = host._replace(inputs=inputs, targets=targets, weight=np.zeros_like(host.weight), total=0)
+    yield from itertools.repeat(host)
 
 
 def rows_of(part: tuple[Any, Any]) -> int:

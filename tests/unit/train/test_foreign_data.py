@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
+from jax.experimental import multihost_utils
 
 import cyxjax as cx
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
-from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding import fit_data, loader_feed
 from cyxjax.train.plan import plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 from tests.support.resuming import bits
@@ -277,6 +278,18 @@ class Once:
 def test_a_loader_that_runs_dry_is_an_error(loader, steps, message):
     with pytest.raises(DataError, match=message):
         fit(loader, epochs=9, steps_per_epoch=steps)
+
+
+def test_a_rank_whose_loader_ran_out_has_finite_values_of_no_weight(monkeypatch):
+    x, y = np.float32([[1, np.nan], [3, np.inf]]), np.float32([np.nan, 2])
+    peers = iter([2, 2, 0])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: np.array([mine, next(peers)]))
+    own, idle = loader_feed.agreed(loader_feed.steps(loader_feed.one_pass([(x, y)]), 1, 1))
+    np.testing.assert_array_equal(own.inputs, x)
+    assert (own.total, idle.total) == (4, 2)
+    assert (idle.inputs.tolist(), idle.targets.tolist()) == ([[1, 0], [3, 0]], [0, 2])  # 0 * NaN is NaN
+    assert (own.weight.tolist(), idle.weight.tolist()) == ([1, 1], [0, 0])
 
 
 @pytest.mark.parametrize("devices", [1, 2])
