@@ -72,6 +72,10 @@ class Reader:
         watched = isinstance(self._loader, WatchedLoader)
         return self._loader.watch(self.raw) if watched else as_batches(self.raw)
 
+    def own(self) -> range | None:
+        """The places of this rank's samples in the last batch, which ranks share; None if it is its own."""
+        return self.raw.own if isinstance(self.raw, _RowPass) else None
+
     def place(self) -> Any:
         """The position of the next batch, as JSON; None if the loader does not provide one."""
         return None if self._state is None else packed(self._state())
@@ -215,7 +219,14 @@ class RowBatches:
 
 
 class _RowPass:
-    """One pass. Without a state of the stream, its position is a number of samples to skip."""
+    """One pass. Without a state of the stream, its position is a number of samples to skip.
+
+    Ranks that share the stream get equally many rows: the last one of a rank may be another rank's sample.
+    own: the places of this rank's samples among those that all ranks read for the last batch; `own.stop` is
+    their number. None if the stream is not shared.
+    """
+
+    own: range | None = None
 
     def __init__(self, of: RowBatches):
         self._of = of
@@ -230,13 +241,16 @@ class _RowPass:
         count, mine = 0, []
         for row in islice(self._source, wanted):
             if count % ranks == rank:
-                mine.append(own_arrays(tuple(row) if isinstance(row, list) else row))
+                mine.append(_kept(row))
             count += 1
-        # The last samples of the stream may be fewer than the ranks.
-        if not mine or (self._of.drop_last and count < wanted):
+        if not count or (self._of.drop_last and count < wanted):
             raise StopIteration
         numbers = range(self._given + rank, self._given + wanted, ranks)
         self._given += count
+        if self._of.rows.shared:
+            self.own = range(rank, count, ranks)
+        if len(mine) * ranks < count:  # the stream ended at a sample of another rank
+            mine.append(_kept(row))
         return stack_rows(mine, self._of.rows.columns, numbers)
 
     def get_state(self) -> Any:
@@ -250,3 +264,7 @@ class _RowPass:
         self._source = self._reader.raw
         if place is None:
             deque(islice(self._source, self._given), maxlen=0)
+
+
+def _kept(row: Any) -> Any:
+    return own_arrays(tuple(row) if isinstance(row, list) else row)

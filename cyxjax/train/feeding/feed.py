@@ -6,7 +6,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from cyxjax.core.mesh import local_replicas
@@ -19,7 +18,7 @@ from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.loader_feed import Ask, LoaderReader, agreed, one_pass, rows_of, steps
-from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, places_of_loader, unkeyed
+from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
@@ -84,12 +83,11 @@ def loader_feed(
     steps_per_epoch: int | None,
 ) -> Feed:
     """Batches of a loader."""
-    here = jax.process_index(), jax.process_count()
 
     def train_batches(position: Position, ask: Ask, at_once: int) -> Iterator[Fed]:
         assert at_once == 1  # the shapes of the next batch are not known
         for host, is_last in reader.epoch(position):
-            drawn = keying(host, position.epoch, places_of_loader(host, *here))
+            drawn = keying(host, position.epoch, host.places)
             yield Fed(placer.put(drawn, ask()), host.stop, is_last)
 
     return Feed(train_batches, steps_per_epoch, val, reader.close)

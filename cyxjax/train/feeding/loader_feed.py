@@ -7,7 +7,7 @@ different times: they agree on each step's number of samples, and a rank without
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,8 +24,14 @@ from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 
 Ask = Callable[[], tuple[float, bool]]
-Batches = Iterator[tuple[tuple[Any, Any], Any]]
-"""((inputs, targets), the loader's own position after them)"""
+
+
+class LoaderBatch(NamedTuple):
+    """A batch of a loader on this process."""
+
+    pair: tuple[Any, Any]  # inputs and targets; further rows than `own` has places only fill up the batch
+    own: range  # the places of its samples among those of all ranks; `own.stop` is their number
+    place: Any  # the loader's own position after it
 
 
 class LoaderReader:
@@ -81,7 +87,7 @@ class LoaderReader:
                 self._positions.note(position.epoch + 1, 0, 0, host.place)
             if self._steps_per_epoch:
                 self._at = (position.epoch + 1, 0) if is_last else (position.epoch, done)
-            yield host._replace(stop=seen), is_last
+            yield host._replace(stop=seen, places=before + host.places), is_last
             if is_last:
                 return
         self.close()
@@ -116,14 +122,16 @@ class LoaderReader:
         return 0
 
 
-def one_pass(loader: Iterable[Any], place: Any = None) -> Batches:
-    """A pass over `loader`, from `place` on."""
-    reader = Reader(loader, place)
+def one_pass(loader: Iterable[Any], place: Any = None) -> Iterator[LoaderBatch]:
+    """A pass over `loader`, from `place` on. Samples of ranks with their own loaders are numbered in turn."""
+    reader, rank, ranks = Reader(loader, place), jax.process_index(), jax.process_count()
     for pair in reader.pairs():
-        yield pair, reader.place()
+        own = reader.own()
+        own = range(rank, rows_of(pair) * ranks, ranks) if own is None else own
+        yield LoaderBatch(pair, own, reader.place())
 
 
-def passes(loader: Iterable[Any], place: Any = None) -> Batches:
+def passes(loader: Iterable[Any], place: Any = None) -> Iterator[LoaderBatch]:
     """Repeated passes; `set_epoch` gets the number of each. A place is (number of the pass, the loader's).
 
     Raises: DataError if a pass gives nothing.
@@ -132,9 +140,9 @@ def passes(loader: Iterable[Any], place: Any = None) -> Batches:
     for number in itertools.count(start):
         tell_epoch(loader, number)
         is_empty = within is None
-        for pair, at in one_pass(loader, within):
+        for batch in one_pass(loader, within):
             is_empty = False
-            yield pair, None if at is None else [number, at]
+            yield batch._replace(place=None if batch.place is None else [number, batch.place])
         if is_empty:
             raise DataError(
                 f"the loader gave nothing in pass {number}; steps_per_epoch needs repeated passes. HINT: let "
@@ -143,38 +151,46 @@ def passes(loader: Iterable[Any], place: Any = None) -> Batches:
         within = None
 
 
-def steps(batches: Batches, local: int, accumulation: int, size: int = 0) -> Iterator[HostBatch]:
-    """`accumulation` batches as one step's rows for `local` shares, padded to `size` or as the first."""
+def steps(
+    batches: Iterator[LoaderBatch], local: int, accumulation: int, size: int = 0
+) -> Iterator[HostBatch]:
+    """`accumulation` batches as one step's rows for `local` shares, padded to `size` or as the first.
+
+    `total` counts this process's samples, `places` those of all ranks from the first one of the step.
+    """
     if accumulation > 1:  # a loader may fill the same arrays again for its next batch
-        batches = ((jax.tree.map(np.array, pair), place) for pair, place in batches)
+        batches = (batch._replace(pair=jax.tree.map(np.array, batch.pair)) for batch in batches)
     while group := list(islice(batches, accumulation)):
-        size = size or -(-rows_of(group[0][0]) // local)
-        yield _deal([pair for pair, _ in group], local, accumulation, size)._replace(place=group[-1][1])
+        size = size or -(-rows_of(group[0].pair) // local)
+        yield _deal(group, local, accumulation, size)
 
 
-def _deal(group: list[tuple[Any, Any]], local: int, accumulation: int, size: int) -> HostBatch:
+def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) -> HostBatch:
     """Rows ordered (replica, micro-batch, slot); a short batch repeats its samples with weight 0.
 
     A batch larger than `size` has its own size, which does not depend on where reading began.
     """
-    refuse_wrapping(group)  # here a row is still the loader's
-    counts = [rows_of(part) for part in group]
-    if max(counts) > size * local and jax.process_count() > 1:
+    pairs = [batch.pair for batch in group]
+    refuse_wrapping(pairs)  # here a row is still the loader's
+    rows = [rows_of(pair) for pair in pairs]
+    if max(rows) > size * local and jax.process_count() > 1:
         raise DataError(
-            f"the loader gave a batch of {max(counts)} samples after one of at most {size * local}; with "
+            f"the loader gave a batch of {max(rows)} samples after one of at most {size * local}; with "
             "several processes, each pads its batches to the first. HINT: let the first be the largest."
         )
-    size = max(size, -(-max(counts) // local))
-    counts += [0] * (accumulation - len(counts))
-    starts = np.cumsum([0, *counts[:-1]])
-    replica = np.arange(local)[:, None, None]
-    places = place_in_step(np.arange(size), 0, replica, rows=size, num_replicas=local)  # (replica, 1, slot)
-    counts_here = np.array(counts)[None, :, None]
-    weight = (places < counts_here).astype(np.float32)
-    index = (starts[None, :, None] + places % np.maximum(counts_here, 1)) % sum(counts)
-    inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *group)
-    places = (starts[None, :, None] + places).reshape(-1)  # among this process's rows of the step
-    return HostBatch(inputs, targets, weight.reshape(-1), sum(counts), places.astype(np.int64))
+    size = max(size, -(-max(rows) // local))
+    slots = place_in_step(np.arange(size), 0, np.arange(local)[:, None], rows=size, num_replicas=local)
+    weight = np.zeros((local, accumulation, size), np.float32)
+    index, places = np.zeros((2, *weight.shape), np.int64)
+    row = place = 0
+    for micro, (_, own, _) in enumerate(group):
+        weight[:, micro] = slots < len(own)
+        index[:, micro] = row + slots % max(len(own), 1)
+        places[:, micro] = place + own.start + slots * own.step
+        row, place = row + rows[micro], place + own.stop
+    inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *pairs)
+    total, at = sum(len(batch.own) for batch in group), group[-1].place
+    return HostBatch(inputs, targets, weight.reshape(-1), total, places.reshape(-1), place=at)
 
 
 def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:

@@ -140,11 +140,3 @@ def keying_for(augment: Augment | None, seed: int) -> Keying:
     if augment is None:
         return unkeyed
     return lambda host, epoch, places: host._replace(inputs=keyed(host.inputs, seed, epoch, places))
-
-
-def places_of_loader(host: HostBatch, rank: int, world_size: int) -> np.ndarray:
-    """The places in the epoch of the rows of a loader's step, whose samples the ranks take in turn.
-
-    For a stream that all ranks share, they are the numbers of its samples, at any number of ranks.
-    """
-    return host.stop - host.total + host.places * world_size + rank

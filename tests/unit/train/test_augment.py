@@ -14,7 +14,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.streams import RowBatches, Rows
 from cyxjax.train.feeding.feed import dataset_feed
 from cyxjax.train.feeding.loader_feed import one_pass, steps
-from cyxjax.train.feeding.placing import keying_for, places_of_loader
+from cyxjax.train.feeding.placing import keying_for
 from cyxjax.train.hooks.hook import Position
 from tests.support.refusals import refused
 from tests.support.resuming import check_goes_on
@@ -83,8 +83,7 @@ def test_a_sample_of_a_stream_that_ranks_share_has_its_number_in_it(ranks, local
         for step, host in enumerate(
             steps(one_pass(loader), local, accumulation)
         ):  # steps of 12 samples over all ranks
-            total = min(40 - 12 * step, 12)
-            places = places_of_loader(host._replace(stop=12 * step + total, total=total), rank, ranks)
+            places = 12 * step + host.places
             found |= {int(x): int(p) for x, p, w in zip(host.inputs, places, host.weight, strict=True) if w}
     assert found == {number: number for number in range(40)}
 

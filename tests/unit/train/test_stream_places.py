@@ -9,7 +9,7 @@ import pytest
 
 from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
-from cyxjax.train.feeding.loader_feed import LoaderReader
+from cyxjax.train.feeding.loader_feed import LoaderReader, passes, steps
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 from tests.support.resuming import bits, check_goes_on, kept
@@ -148,8 +148,28 @@ def test_ranks_that_share_a_stream_take_each_sample_once_and_go_on_at_any_number
     rest = [iter(RowBatches(Rows(range(20)), 6 // world, rank, world)) for rank in range(world)]
     for it in rest:
         it.set_state(state)
-        seen += [x for x, _ in it]
+        seen += [x[: len(it.own)] for x, _ in it]
     assert sorted(np.concatenate(seen).tolist()) == list(range(20))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("samples", [19, 20, 21, 1, 5])
+def test_passes_over_a_shared_stream_have_the_steps_of_one_process(samples, accumulation, ranks):
+    def read(rank, ranks):
+        """Of seven steps: the loader's place, the rows, and the sample at each place of the step."""
+        batches = passes(RowBatches(Rows(range(samples)), 6 // ranks, rank, ranks))
+        for host in itertools.islice(steps(batches, 1, accumulation), 7):
+            has = host.weight == 1
+            assert host.total == has.sum()
+            yield host.place, len(has), dict(zip(host.places[has], host.inputs[has], strict=True))
+
+    all_ranks = (read(rank, ranks) for rank in range(ranks))
+    for (place, _, wanted), *of_ranks in zip(read(0, 1), *all_ranks, strict=True):
+        assert [at for at, _, _ in of_ranks] == [place] * ranks
+        assert len({rows for _, rows, _ in of_ranks}) == 1  # one program on all ranks
+        found = [one for _, _, taken in of_ranks for one in taken.items()]
+        assert sorted(found) == sorted(wanted.items())
 
 
 # ---- the libraries themselves, where they are installed ----------------------------------------------
