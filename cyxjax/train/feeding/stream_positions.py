@@ -29,13 +29,13 @@ class StreamPositions(SavingHook):
     def __init__(self) -> None:
         self.shared = False  # all ranks read one stream: one place is valid for any number of ranks
         self._noted: dict[tuple[int, int], StreamPosition] = {}  # by (epoch, step in it)
-        self._stored: dict[str, Any] = {}  # what the newest save gathered
+        self._stored: dict[str, Any] = {}  # what the newest save gathered, or the checkpoint held
 
     def begin(self, group: ProcessGroup, shared: bool, goes_on: bool) -> None:
         """Begins a new fit; its streams start over, unless it continues from restored positions."""
         self._group, self.shared = group, shared
         if not goes_on:
-            self._noted = {}
+            self._noted, self._stored = {}, {}
 
     def note(self, epoch: int, step: int, samples: int, place: Any) -> None:
         """Notes the loader's place after `step` steps of `epoch`."""
@@ -66,7 +66,7 @@ class StreamPositions(SavingHook):
 
     def restore(self, meta: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Continues from a checkpoint. Raises: CheckpointError if its places are for another world size."""
-        found, self._noted = meta.get(_META), {}
+        found, self._noted, self._stored = meta.get(_META), {}, {}
         if not found:
             return
         ranks, shared = found["ranks"], found["shared"]
@@ -78,3 +78,4 @@ class StreamPositions(SavingHook):
             )
         epoch, step, samples = found["at"]
         self._noted = {(epoch, step): StreamPosition(samples, ranks[0 if shared else rank])}
+        self._stored = found

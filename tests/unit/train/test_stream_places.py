@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding.loader_feed import LoaderReader, passes, steps
@@ -170,6 +172,20 @@ def test_passes_over_a_shared_stream_have_the_steps_of_one_process(samples, accu
         assert len({rows for _, rows, _ in of_ranks}) == 1  # one program on all ranks
         found = [one for _, _, taken in of_ranks for one in taken.items()]
         assert sorted(found) == sorted(wanted.items())
+
+
+def test_places_go_from_checkpoint_to_checkpoint_and_not_from_fit_to_fit(tmp_path):
+    def stored(folder, step):
+        return read_manifest(step_folder(tmp_path / folder, step)).meta.get("stream_places")
+
+    one, other = trainer(), trainer()
+    one.fit(Batches(), config(max_steps=3, **kept(tmp_path / "stream")))
+    one.fit(X, Y, config(max_steps=3, batch_size=12, **kept(tmp_path / "arrays")))
+    assert stored("stream", 3)["at"] == [0, 3, 36]
+    assert stored("arrays", 6) is None  # the same position in its epoch
+    other.load_checkpoint(str(tmp_path / "stream"))
+    other.save_checkpoint(str(tmp_path / "again"))
+    assert stored("again", 3) == stored("stream", 3)
 
 
 # ---- the libraries themselves, where they are installed ----------------------------------------------
