@@ -184,7 +184,7 @@ class DistributedTrainer:
         X: inputs as arrays, a dataset or a loader; targets in it are ignored.
         Raises: DesyncError unless every rank passes the same X.
         """
-        source = source_of(X)
+        source = source_of(X, self._run.last and self._run.last[0].inputs)
         compare_samples(self._group, "predict", source.compared)
         self._begin_untrained("predict", source.first)
         return between_fits.predict(self._run, source, batch_size)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
-from cyxjax.data.columns import stack
+from cyxjax.data.columns import is_frame, matrix_of, stack
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
@@ -29,12 +29,15 @@ class Source(NamedTuple):
     blocks: Callable[[int], Iterator[PyTree]]  # (most rows per block) -> inputs, block by block
 
 
-def source_of(X: Any) -> Source:
+def source_of(X: Any, trained_on: PyTree = None) -> Source:
     """Rows of arrays (any tree of them), of a dataset by number, or of a loader batch by batch.
 
     A list holds samples, as in `fit`: arrays, lists of numbers, or tuples or dicts with their targets. A
     loader of cyxjax that gives all samples is read in the order of its dataset, even if it shuffles.
+    trained_on: one sample's inputs, shape (1, ...), if known; a frame with as many columns holds no targets.
     """
+    if is_frame(X) and getattr(trained_on, "shape", None) == (1, len(X.columns)):
+        X = matrix_of(X)
     if isinstance(X, list) and X and not isinstance(X[0], tuple | dict):
         X = stack(X)
     if _is_tree(X):

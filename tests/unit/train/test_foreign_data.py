@@ -100,6 +100,17 @@ class Table:
 FRAME = Table(**{f"c{i}": X[:, i] for i in range(4)})
 
 
+@pytest.mark.parametrize("names", [["y"], ["x", "y", "label"], ["label", "x"]])
+def test_predict_takes_a_frame_as_the_fit_did(names):
+    inputs, labels = Table(**{name: X[:, i] for i, name in enumerate(names)}), Table(target=Y)
+    one = fit(inputs, labels)
+    np.testing.assert_array_equal(one.predict(inputs), one.predict(X[:, : len(names)]))
+    alone = Table(a=X[:, 0], b=X[:, 1], label=Y)
+    two = fit(alone)
+    for frame in (alone, Table(a=X[:, 0], b=X[:, 1])):
+        np.testing.assert_array_equal(two.predict(frame), two.predict(X[:, :2]))
+
+
 @pytest.mark.parametrize(
     ("x", "y"),
     [
