@@ -23,12 +23,23 @@ class DatasetInfo:
     """The facts about a dataset that are needed to build a model for it."""
 
     name: str
-    task: Task
+    task: str  # a `Task`, or a name of your own, for which the configuration names the loss
     num_classes: int  # width of the model's output: classes, vocabulary size, or 1 for regression
     input_shape: tuple[int, ...]  # of one sample, without the batch dimension
     vocabulary: str = ""  # language: character i is token i
     class_names: tuple[str, ...] = ()  # if the data names its classes
     column_names: tuple[str, ...] = ()  # of inputs that are columns of a table, if it names them
+
+    def __post_init__(self) -> None:
+        stored = {  # from numbers of NumPy, and classes named by numbers: as `from_json` reads them
+            "num_classes": int(self.num_classes),
+            "input_shape": tuple(map(int, self.input_shape)),
+            "vocabulary": self.vocabulary or "",
+            "class_names": tuple(map(str, self.class_names)),
+            "column_names": tuple(map(str, self.column_names)),
+        }
+        for name, value in stored.items():
+            object.__setattr__(self, name, value)
 
     def to_json(self) -> str:
         """A JSON text, for `from_json`."""
@@ -91,7 +102,7 @@ def split_dataset(
     stored: the validation and test set; one that is None is drawn from `whole`.
     """
     labels, task = (np.zeros(len(whole)), "regression") if targets is None else (targets, info.task)
-    rows = split_rows(labels, task, [part is not None for part in stored], **split)  # type: ignore[arg-type]
+    rows = split_rows(labels, task, [part is not None for part in stored], **split)
     train, *drawn = [Subset(whole, part) for part in rows] if None in stored else [whole]
     val, test = (drawn.pop(0) if part is None else part for part in stored)
     return Splits(train, val, test, info)
@@ -106,7 +117,7 @@ def split_arrays(whole: ArrayDataset, info: DatasetInfo, **split: Any) -> Splits
 
 def split_rows(
     targets: np.ndarray,
-    task: Task,
+    task: str,
     stored: Sequence[bool] = (False, False),
     *,
     val_fraction: float = 0.1,

@@ -347,6 +347,19 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
     np.testing.assert_array_equal(found.test.take(np.arange(3))[0], X[:3])
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"class_names": (0, 1, 2)},
+        {"task": "segmentation", "vocabulary": None},
+        {"num_classes": np.int64(3), "input_shape": np.array([4]), "column_names": range(4)},
+    ],
+)
+def test_the_facts_of_a_program_s_own_data_are_read_as_they_were_given(given):
+    info = DatasetInfo(**{"name": "mine", "task": "language", "num_classes": 3, "input_shape": (4,)} | given)
+    assert DatasetInfo.from_json(info.to_json()) == info
+
+
 def test_texts_share_rows():
     packed = pack([[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11, 12]], 4)
     assert packed.tokens.tolist() == [[1, 2, 5, 11], [7, 8, 9, 10]]
