@@ -49,14 +49,17 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
         return lax.pcast(local, AXIS, to="varying") if checked and AXIS in spec else local
 
     def mapped(*args: Any) -> Any:
-        def run(*entered: Any) -> Any:
-            with over(mesh):
-                return f(*joined_trees(entered, by_spec(empty, args, in_specs)))
-
         # Empty arrays are created inside: XLA of jaxlib 0.11.2 crashes (SIGSEGV, in compile) if one of
         # several arguments of a map is empty. Its zero_sized_hlo_elimination replaces it by a constant, which
-        # has no sharding for the partitioner.
-        entering = jax.tree.map(lambda a: None if 0 in jnp.shape(a) else a, args)
+        # has no sharding for the partitioner. Only then are trees rebuilt with None as leaves: a registered
+        # class may read the shapes of its arrays.
+        has_empty = any(0 in jnp.shape(a) for a in jax.tree.leaves(args))
+
+        def run(*entered: Any) -> Any:
+            with over(mesh):
+                return f(*(joined_trees(entered, by_spec(empty, args, in_specs)) if has_empty else entered))
+
+        entering = jax.tree.map(lambda a: None if 0 in jnp.shape(a) else a, args) if has_empty else args
         into = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=checked)
         return into(*entering)
 

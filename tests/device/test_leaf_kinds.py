@@ -95,6 +95,25 @@ def test_constants_in_the_state_keep_their_bits(count, group):
     assert found == jax.tree.map(np.ndarray.tobytes, CONSTANTS)
 
 
+@jax.tree_util.register_pytree_node_class
+class Sized:
+    def __init__(self, rows):
+        self.rows, self.count = rows, rows.shape[0]
+
+    def tree_flatten(self):
+        return (self.rows,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+@pytest.mark.parametrize("to_map", [model_map, sync_map])
+def test_a_class_may_read_the_shapes_of_its_arrays(to_map):
+    mapped = to_map(lambda one: psum(one.rows), build_mesh(jax.devices()[:2]), (PER_REPLICA,), REPLICATED)
+    assert mapped(Sized(np.float32([1, 2]))).tolist() == [3]
+
+
 @pytest.mark.parametrize("to_map", [model_map, sync_map])
 def test_an_empty_array_enters_no_map(to_map):
     # jaxlib 0.11.2 crashes if one is an argument beside another array; a key and a number are leaves too.
