@@ -117,6 +117,11 @@ def optimizer_named(name: str) -> optax.GradientTransformation:
 def loss_of(given: str | dict[str, Any], model: str, info: DatasetInfo) -> Any:
     """The loss; None if the model, of this name, computes it. Raises: ConfigError."""
     name, options = (given, {}) if isinstance(given, str) else (given["name"], given["options"])
+    if name == "auto" and model not in _OWN_LOSS and info.task not in _BY_TASK:
+        raise ConfigError(
+            f"no loss is known for the task {info.task!r} of the dataset. HINT: name one: loss: mse.",
+            key="loss",
+        )
     if name == "auto":
         name = "model" if model in _OWN_LOSS else _BY_TASK[info.task]
     found = loss_named(name)

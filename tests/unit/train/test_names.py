@@ -3,6 +3,7 @@
 import functools
 import inspect
 import types
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -227,17 +228,22 @@ def test_a_loss_by_its_name_takes_options():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "task", "message"),
     [
-        ({"name": "cross_entropy", "options": {"smooth": 0.1}}, "'cross_entropy' .*'smooth'"),
-        ({"name": "cross_entropy", "options": {"label_smoothing": "much"}}, "label_smoothing='much'"),
-        ({"name": "msee", "options": {"by": 2}}, "loss='msee'.*'mse'"),
-        ({"nam": "mse"}, "loss = .*expected"),
+        ({"name": "cross_entropy", "options": {"smooth": 0.1}}, INFO.task, "'cross_entropy' .*'smooth'"),
+        (
+            {"name": "cross_entropy", "options": {"label_smoothing": "much"}},
+            INFO.task,
+            "label_smoothing='much'",
+        ),
+        ({"name": "msee", "options": {"by": 2}}, INFO.task, "loss='msee'.*'mse'"),
+        ({"nam": "mse"}, INFO.task, "loss = .*expected"),
+        ("auto", "ranking", "'ranking'"),
     ],
 )
-def test_what_is_no_loss_or_no_option_of_it_is_refused(value, message):
+def test_what_is_no_loss_or_no_option_of_it_is_refused(value, task, message):
     with pytest.raises(ConfigError, match=message):
-        loss_of(TrainConfig(loss=value).loss, "mlp", INFO)
+        loss_of(TrainConfig(loss=value).loss, "mlp", replace(INFO, task=task))
 
 
 def test_named_metrics_leave_out_the_label_that_the_loss_ignores():
