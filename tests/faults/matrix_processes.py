@@ -17,7 +17,7 @@ _RANKS_DIE = [
         "R1",
         "SIGKILL of rank 1",
         "the group starts again and finishes",
-        tests_in(_LAUNCH, f"{_AGAIN}[R1-kill:1:3]"),
+        tests_in(_LAUNCH, _AGAIN),
     ),
     Row(
         "R1",
@@ -25,10 +25,8 @@ _RANKS_DIE = [
         "all end; the signal is named; exit 3",
         tests_in(_LAUNCH, f"{_FAILS}[R1 without restarts]"),
     ),
-    Row("R2", "SIGKILL of rank 0", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R2-kill:0:3]")),
-    Row(
-        "R3", "SIGKILL of two ranks of three at once", "as R1", tests_in(_LAUNCH, f"{_AGAIN}[R3-kill:0+2:3]")
-    ),
+    Row("R2", "SIGKILL of rank 0", "as R1", tests_in(_LAUNCH, _AGAIN)),
+    Row("R3", "SIGKILL of two ranks of three at once", "as R1", tests_in(_LAUNCH, _AGAIN)),
     Row(
         "R1, R2",
         "the same in a training of two ranks, twice",
@@ -72,7 +70,7 @@ _HANGS = [
         "R7",
         "SIGSTOP of a rank",
         "named as suspended, killed; exit 124, or started again (limit set to 3 s)",
-        tests_in(_LAUNCH, f"{_FAILS}[R7 suspended]", f"{_AGAIN}[R7-stop:1:3]"),
+        tests_in(_LAUNCH, f"{_FAILS}[R7 suspended]", _AGAIN),
     ),
     Row(
         "R8",
@@ -242,6 +240,7 @@ _FORMINGS = [
             *tests_in(_MEETING, "test_all_are_told_why_no_group_forms_before_rank_0_ends"),
             *tests_in(
                 "faults/test_other_host.py",
+                "test_other_code_or_another_program_is_refused_on_both_ranks",
                 "test_what_no_version_tells_is_refused_on_both_ranks_before_a_step",
             ),
             *tests_in(

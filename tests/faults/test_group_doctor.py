@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from cyxjax.cli.group_checks import own_file
-from tests.support.forked import run_fresh
+from tests.support.forked import run_all
 from tests.support.launching import LIMIT_S
-from tests.support.programs import ROOT, environment, free_port
+from tests.support.programs import ROOT, environments
 
 
 @pytest.mark.root
@@ -27,20 +27,19 @@ def test_a_full_or_read_only_run_folder_is_told(small_disk):
     assert list(small_disk.iterdir()) == []
 
 
-@pytest.mark.slow  # two processes that load everything: 8 s of CPU time
+@pytest.mark.slow
 def test_two_ranks_that_differ_in_much_are_told_all_of_it(tmp_path):
     other = tmp_path / "site" / "optax-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: optax\nVersion: 9.9.9\n")
-    ranks, port = [], str(free_port())
-    for rank in range(2):
+    ranks = []
+    for rank, env in enumerate(environments(2)):
         file = tmp_path / f"{rank}.yaml"
         file.write_text(f"epochs: {3 + rank}\ndata: {{name: digits}}\nrun_dir: {tmp_path / str(rank)}\n")
-        env = environment(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
         if rank:
             env["PYTHONPATH"] = f"{tmp_path / 'site'}{os.pathsep}{ROOT}"
         ranks.append((["-m", "cyxjax.cli", "doctor", "--json", "--config", str(file)], env))
-    first, second = run_fresh(ranks, LIMIT_S, tmp_path)
+    first, second = run_all(ranks, LIMIT_S, tmp_path)
     assert (first.returncode, second.returncode) == (1, 1), (first, second)
     found = json.loads(first.stdout)  # without gloo's messages, which also go to stdout
     wrong = {row["topic"]: row["found"] for row in found["checks"] if row["level"] != "ok"}

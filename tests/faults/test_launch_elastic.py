@@ -21,7 +21,7 @@ def elastic(tmp_path):
 @pytest.fixture
 def fixed(tmp_path):
     """A job of two hosts; waiting for a host that has given up would take too long."""
-    with closing(Hosts(tmp_path, "2", DISTRIBUTED_TIMEOUT_MS=600_000)) as made:
+    with closing(Hosts(tmp_path, "2", fork=True, DISTRIBUTED_TIMEOUT_MS=600_000)) as made:
         yield made
 
 

@@ -19,7 +19,7 @@ def group():
 
     def rank(number, world_size=2, **env):
         variables = place | {"RANK": number, "WORLD_SIZE": world_size, **env}
-        return forked.Program([RANK], environment(**{name: str(v) for name, v in variables.items()}))
+        return forked.Program([RANK], environment(**variables))
 
     rank.port = place["MASTER_PORT"]
     return rank

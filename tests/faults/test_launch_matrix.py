@@ -61,7 +61,7 @@ def test_one_rank_fails_and_the_group_ends_with_its_error(tmp_path, fault, kind,
 
 
 def test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown(tmp_path):
-    run = launch(tmp_path, 3, KIND="jax", FAULT="raise:1:3", STEPS=400)
+    run = launch(tmp_path, 3, KIND="jax", FAULT="raise:1:3", STEPS=400, fork=True)
     assert run.code == EXIT_USER_ERROR, run.err
     expected = {"rank": 1, "type": "ValueError", "step": 3, "phase": "data", "secondary": False}
     assert expected.items() <= run.first.items()
@@ -72,15 +72,12 @@ def test_r4_the_first_error_is_last_and_alone_and_secrets_are_not_shown(tmp_path
     assert "raise_with_secret" in run.log(1)  # the log of the failed rank has its traceback
 
 
-@pytest.mark.parametrize(
-    ("row", "fault"), [("R1", "kill:1:3"), ("R2", "kill:0:3"), ("R3", "kill:0+2:3"), ("R7", "stop:1:3")]
-)
-def test_ranks_that_were_killed_or_hang_are_started_again(tmp_path, row, fault):
-    flags = HANG if row == "R7" else ()
-    run = launch(tmp_path, 3, "--max-restarts", "2", *flags, KIND="jax", FAULT=fault, fork=True)
+def test_ranks_that_were_killed_or_hang_are_started_again(tmp_path):
+    faults = "kill:1:2 kill:0:3 kill:0+2:4 stop:1:5"  # R1, R2, R3, R7: one in each start
+    run = launch(tmp_path, 3, "--max-restarts", "4", *HANG, KIND="jax", FAULT=faults, fork=True)
     assert run.code == 0, run.err
-    assert run.out.count("finished 8 steps, start 1, total 3") == 3
-    assert "restart 1 of 2" in run.err
+    assert run.out.count("finished 8 steps, start 4, total 3") == 3
+    assert re.findall(r"restart \d of 4", run.err) == [f"restart {number} of 4" for number in range(1, 5)]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +164,7 @@ def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, 
 
 def test_r37_a_noisy_rank_stalls_nobody_and_memory_stays_flat(tmp_path):
     run = start(tmp_path, 2, "--redirects", "3", KIND="light", FAULT="noise:1:1", STEPS=3)
+    assert run.reached("under way", rank=0)
     peak_bytes, launcher = 0, psutil.Process(run.process.pid)
     while run.process.poll() is None:
         with suppress(psutil.Error):

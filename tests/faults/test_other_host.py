@@ -8,7 +8,7 @@ import pytest
 
 import cyxjax
 from tests.support import forked
-from tests.support.programs import environment, free_port
+from tests.support.programs import environments
 
 pytestmark = pytest.mark.multiprocess
 LIMIT_S = 150
@@ -16,13 +16,10 @@ LIMIT_S = 150
 
 def two_ranks(folder: Path, commands: list[list[str]], **of_rank_1: str) -> list[tuple[int, str]]:
     """(exit code, output) of both ranks, each started by hand; `of_rank_1`: extra environment of rank 1."""
-    place = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port()), "DISTRIBUTED_TIMEOUT_MS": "60000"}
-    ranks = [
-        (["-W", "ignore", *command], environment(**place, RANK=str(rank), **(of_rank_1 if rank else {})))
-        for rank, command in enumerate(commands)
-    ]
-    fresh = "PYTHONPATH" in of_rank_1  # rank 1 must load different code
-    ended = (forked.run_fresh if fresh else forked.run_all)(ranks, LIMIT_S, folder)
+    first, other = environments(2, DISTRIBUTED_TIMEOUT_MS=60_000)
+    words = [["-W", "ignore", *command] for command in commands]
+    fresh = forked.FRESH if "PYTHONPATH" in of_rank_1 else ()  # rank 1 must load different code
+    ended = forked.run_all([*zip(words, (first, other | of_rank_1), strict=True)], LIMIT_S, folder, fresh)
     return [(rank.returncode, rank.stdout + rank.stderr) for rank in ended]
 
 
@@ -44,18 +41,22 @@ import cyxjax as cx
 from model import build
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(64, 6)).astype(np.float32), rng.integers(0, 3, 64)
-rank = int(os.environ["RANK"])
-values = {"epochs": 1, "batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0}
-if rank == 1 and "label" in sys.argv:
-    Y[5] = (Y[5] + 1) % 3
-if rank == 1 and "rate" in sys.argv:
-    values["max_grad_norm"] = 2.0
-if rank == 1 and "noise" in sys.argv:
-    X = np.nextafter(X, 9, dtype=np.float32)
-model = build(rank, sys.argv)
-trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
-trainer.fit(X, Y, config=cx.distributed.DistributedTrainingConfig(**values))
-print("trained", flush=True)
+cx.distributed.init()
+for what in sys.argv[1:]:
+    x, y, values = X.copy(), Y.copy(), {"batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0}
+    other = what if os.environ["RANK"] == "1" else ""
+    if other == "label":
+        y[5] = (y[5] + 1) % 3
+    if other == "rate":
+        values["max_grad_norm"] = 2.0
+    if other == "noise":
+        x = np.nextafter(x, 9, dtype=np.float32)
+    trainer = cx.distributed.DistributedTrainer(build(other), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
+    try:
+        trainer.fit(x, y, config=cx.distributed.DistributedTrainingConfig(epochs=1, **values))
+        print(what, "trained", flush=True)
+    except cx.errors.CyxjaxError as error:
+        print(what, error, flush=True)
 """
 MODEL = """
 import jax
@@ -66,14 +67,16 @@ class Net(linen.Module):
     def __call__(self, x):
         jax.debug.callback(lambda v: None, x[0, 0])
         return linen.Dense(3)(x) * self.scale
-def build(rank, argv):
-    return Net(2.0 if rank == 1 and "model" in argv else 1.0)
+def build(other):
+    return Net(2.0 if other == "model" else 1.0)
 """
 
 
-DIFFERENCES = {
+BEFORE_THEY_MEET = {
     "code": "ranks differ in the code of cyxjax/core: .* on rank 0; .* on rank 1",
     "program": r"ranks differ in the program: train\.py .* on rank 0; other\.py .* on rank 1",
+}
+DIFFERENCES = {
     "label": "ranks differ in the training data: .*rank 1",
     "rate": r"ranks differ in max_grad_norm of the configuration: null on rank 0; 2\.0 on rank 1",
     "model": r"ranks differ in the program of a step \(the model's or the loss's code\): .*rank 1",
@@ -81,16 +84,28 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("what", DIFFERENCES)
-def test_what_no_version_tells_is_refused_on_both_ranks_before_a_step(tmp_path, what):
+@pytest.fixture
+def programs(tmp_path):
     for name, text in (("train.py", TRAIN), ("other.py", TRAIN + "# a line more\n"), ("model.py", MODEL)):
         (tmp_path / name).write_text(text)
-    commands = [["train.py", what], ["other.py" if what == "program" else "train.py", what]]
+
+
+@pytest.mark.parametrize("what", BEFORE_THEY_MEET)
+def test_other_code_or_another_program_is_refused_on_both_ranks(tmp_path, programs, what):
+    commands = [["train.py", "noise"], ["other.py" if what == "program" else "train.py", "noise"]]
     env = {"PYTHONPATH": altered_package(tmp_path / "other")} if what == "code" else {}
     for code, text in two_ranks(tmp_path, commands, **env):
-        assert code == (what != "noise"), text
-        assert ("trained" in text) == (what == "noise")
-        assert re.search(DIFFERENCES[what], text), text
+        assert code == 1, text
+        assert "trained" not in text
+        assert re.search(BEFORE_THEY_MEET[what], text), text
+
+
+def test_what_no_version_tells_is_refused_on_both_ranks_before_a_step(tmp_path, programs):
+    for code, text in two_ranks(tmp_path, [["train.py", *DIFFERENCES]] * 2):
+        assert code == 0, text
+        assert text.count("trained") == 1
+        for what, message in DIFFERENCES.items():
+            assert re.search(rf"^{what} {message}", text, re.MULTILINE), text
 
 
 DISKS = """

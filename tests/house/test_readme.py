@@ -1,12 +1,9 @@
 """The code in the documents runs: blocks that begin with ```python test, page by page, in an empty folder."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.programs import run
 
 MARK = "```python test"
 
@@ -44,20 +41,5 @@ def test_the_readme_and_most_guides_have_code_that_runs():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page, tmp_path):
     (tmp_path / "page.py").write_text(PAGES[page])
-    env = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "2",
-        "NPROC": "2",
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    done = run("page.py", cwd=tmp_path, JAX_NUM_CPU_DEVICES=2, NPROC=2)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

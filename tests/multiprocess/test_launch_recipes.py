@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from cyxjax.launch.clusters import discover
+from tests.support import forked
 from tests.support.engines import environment
-from tests.support.forked import run_fresh
 from tests.support.launching import RANK
 from tests.support.places import module_of
 from tests.support.programs import ROOT, free_port
@@ -26,11 +26,11 @@ SKY_TASK = {"name", "num_nodes", "resources", "workdir", "envs", "secrets", "set
 SKY_RESOURCES = {"cpus", "memory", "accelerators", "infra", "use_spot", "disk_size", "image_id", "ports"}
 
 
-def run_all(commands, interpreter=sys.executable) -> list[str]:
+def run_all(commands, fresh=forked.FRESH) -> list[str]:
     """The output of each command; all run concurrently, and all must succeed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ranks = [(words, environment(KIND="light", PATH=path, **env)) for words, env in commands]
-    ended = run_fresh(ranks, 90, ROOT, interpreter)
+    ended = forked.run_all(ranks, 90, ROOT, fresh)
     assert all(done.returncode == 0 for done in ended), ended
     return [done.stdout for done in ended]
 
@@ -50,7 +50,7 @@ def test_skypilot_the_task_is_well_formed_and_its_nodes_meet():
         "CYXJAX_TOKEN": "t" * 64,
     }
     nodes = [(["-ec", script], sky | {"SKYPILOT_NODE_RANK": str(k)}) for k in range(2)]
-    assert all("finished 3 steps, start 0, total 2" in text for text in run_all(nodes, "bash"))
+    assert all("finished 3 steps, start 0, total 2" in text for text in run_all(nodes, ("bash",)))
 
 
 def test_kubeflow_master_and_worker_are_alike_named_as_the_operator_wants_and_given_places():

@@ -105,16 +105,16 @@ LAUNCHER = [sys.executable, "-m", "cyxjax.launch", "--nproc-per-node", "2", str(
 
 # Both nodes are this machine. Their names do not resolve, so MASTER_ADDR is set to it.
 @pytest.mark.parametrize(
-    "words",
+    ("kind", "words"),
     [
-        ["-n2", "--overcommit", sys.executable, str(RANK)],
-        ["-N2", "-n2", sys.executable, str(RANK)],
-        ["-n1", *LAUNCHER],  # which starts the ranks
+        ("jax", ["-n2", "--overcommit", sys.executable, str(RANK)]),
+        ("jax", ["-N2", "-n2", sys.executable, str(RANK)]),
+        ("light", ["-n1", *LAUNCHER]),  # which starts the ranks
     ],
     ids=["ranks", "ranks on two nodes", "one launcher"],
 )
-def test_srun_starts_the_ranks(slurm, words):
-    done = run(["srun", *words], MASTER_ADDR="127.0.0.1", **slurm)
+def test_srun_starts_the_ranks(slurm, kind, words):
+    done = run(["srun", *words], MASTER_ADDR="127.0.0.1", KIND=kind, **slurm)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{DONE} 2") == 2
 

@@ -1,6 +1,5 @@
 """A state larger than the memory limit of a process trains in four processes with fsdp, not with mean."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import find_problems, read_manifest
 from tests.support import forked
-from tests.support.programs import free_port
+from tests.support.programs import environments
 
 JOB = Path(__file__).with_name("limited_rank.py")
 RANKS, WIDTH, LAYERS = 4, 1536, 36
@@ -19,11 +18,9 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.wide, pytest.mark.timeout(60
 
 def run(comm, folder):
     """(exit codes, output of the ranks). No forks and no launcher: they hold more memory from the start."""
-    words = [str(word) for word in (JOB, comm, LIMIT_BYTES, WIDTH, LAYERS, folder)]
-    place = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    here = os.environ | place | {"NPROC": "1", "JAX_PLATFORMS": "cpu"}
-    ranks = [(words, here | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)]
-    done = forked.run_fresh(ranks, 500, Path.cwd())
+    words = [JOB, comm, LIMIT_BYTES, WIDTH, LAYERS, folder]
+    ranks = [(words, place) for place in environments(RANKS, NPROC=1)]
+    done = forked.run_all(ranks, 500, fresh=forked.FRESH)
     return [rank.returncode for rank in done], "".join(rank.stdout + rank.stderr for rank in done)
 
 

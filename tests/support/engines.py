@@ -10,7 +10,7 @@ DONE = "finished 3 steps, start 0, total"
 
 def environment(**extra: object) -> dict[str, str]:
     """A clean environment for a small jax job, with this checkout on the path."""
-    return programs.environment(KIND="jax", STEPS="3") | {name: str(value) for name, value in extra.items()}
+    return programs.environment(**{"KIND": "jax", "STEPS": 3} | extra)
 
 
 def run(command, limit_s=150, **extra):

@@ -30,6 +30,7 @@ LOADED = [
     # modules that training loads with its model and its first program
     *("cyxjax.core.model.linen_models", "cyxjax.models.networks", "jaxlib.mlir.dialects.mhlo"),
 ]
+FRESH = (sys.executable,)  # a fresh interpreter, which may load a different version of our code
 AT_START = ("JAX_", "XLA_", "NPROC")  # from the environment of each fork, not of the first test
 
 
@@ -69,15 +70,25 @@ def end_all() -> None:
 
 
 class Program:
-    """`python WORDS`, used like a subprocess.Popen that keeps output. The launcher's ranks are forks too."""
+    """`python WORDS`, used like a subprocess.Popen that keeps output. The launcher's ranks are forks too.
 
-    def __init__(self, words: Sequence[object], env: Mapping[str, str], cwd: Path | None = None) -> None:
+    fresh: the command that runs WORDS instead, for tests about what a fork does not show: see `FRESH`.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[object],
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        fresh: Sequence[str] = (),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._err = (Path(self._folder.name) / name for name in ("out", "err"))
         self._text: tuple[str, str] | None = None
         for path in (self._out, self._err):
             path.touch()
-        arguments = ([str(word) for word in words], dict(env), str(cwd or Path.cwd()), [self._out, self._err])
+        command = [*map(str, words)]
+        arguments = (command, dict(env), str(cwd or Path.cwd()), [self._out, self._err], [*fresh])
         self._process = _Process(target=_run, args=arguments, variables=env)
         server()
         self._process.start()
@@ -96,7 +107,8 @@ class Program:
         """Waits for the exit code. Raises: subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if (code := self.poll()) is None:
-            raise subprocess.TimeoutExpired("a forked program", timeout or 0)
+            written = self._out.read_text() + self._err.read_text()
+            raise subprocess.TimeoutExpired(f"a program that has written: {written}", timeout or 0)
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -142,10 +154,13 @@ def run(
 
 
 def run_all(
-    programs: Sequence[tuple[Sequence[object], Mapping[str, str]]], timeout: float, cwd: Path | None = None
+    programs: Sequence[tuple[Sequence[object], Mapping[str, str]]],
+    timeout: float,
+    cwd: Path | None = None,
+    fresh: Sequence[str] = (),
 ) -> list[subprocess.CompletedProcess[str]]:
     """Runs `python WORDS`, each with its environment, concurrently, until the last one has ended."""
-    started = [Program(words, env, cwd) for words, env in programs]
+    started = [Program(words, env, cwd, fresh) for words, env in programs]
     outputs = [program.communicate(timeout) for program in started]
     return [
         subprocess.CompletedProcess(list(words), program.returncode or 0, *text)
@@ -153,32 +168,12 @@ def run_all(
     ]
 
 
-def run_fresh(
-    programs: Sequence[tuple[Sequence[str], Mapping[str, str]]],
-    timeout: float,
-    cwd: Path,
-    interpreter: str = sys.executable,
-) -> list[subprocess.CompletedProcess[str]]:
-    """As `run_all`, but each in a fresh interpreter, which may load a different version of our code."""
-    out: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
-    started = [subprocess.Popen([interpreter, *words], env=env, **out) for words, env in programs]
-    try:
-        outputs = [process.communicate(timeout=timeout) for process in started]
-        return [
-            subprocess.CompletedProcess(process.args, process.returncode, *text)
-            for process, text in zip(started, outputs, strict=True)
-        ]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
 def enter(variables: Mapping[str, str]) -> None:
     """Makes `variables` the environment, for jax too, which reads the environment when it is imported."""
     import jax
 
     contexts.share()
+    tempfile.tempdir = None  # TMPDIR of `variables`
     os.environ.clear()
     os.environ.update(variables)
     for name in variables:
@@ -188,11 +183,14 @@ def enter(variables: Mapping[str, str]) -> None:
             jax.config.update(name.lower(), int(text) if type(now) is int else value)
 
 
-def _run(words: list[str], env: dict[str, str], cwd: str, streams: list[Path]) -> None:
+def _run(words: list[str], env: dict[str, str], cwd: str, streams: list[Path], fresh: list[str]) -> None:
     os.setsid()
     for path, stream in zip(streams, (1, 2), strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
     os.chdir(cwd)
+    if fresh:
+        os.set_inheritable(0, True)
+        os.execvpe(fresh[0], [*fresh, *words], env)
     if words[:2] == ["-m", "cyxjax.launch"]:
         forked_ranks.begin(_to_the_end)
     _to_the_end(words, env)
@@ -200,6 +198,7 @@ def _run(words: list[str], env: dict[str, str], cwd: str, streams: list[Path]) -
 
 def _to_the_end(words: list[str], env: dict[str, str]) -> None:
     enter(env)
+    sys.path[:0] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = _code_of(lambda: _execute(words, str(Path.cwd())))
     threading._shutdown()  # the end of a fresh process: threads, exit handlers, streams

@@ -1,19 +1,16 @@
 """Starts the launcher on rank.py under a hard time limit, and checks that no process is left behind."""
 
 import json
-import os
 import secrets
-import select
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from tests.support import forked
+from tests.support.forked import FRESH
 from tests.support.forked_ranks import name_of
+from tests.support.programs import environment
 from tests.support.waiting import until
 
 RANK = Path(__file__).with_name("rank.py")
@@ -26,35 +23,15 @@ IGNORING = (
 LIMIT_S = 100  # for a run that takes seconds: the machine may be shared
 
 
-class Ear:
-    """Reads a pipe while the process still runs; `text` is the output so far."""
-
-    def __init__(self, pipe: IO[str]) -> None:
-        self._pipe, self.text = pipe, ""
-
-    def hears(self, text: str, seconds: float = 90) -> bool:
-        """True once `text` was written; `communicate` does not return what was read here."""
-        return until(lambda: text in self._listen(), seconds)
-
-    def _listen(self) -> str:
-        while select.select([self._pipe], [], [], 0)[0] and (data := os.read(self._pipe.fileno(), 65_536)):
-            self.text += data.decode(errors="replace")
-        return self.text
-
-
 @dataclass
 class Run:
     """A started launcher. `first` is its first_error.json, {} if it has none."""
 
-    process: subprocess.Popen[str] | forked.Program
+    process: forked.Program
     run_id: str
     log_dir: Path
     out: str = ""
     err: str = ""
-
-    def __post_init__(self) -> None:
-        process = self.process
-        self._ear = None if isinstance(process, forked.Program) else Ear(process.stderr)
 
     @property
     def code(self) -> int:
@@ -70,15 +47,8 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def wait(self, limit_s: float = LIMIT_S) -> "Run":
-        """Waits for the end; after the limit it kills everything and fails the test."""
-        try:
-            self.out, err = self.process.communicate(timeout=limit_s)
-            self.err = err if self._ear is None else self._ear.text + err
-        except subprocess.TimeoutExpired:
-            for pid in [*self.survivors(), self.process.pid]:
-                os.kill(pid, signal.SIGKILL)
-            self.out, self.err = self.process.communicate()
-            raise AssertionError(f"still running after {limit_s} s\n{self.out}\n{self.err}") from None
+        """Waits for the end; after the limit the test fails, and the launcher is killed at its end."""
+        self.out, self.err = self.process.communicate(timeout=limit_s)
         return self
 
     def survivors(self) -> list[int]:
@@ -94,7 +64,7 @@ class Run:
 
     def logged(self, text: str, seconds: float = 90) -> bool:
         """True once `text` is on the launcher's standard error."""
-        return self.process.complains(text, seconds) if self._ear is None else self._ear.hears(text, seconds)
+        return self.process.complains(text, seconds)
 
     def reached(self, text: str, rank: int, seconds: float = 90) -> bool:
         """True once `text` is in the log of `rank`."""
@@ -139,16 +109,8 @@ def start(
     run_id = f"test-{secrets.token_hex(6)}"
     words = ["-m", "cyxjax.launch", "--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
     words += ["--run-id", run_id, *flags, str(script)]
-    full = {k: v for k, v in os.environ.items() if k != "NPROC"}
-    full |= {"JAX_PLATFORMS": "cpu", "TMPDIR": str(log_dir)}
-    full |= {name: str(value) for name, value in env.items()}
-    if fork:
-        return Run(forked.Program(words, full), run_id, log_dir)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(
-        [*wrap, sys.executable, *words], env=full, text=True, start_new_session=True, **pipes
-    )
-    return Run(process, run_id, log_dir)
+    full = environment(**{"TMPDIR": log_dir} | env)
+    return Run(forked.Program(words, full, fresh=() if fork else (*wrap, *FRESH)), run_id, log_dir)
 
 
 def under_way(log_dir: Path, nproc: int = 2, *flags: str, **options: object) -> Run:

@@ -30,26 +30,24 @@ class Ranks(NamedTuple):
         return values[0]
 
 
-def launch(program: Path, folder: Path, *flags: str, nproc: int = 2, **variables: str) -> Ranks:
+def launch(program: Path, folder: Path, *flags: str, nproc: int = 2, **variables: object) -> Ranks:
     """Runs `program FOLDER` under our launcher."""
     command = ["-m", "cyxjax.launch", *(flags or ("--nproc-per-node", str(nproc))), program, folder]
     return read([run(*command, **variables)], folder, nproc)
 
 
-def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: str) -> Ranks:
+def by_hand(program: Path, folder: Path, nproc: int = 2, **variables: object) -> Ranks:
     """Runs `RANK=r WORLD_SIZE=n python program FOLDER` for every rank, as in one terminal per rank."""
-    port = str(free_port())
-    places = [{"RANK": str(r), "WORLD_SIZE": str(nproc), "MASTER_PORT": port} for r in range(nproc)]
-    ranks = [([program, folder], environment(**place, **variables)) for place in places]
+    ranks = [([program, folder], place) for place in environments(nproc, **variables)]
     return read(forked.run_all(ranks, LIMIT_S), folder, nproc)
 
 
-def run(*command: object, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*command: object, cwd: Path | None = None, **variables: object) -> subprocess.CompletedProcess[str]:
     """Runs `python COMMAND` to its end."""
     return forked.run(command, environment(**variables), LIMIT_S, cwd)
 
 
-def printed_by(*command: object, cwd: Path | None = None, **variables: str) -> str:
+def printed_by(*command: object, cwd: Path | None = None, **variables: object) -> str:
     """The standard output of `python COMMAND`, which must succeed."""
     done = run(*command, cwd=cwd, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,11 +62,18 @@ def fresh(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, **options)
 
 
-def environment(**variables: str) -> dict[str, str]:
+def environment(**variables: object) -> dict[str, str]:
     """The environment of a user: this process's without the variables that the tests set."""
     ours = ("NPROC", "OMP_NUM_THREADS", "JAX_NUM_CPU_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+    own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": ROOT} | variables
+    return kept | {name: str(value) for name, value in own.items()}
+
+
+def environments(nproc: int, **variables: object) -> list[dict[str, str]]:
+    """The environment of each of `nproc` ranks that are started by hand, with one free port."""
+    place = {"WORLD_SIZE": nproc, "MASTER_PORT": free_port()} | variables
+    return [environment(RANK=rank, **place) for rank in range(nproc)]
 
 
 def report(folder: str | Path, rank: int, values: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """A small training program that fails on request: FAULT="what:rank:step" in the environment.
 
 KIND=jax uses gloo collectives through jax; KIND=light only joins and reports progress, and starts in 0.2 s.
-It fails only in its first FAULT_STARTS starts (default 1), so that a restart can succeed. A fault may name a
-path instead of a step: it happens once that file exists. UNTIL=path ends the training likewise on all ranks.
+Each start has the next fault of FAULT, a list that is read FAULT_STARTS times (default 1): later starts
+succeed. A fault may name a path instead of a step: it happens once that file exists. UNTIL=path ends the
+training likewise on all ranks.
 """
 
 import ctypes
@@ -96,10 +97,11 @@ FAULTS = {
 
 
 def maybe_fail(rank, step):
-    what, _, where = os.environ.get("FAULT", "").partition(":")
-    ranks, _, at = where.partition(":")
-    if int(os.environ.get("RESTART_COUNT", "0")) >= int(os.environ.get("FAULT_STARTS", "1")) or not what:
+    faults = os.environ.get("FAULT", "").split() * int(os.environ.get("FAULT_STARTS", "1"))
+    start = int(os.environ.get("RESTART_COUNT", "0"))
+    if start >= len(faults):
         return
+    what, ranks, at = faults[start].split(":")
     due = step == int(at) if at.isdigit() else Path(at).exists()
     if (ranks == "all" or str(rank) in ranks.split("+")) and due:
         FAULTS[what]()
