@@ -3,13 +3,9 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-from tests.support.training import Jobs
 
 
 @pytest.fixture
@@ -26,13 +22,6 @@ def small_disk(tmp_path):
         pytest.skip(f"mount is not allowed here, CAP_SYS_ADMIN is needed: {mounted.stderr.decode().strip()}")
     yield disk
     subprocess.run(["umount", disk], check=True)
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
-    """Starts runs in forked processes; kills what still runs after the tests of the file."""
-    with closing(Jobs()) as jobs:
-        yield jobs
 
 
 @pytest.fixture

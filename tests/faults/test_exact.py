@@ -9,6 +9,7 @@ from cyxjax.cli.audit import main as audit
 from cyxjax.cli.hash import compare, steps_of
 from cyxjax.data.ledger import walk
 from cyxjax.data.ledger_file import read_ledger
+from tests.support import jobs
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.programs import printed_by
 from tests.support.training import EPOCHS, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
@@ -25,7 +26,7 @@ def same_bits(config: Path, other: Path) -> None:
     assert steps_of(one)[-1] == steps_of(two)[-1]
 
 
-def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
+def test_killed_in_two_processes_and_finished_by_one(tmp_path):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
     jobs.run(whole)
     assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6", code=None).codes
@@ -35,7 +36,7 @@ def test_killed_in_two_processes_and_finished_by_one(jobs, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(jobs, tmp_path):
+def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(tmp_path):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
     jobs.run(whole)
     for world, fault in ((1, "KILL:0:write:4"), (3, "KILL:1:eval:6"), (2, "KILL:0:write:12")):

@@ -1,6 +1,5 @@
 """Training with a mirror on an S3 server that is unreachable, fails, is slow or is full."""
 
-import os
 import shutil
 
 import pytest
@@ -9,6 +8,7 @@ from cyxjax.cli import audit
 from cyxjax.cli import hash as hashes
 from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY
 from cyxjax.observe.events import read_events
+from tests.support import jobs
 from tests.support.object_store import BUCKET, object_store
 from tests.support.training import EPOCHS, LAST, STEPS_PER_EPOCH, checkpoints, newest_step, write_experiment
 from tests.support.waiting import until
@@ -38,20 +38,18 @@ def manifests(store):
     return [int(path.split("/")[-2][-8:]) for path in store.writes if path.endswith("MANIFEST.json")]
 
 
-def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_the_same_bits(
-    jobs, store, tmp_path
-):
+def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_the_same_bits(store, tmp_path):
     constant = {"schedule": {"name": "constant"}}  # a cosine schedule ends at `max_steps`
     whole = write_experiment(tmp_path / "whole", **constant)
     jobs.run(whole)
     config = write_experiment(tmp_path / "cut", mirror=URL, **constant)
     jobs.run(config, "--max-steps", 4)
     store.held = "/arrays/"
-    [pid] = jobs.start(config, "--max-steps", 10)
+    [rank] = jobs.start(config, "--max-steps", 10)
     assert until(store.holds.is_set, 60)
     assert until(lambda: "end" in [e["event"] for e in read_events(tmp_path / "cut/run/events.jsonl")], 60)
-    os.kill(pid, 9)
-    assert jobs.wait(config, 1).codes == [-9]
+    rank.kill()
+    assert jobs.wait([rank]).codes == [-9]
     store.go_on.set()
     assert manifests(store) == [4]
     shutil.rmtree(tmp_path / "cut/run")  # another machine
@@ -71,7 +69,7 @@ def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_t
 
 
 def test_a_server_that_refuses_is_told_once_without_credentials_and_neither_stops_nor_keeps_the_run(
-    jobs, store, tmp_path
+    store, tmp_path
 ):
     config = write_experiment(tmp_path, mirror=URL, resume="never")
     store.refuse_with = 403
@@ -90,7 +88,7 @@ def test_a_server_that_refuses_is_told_once_without_credentials_and_neither_stop
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_bucket_that_is_not_there_ends_the_start_on_all_ranks(jobs, store, tmp_path, resume):
+def test_a_bucket_that_is_not_there_ends_the_start_on_all_ranks(store, tmp_path, resume):
     config = write_experiment(tmp_path, mirror="s3://nosuch/run", resume=resume)
     ended = jobs.run(config, world=2, code=None)
     assert "'nosuch'" in ended.text.splitlines()[-1]  # of rank 1, which gets the error too
@@ -98,7 +96,7 @@ def test_a_bucket_that_is_not_there_ends_the_start_on_all_ranks(jobs, store, tmp
     assert (ended.codes, store.writes) == ([EXIT_CONFIG, EXIT_SECONDARY], [])
 
 
-def test_a_place_with_credentials_in_it_is_refused_and_not_shown(jobs, tmp_path):
+def test_a_place_with_credentials_in_it_is_refused_and_not_shown(tmp_path):
     config = write_experiment(tmp_path)
     for url in (f"s3://me:{SECRET}@{BUCKET}/run", f"s3://{BUCKET}/run?secret={SECRET}"):
         ended = jobs.run(config, "--mirror", url, code=EXIT_CONFIG)

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 
@@ -13,7 +11,10 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import find_problems
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
+from tests.support import jobs
+from tests.support.forked import FRESH, Program
 from tests.support.launching import start
+from tests.support.programs import environment
 from tests.support.training import LAST, checkpoints, newest_step, write_experiment
 from tests.support.waiting import until
 
@@ -29,7 +30,7 @@ def stopped_after(config, ended):
     return step
 
 
-def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
+def test_one_rank_is_told_and_all_stop_after_the_same_step(tmp_path):
     config = write_experiment(tmp_path, steps_per_dispatch=1)
     ended = jobs.run(config, world=2, fault="TERM:1:step:7", code=EXIT_PREEMPTED)
     assert 7 < stopped_after(config, ended) <= 7 + 1 + IN_FLIGHT
@@ -46,14 +47,14 @@ def test_one_rank_is_told_and_all_stop_after_the_same_step(jobs, tmp_path):
         ("INT:0:write:8", 8, EXIT_INTERRUPT),
     ],
 )
-def test_told_while_compiling_evaluating_or_saving(jobs, tmp_path, fault, at, code):
+def test_told_while_compiling_evaluating_or_saving(tmp_path, fault, at, code):
     config = write_experiment(tmp_path, epochs=20, steps_per_dispatch=1)
     ended = jobs.run(config, fault=fault, code=code)
     # During a save: the signal arrives while later steps are already running.
     assert at < stopped_after(config, ended) <= at + (40 if "write" in fault else 1 + IN_FLIGHT)
 
 
-def test_a_second_signal_does_not_wait_for_the_save(jobs, tmp_path):
+def test_a_second_signal_does_not_wait_for_the_save(tmp_path):
     config = write_experiment(tmp_path)
     ended = jobs.run(config, fault="TERM:0:step:11:2", code=EXIT_PREEMPTED)
     assert "Stopped" not in ended.text
@@ -63,7 +64,7 @@ def test_a_second_signal_does_not_wait_for_the_save(jobs, tmp_path):
     assert "run the same command again" in ended.text
 
 
-def test_out_of_time_on_one_clock_is_out_of_time_for_all(jobs, tmp_path):
+def test_out_of_time_on_one_clock_is_out_of_time_for_all(tmp_path):
     config = write_experiment(tmp_path, epochs=1000)
     ended = jobs.run(config, "--max-time", "0.3", world=2)
     assert "stopped by max_time" in ended.text
@@ -119,15 +120,15 @@ def test_a_program_of_ones_own_ends_with_the_code_of_a_stopped_run(ranks, tmp_pa
 
     def begin(epochs):
         launcher = ("-m", "cyxjax.launch", "--nproc-per-node", ranks) if ranks else ()
-        words = [sys.executable, "-u", *map(str, (*launcher, program, run_dir, epochs))]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        fresh = () if ranks else FRESH
+        return Program([*launcher, program, run_dir, epochs], environment(), fresh=fresh)
 
     run = begin(100_000)
     metrics = run_dir / "metrics.jsonl"
     assert until(lambda: metrics.is_file() and metrics.stat().st_size, 90)  # training has begun
     run.send_signal(signal.SIGTERM)
-    printed, _ = run.communicate(timeout=90)
-    assert run.returncode == EXIT_PREEMPTED, printed
+    printed, errors = run.communicate(timeout=90)
+    assert run.returncode == EXIT_PREEMPTED, errors
     assert printed.count("finally at step") == max(ranks, 1)
     assert "trained" not in printed
     (saved,) = {  # all ranks stop after the same step
@@ -135,6 +136,6 @@ def test_a_program_of_ones_own_ends_with_the_code_of_a_stopped_run(ranks, tmp_pa
     }
     assert max(list_steps(run_dir / "checkpoints")) == int(saved)
     run = begin(int(saved) + 2)
-    printed, _ = run.communicate(timeout=90)
-    assert run.returncode == EXIT_OK, printed
+    printed, errors = run.communicate(timeout=90)
+    assert run.returncode == EXIT_OK, errors
     assert "trained" in printed

@@ -10,10 +10,13 @@ import pytest
 
 from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as cli_checkpoint
+from tests.support import jobs
 from tests.support.training import (
+    EPOCHS,
     LAST,
     assert_same_run,
     checkpoints,
+    curves,
     leaves,
     newest_step,
     write_experiment,
@@ -24,7 +27,7 @@ KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def unbroken(jobs, tmp_path_factory):
+def unbroken(tmp_path_factory):
     """An uninterrupted run."""
     config = write_experiment(tmp_path_factory.mktemp("unbroken"))
     jobs.run(config)
@@ -50,7 +53,7 @@ def same_to_rounding(config, other):
     ids=["alone", "two ranks", "three ranks"],
 )
 def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
-    jobs, unbroken, tmp_path, world, faults
+    unbroken, tmp_path, world, faults
 ):
     changes = {"global_batch_size": 12} if world == 3 else {}
     whole, config = unbroken, write_experiment(tmp_path / "broken", **changes)
@@ -67,7 +70,7 @@ def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
     assert_same_run(config, whole)
 
 
-def test_resumed_in_another_number_of_processes_again_and_again(jobs, tmp_path):
+def test_resumed_in_another_number_of_processes_again_and_again(tmp_path):
     # 12 samples per step on 2 replicas (2 processes), 3 (3 processes), and 2 again (1 process, 2 devices).
     # No dropout: its draws depend on the replica.
     changes = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}}
@@ -82,10 +85,10 @@ def test_resumed_in_another_number_of_processes_again_and_again(jobs, tmp_path):
     same_to_rounding(config, whole)
 
 
-def test_the_same_replicas_in_other_processes_give_the_same_numbers(jobs, unbroken, tmp_path):
+def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tmp_path):
     config = write_experiment(tmp_path)
     assert KILLED in jobs.run(config, fault="KILL:0:step:9", code=None).codes
-    jobs.run(config, world=2)
+    assert jobs.run(config, world=2).text.count(f"Epoch {EPOCHS}/{EPOCHS}, Loss") == 1  # of one rank
     same_to_rounding(config, unbroken)
 
 
@@ -93,7 +96,7 @@ def test_the_same_replicas_in_other_processes_give_the_same_numbers(jobs, unbrok
 CUT = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}, "cpu_devices": 1}
 
 
-def test_killed_between_the_shares_of_a_save_nothing_is_lost(jobs, tmp_path):
+def test_killed_between_the_shares_of_a_save_nothing_is_lost(tmp_path):
     whole, config = (write_experiment(tmp_path / name, comm="fsdp", **CUT) for name in ("whole", "broken"))
     jobs.run(whole, world=2)
     assert (
@@ -112,7 +115,7 @@ def test_killed_between_the_shares_of_a_save_nothing_is_lost(jobs, tmp_path):
 
 
 @pytest.mark.slow
-def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies(jobs, tmp_path):
+def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies(tmp_path):
     changes = CUT | {"schedule": {"name": "constant"}}  # a cosine would end at max_steps
     whole, config = (write_experiment(tmp_path / name, **changes) for name in ("whole", "broken"))
     jobs.run(whole)
@@ -123,3 +126,5 @@ def test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies
     jobs.run(config, "--comm", "fsdp", world=2)
     assert audit.main([str(config.parent / "run")]) == 0
     same_to_rounding(config, whole)
+    for name, values in curves(whole).items():
+        np.testing.assert_allclose(curves(config)[name], values, rtol=1e-4, err_msg=name)

@@ -1,20 +1,18 @@
 """Other faults of a whole run: replicas that diverge, numbers that are not finite, folders in use."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
 from cyxjax.cli import audit, main
 from cyxjax.errors import EXIT_CONFIG, EXIT_OK, EXIT_SECONDARY, EXIT_USER_ERROR
+from tests.support import jobs
 from tests.support.launching import until
 from tests.support.training import curves, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 
 
-def test_a_bit_that_flips_on_one_rank_is_named_by_all(jobs, tmp_path):
+def test_a_bit_that_flips_on_one_rank_is_named_by_all(tmp_path):
     config = write_experiment(tmp_path)
     ended = jobs.run(config, world=2, fault="FLIP:1:bit:8", code=None)
     # A slow rank receives the other's error, in the same words, before its own comparison.
@@ -24,7 +22,7 @@ def test_a_bit_that_flips_on_one_rank_is_named_by_all(jobs, tmp_path):
     assert newest_step(config) == 4  # the save of step 8 was not made
 
 
-def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
+def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(tmp_path):
     config = write_experiment(tmp_path, on_nonfinite="skip")
     arrays = dict(np.load(tmp_path / "data.npz", allow_pickle=False))
     arrays["x_train"][5] = 3e38
@@ -36,7 +34,7 @@ def test_a_sample_that_overflows_on_one_rank_is_left_out_by_all(jobs, tmp_path):
     assert len(list((tmp_path / "run").glob("black_box_step*"))) == 3
 
 
-def test_a_spike_of_the_loss_is_rolled_back_by_all(jobs, tmp_path, capsys):
+def test_a_spike_of_the_loss_is_rolled_back_by_all(tmp_path, capsys):
     spikes = {"loss_spike_window": 3, "loss_spike_factor": 3.0, "loss_spike_steps": 1}
     saves = {"checkpoint_every_n_steps": 1, "keep_last": 5}
     config = write_experiment(tmp_path, on_loss_spike="rollback", shuffle=False, **spikes, **saves)
@@ -52,7 +50,7 @@ def test_a_spike_of_the_loss_is_rolled_back_by_all(jobs, tmp_path, capsys):
     assert max(curves(config)["train_losses"]) < 3  # ln 3 is the loss of guessing
 
 
-def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path):
+def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(tmp_path):
     config = write_experiment(tmp_path, epochs=100_000)
     (first,) = jobs.start(config)
     assert until(lambda: newest_step(config) >= 4, 90)
@@ -61,12 +59,12 @@ def test_a_run_folder_has_one_job_and_a_dead_one_s_is_taken_over(jobs, tmp_path)
     assert main.main(["checkpoint", "ls", str(tmp_path / "run")]) == EXIT_OK  # reading is allowed
     refused = jobs.run(second, code=EXIT_USER_ERROR)
     assert "is in use by" in refused.text
-    assert str(first) in refused.text
-    os.kill(first, signal.SIGKILL)
+    assert str(first.pid) in refused.text
+    first.kill()
     assert "Resuming from step" in jobs.run(second, "--max-time", 0.2).text
 
 
-def test_data_that_is_not_there_is_named_before_anything_is_written(jobs, tmp_path):
+def test_data_that_is_not_there_is_named_before_anything_is_written(tmp_path):
     config = write_experiment(tmp_path)
     (tmp_path / "data.npz").unlink()
     assert "data.npz" in jobs.run(config, code=EXIT_CONFIG).text

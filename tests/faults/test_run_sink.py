@@ -3,6 +3,7 @@
 import pytest
 
 from cyxjax.checkpoint.folders import step_folder
+from tests.support import jobs
 from tests.support.training import EPOCHS, LAST, checkpoints, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
@@ -10,7 +11,7 @@ SINKS = {"sinks": ["jsonl", "wandb"]}
 RECORDS = LAST + EPOCHS + 2  # steps, epochs, goodput and test results
 
 
-def test_r40_a_tracker_that_never_answers_is_left_behind_with_one_warning(jobs, tmp_path):
+def test_r40_a_tracker_that_never_answers_is_left_behind_with_one_warning(tmp_path):
     config = write_experiment(tmp_path, **SINKS)
     ended = jobs.run(config, fault=f"SINK:0:{tmp_path / 'never'}:0")
     assert newest_step(config) == LAST
@@ -18,7 +19,7 @@ def test_r40_a_tracker_that_never_answers_is_left_behind_with_one_warning(jobs, 
     assert f"abandoned with {RECORDS - 1} records unwritten" in ended.text  # the first was begun
 
 
-def test_r40_a_slow_tracker_gets_all_records_after_training_that_did_not_wait(jobs, tmp_path):
+def test_r40_a_slow_tracker_gets_all_records_after_training_that_did_not_wait(tmp_path):
     config = write_experiment(tmp_path, **SINKS)
     # Each write waits for the last save: a training that waited for a write would never reach it.
     ended = jobs.run(config, fault=f"SINK:0:{step_folder(checkpoints(config), LAST)}:0")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cyxjax.errors import EXIT_SECONDARY, EXIT_USER_ERROR
+from tests.support import jobs
 from tests.support.launching import start
 from tests.support.training import (
     LAST,
@@ -22,7 +23,7 @@ WIDE = {"name": "mlp", "options": {"hidden": [300, 300]}}  # 93,000 parameters: 
 
 
 @pytest.mark.root
-def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_disk, tmp_path):
+def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(small_disk, tmp_path):
     changes = {"model": WIDE, "checkpoint_every_n_steps": 6}
     whole = write_experiment(tmp_path / "whole", **changes)
     config = write_experiment(small_disk, **changes)
@@ -44,7 +45,7 @@ def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(jobs, small_dis
 
 
 @pytest.mark.root
-def test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path(jobs, small_disk, tmp_path):
+def test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path(small_disk, tmp_path):
     config = write_experiment(tmp_path, run_dir=str(small_disk / "run"))
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)  # root can write anywhere else
     ended = jobs.run(config, code=EXIT_USER_ERROR)
@@ -71,7 +72,7 @@ def of_images(folder):
     return write_experiment(folder, data=data, model={"name": "mlp", "options": {"hidden": [16]}}), spoiled
 
 
-def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(jobs, tmp_path):
+def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(tmp_path):
     config, spoiled = of_images(tmp_path)
     spoiled.write_bytes(spoiled.read_bytes()[:50])
     ended = jobs.run(config, world=2, code=None)
@@ -86,7 +87,7 @@ def test_r36_a_file_that_is_gone_is_the_launcher_s_first_error(tmp_path):
     config, spoiled = of_images(tmp_path)
     spoiled.unlink()
     spoiled.symlink_to("moved")
-    run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config).wait()
+    run = start(tmp_path / "logs", 2, "-m", "cyxjax.train", "--config", script=config, fork=True).wait()
     assert run.code == EXIT_USER_ERROR, run.err
     assert run.first["type"] == "DataError"
     assert f"{spoiled}: cannot be read" in run.first["message"]

@@ -8,8 +8,9 @@ import pytest
 
 from cyxjax.cli import audit
 from cyxjax.errors import EXIT_PREEMPTED
+from tests.support import jobs
 from tests.support.launching import start, until
-from tests.support.training import leaves, newest_step, sha256_of, write_experiment
+from tests.support.training import digests, newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(600)]
 KILLS, STEPS_BETWEEN = 6, 40
@@ -28,7 +29,7 @@ def went_on(config, step):
     return until(lambda: newest_step(config) >= step + STEPS_BETWEEN, 90)
 
 
-def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(jobs, tmp_path):
+def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(tmp_path):
     config = write_experiment(tmp_path / "broken", **ENDLESS)
     flags = ("--max-restarts", "99", "-m", "cyxjax.train", "--config")
     run = start(tmp_path / "logs", 2, *flags, script=config, fork=True)
@@ -48,12 +49,10 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
     for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill
         assert min(earlier_or_later[-4:]) <= max(earlier_or_later[:2]), sizes
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0
-    assert sha256_of(leaves(config)) == sha256_of(
-        leaves(unbroken(jobs, tmp_path / "whole", newest_step(config)))
-    )
+    assert digests(config) == digests(unbroken(tmp_path / "whole", newest_step(config)))
 
 
-def unbroken(jobs, folder, steps):
+def unbroken(folder, steps):
     """The configuration of an uninterrupted run of `steps` steps."""
     config = write_experiment(folder, **ENDLESS, max_steps=steps)
     jobs.run(config, world=2)

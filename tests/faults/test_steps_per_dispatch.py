@@ -8,6 +8,7 @@ import pytest
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.errors import EXIT_PREEMPTED
+from tests.support import jobs
 from tests.support.training import (
     assert_same_run,
     checkpoints,
@@ -21,12 +22,14 @@ ROWS = [(1, 8), (2, 4), (2, "auto")]
 
 
 @pytest.fixture(scope="module")
-def one_at_a_time(jobs, tmp_path_factory):
+def one_at_a_time(tmp_path_factory):
     """Runs with one step per dispatch, by number of processes."""
 
     @cache
     def made(world):
-        config = write_experiment(tmp_path_factory.mktemp("one"), cpu_devices=2 // world)
+        config = write_experiment(
+            tmp_path_factory.mktemp("one"), cpu_devices=2 // world, steps_per_dispatch=1
+        )
         jobs.run(config, world=world)
         return config
 
@@ -40,7 +43,7 @@ def losses(config) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("world", "several"), ROWS)
-def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_time, world, several, tmp_path):
+def test_the_bits_and_records_are_those_of_one_step_a_dispatch(one_at_a_time, world, several, tmp_path):
     one = one_at_a_time(world)
     config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=several)
     jobs.run(config, world=world)
@@ -50,9 +53,7 @@ def test_the_bits_and_records_are_those_of_one_step_a_dispatch(jobs, one_at_a_ti
     assert len(losses(one)) == 18
 
 
-def test_a_run_that_was_stopped_and_killed_between_saves_ends_with_the_same_bits(
-    jobs, one_at_a_time, tmp_path
-):
+def test_a_run_that_was_stopped_and_killed_between_saves_ends_with_the_same_bits(one_at_a_time, tmp_path):
     world, one = 2, one_at_a_time(2)
     config = write_experiment(tmp_path, cpu_devices=2 // world, steps_per_dispatch=3)
     jobs.run(config, world=world, fault="TERM:0:step:6", code=EXIT_PREEMPTED)

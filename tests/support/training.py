@@ -1,9 +1,6 @@
-"""Trains a small experiment in processes that end at chosen moments, and compares the results."""
+"""A small experiment that trains in processes (jobs.py), and comparisons of its results."""
 
 import hashlib
-import os
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +11,9 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.cli import audit
-from cyxjax.errors import EXIT_OK
-from tests.support import forked
-from tests.support.programs import free_port
-from tests.support.training_job import run_rank
 
-PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-LIMIT_S = 90  # for a run that takes seconds: the machine may be shared
 SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples per step: the last one of an epoch has 10
 LAST = EPOCHS * STEPS_PER_EPOCH  # the last step
-
-
-@dataclass
-class Ended:
-    """The exit codes of the ranks of one run. `text` is their output."""
-
-    codes: list[int]
-    text: str
-
-
-class Jobs:
-    """Starts runs in forked processes, which have everything they need loaded."""
-
-    def __init__(self) -> None:
-        self._forks, self._ranks, self._started = forked.server(), list[Any](), list[Any]()
-
-    def run(
-        self, config: Path, *argv: object, world: int = 1, fault: str = "", code: int | None = EXIT_OK
-    ) -> Ended:
-        """Trains `config` in `world` processes. code: the expected exit code of each; None: any."""
-        self.start(config, *argv, world=world, fault=fault)
-        ended = self.wait(config, world)
-        assert code is None or set(ended.codes) == {code}, f"{ended.codes}: {ended.text}"
-        return ended
-
-    def start(self, config: Path, *argv: object, world: int = 1, fault: str = "") -> list[int]:
-        """Starts a run; its pids."""
-        dirty = ("NPROC", *PLACE)
-        env = {k: v for k, v in os.environ.items() if k not in dirty} | {"JAX_PLATFORMS": "cpu"}
-        port, words = free_port(), ["--config", str(config), *map(str, argv)]
-        self._ranks = []
-        for rank, log in enumerate(_logs(config, world)):
-            log.unlink(missing_ok=True)
-            values = (rank, world, rank, "127.0.0.1", port)
-            place = {name: str(value) for name, value in zip(PLACE, values, strict=True)}
-            arguments = (words, env | (place if world > 1 else {}), log, fault, rank)
-            self._ranks.append(self._forks.Process(target=run_rank, args=arguments))
-            self._ranks[-1].start()
-            self._started.append(self._ranks[-1])
-        return [rank.pid for rank in self._ranks]
-
-    def wait(self, config: Path, world: int) -> Ended:
-        """Waits until all ranks of the last started run have ended."""
-        end = time.monotonic() + LIMIT_S
-        for rank in self._ranks:
-            rank.join(end - time.monotonic())
-        late = [rank.pid for rank in self._ranks if rank.exitcode is None]
-        _kill(self._ranks)
-        text = "".join(log.read_text() for log in _logs(config, world))
-        assert not late, f"still running after {LIMIT_S} s: {text}"
-        return Ended([rank.exitcode for rank in self._ranks], text)
-
-    def close(self) -> None:
-        """Kills all started processes that still run."""
-        _kill(self._started)
-
-
-def _kill(ranks: list[Any]) -> None:
-    for rank in ranks:
-        rank.kill()
-        rank.join()
-
-
-def _logs(config: Path, world: int) -> list[Path]:
-    return [config.with_suffix(f".log.{rank}") for rank in range(world)]
 
 
 def write_experiment(folder: Path, **changes: Any) -> Path:
@@ -130,13 +56,10 @@ def leaves(config: Path) -> dict[str, np.ndarray]:
     return {leaf.name: stored.whole(leaf.name) for leaf in manifest.leaves}
 
 
-def sha256_of(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        digest.update(
-            name.encode() + str(arrays[name].dtype).encode() + np.ascontiguousarray(arrays[name]).tobytes()
-        )
-    return digest.hexdigest()
+def digests(config: Path) -> dict[str, str]:
+    """Dtype and SHA-256 of each array of the newest checkpoint, by name."""
+    found = leaves(config).items()
+    return {name: f"{array.dtype} {hashlib.sha256(array.tobytes()).hexdigest()}" for name, array in found}
 
 
 def assert_same_run(config: Path, other: Path) -> None:
@@ -144,7 +67,7 @@ def assert_same_run(config: Path, other: Path) -> None:
     assert audit.main([str(config.parent / "run")]) == 0
     assert newest_step(config) == newest_step(other)
     assert curves(config) == curves(other)
-    assert sha256_of(leaves(config)) == sha256_of(leaves(other))
+    assert digests(config) == digests(other)
 
 
 def curves(config: Path) -> dict[str, Any]:

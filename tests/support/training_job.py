@@ -1,4 +1,4 @@
-"""One rank of a training with an injected fault, in a forked process, for training.py.
+"""One rank of a training with an injected fault, for jobs.py: FAULT, and the words of `cyxjax train`.
 
 A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
 "TERM", "INT") is sent to itself, "times" times (default 1). The phase is the one that the rank reports to the
@@ -16,14 +16,12 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cyxjax.cli import main as cli
 from cyxjax.launch.save_request import ONE_REQUEST_S
-from tests.support import forked
 
 
 def plan_fault(text: str, rank: int) -> None:
@@ -167,22 +165,8 @@ def strike_in_a_write(step: int, strike: Any) -> None:
     StepStore.write = writing
 
 
-def run_rank(argv: list[str], env: dict[str, str], log: Path, fault: str, rank: int) -> None:
-    """Runs `cyxjax train ARGV` as `rank` in the environment `env`, output to `log`; ends the process."""
-    forked.enter(env)
-    warnings.simplefilter("ignore")
-    for stream in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+if __name__ == "__main__":
+    fault, *argv = sys.argv[1:]
     if fault:
-        plan_fault(fault, rank)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell's `&` ignores it for us
-    code = 99
-    try:
-        code = cli.main(["train", *argv])
-    except BaseException as error:
-        code = error.code if isinstance(error, SystemExit) else code
-        if not isinstance(error, SystemExit):
-            sys.excepthook(type(error), error, error.__traceback__)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        plan_fault(fault, int(os.environ.get("RANK", "0")))
+    sys.exit(cli.main(["train", *argv]))
