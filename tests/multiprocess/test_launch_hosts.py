@@ -5,7 +5,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -61,53 +61,37 @@ def wire():
         yield Wire(spaces)
 
 
-@pytest.fixture
-def job(wire, tmp_path):
-    """Starts a job on the two hosts of the link."""
-    with ExitStack() as stack:
-
-        def start(sizes, *program, flags=(), **env):
-            hosts = Hosts(
-                tmp_path, sizes, *program, address="10.77.0.1", DISTRIBUTED_TIMEOUT_MS=60_000, **env
-            )
-            stack.callback(hosts.close)
-            for host in range(2):
-                hosts.add(*flags, wrap=wire.words(host))
-            return hosts
-
-        yield start
-
-
-def test_a_mended_wire_lets_both_go_on(wire, job):
-    hosts = job("2", flags=("--max-restarts", "3"), KIND="jax", STEP_S=0.1)
-    first, second = hosts.runs
-    hosts.wait_for_start(0)
-    wire.set("down")
-    assert first.logged("host host-1 is gone; restart 1 of 3")
-    assert second.logged("trying to reach it again")
-    wire.set("up")
-    assert until(lambda: all(says(run, 1, "") for run in hosts.runs), 90)
-    hosts.end()  # in the current start or the next one
-    assert all("finished" in run.out for run in hosts.runs)
-
-
-def test_the_trainer_goes_on_alone_behind_a_cut_wire_and_with_the_same_host_once_it_is_mended(
-    wire, job, tmp_path
-):
+def test_behind_a_cut_wire_a_job_waits_or_goes_on_alone_and_both_go_on_once_it_is_mended(wire, tmp_path):
     config = write_experiment(tmp_path, cpu_devices=1, epochs=100_000, checkpoint_every_n_steps=50)
-    first, second = job("1:2", "-m", "cyxjax.train", "--config", str(config)).runs
-    assert until(lambda: newest_step(config) >= 100, 90)
-    wire.set("down")
-    assert until(lambda: says(first, 1, "Resuming from step"), 90)
-    wire.set("up")
-    assert until(lambda: says(first, 2, "Resuming from step"), 90)
-    together_at = newest_step(config)
-    assert until(lambda: newest_step(config) >= together_at + 100, 90)
-    first.process.send_signal(signal.SIGTERM)
-    assert (first.wait().code, second.wait().code) == (EXIT_PREEMPTED, EXIT_PREEMPTED), second.err
-    assert "Stopped and saved after step" in first.out
-    assert "trying to reach it again" in second.err
-    assert "the first host leaves" in second.err
+    train = ("-m", "cyxjax.train", "--config", str(config))
+    place = {"address": "10.77.0.1", "DISTRIBUTED_TIMEOUT_MS": 60_000}
+    with (
+        closing(Hosts(tmp_path / "fixed", "2", KIND="jax", STEP_S=0.1, **place)) as fixed,
+        closing(Hosts(tmp_path / "elastic", "1:2", *train, **place)) as elastic,
+    ):
+        for host in range(2):
+            fixed.add("--max-restarts", "3", wrap=wire.words(host))
+            elastic.add(wrap=wire.words(host))
+        fixed.wait_for_start(0)
+        assert until(lambda: newest_step(config) >= 100, 90)
+        wire.set("down")
+        first, second = fixed.runs
+        assert first.logged("host host-1 is gone; restart 1 of 3")
+        assert second.logged("trying to reach it again")
+        alone, other = elastic.runs
+        assert until(lambda: says(alone, 1, "Resuming from step"), 90)
+        wire.set("up")
+        assert until(lambda: all(says(run, 1, "") for run in fixed.runs), 90)
+        fixed.end()  # in the current start or the next one
+        assert all("finished" in run.out for run in fixed.runs)
+        assert until(lambda: says(alone, 2, "Resuming from step"), 90)
+        together_at = newest_step(config)
+        assert until(lambda: newest_step(config) >= together_at + 100, 90)
+        alone.process.send_signal(signal.SIGTERM)
+        assert (alone.wait().code, other.wait().code) == (EXIT_PREEMPTED, EXIT_PREEMPTED), other.err
+    assert "Stopped and saved after step" in alone.out
+    assert "trying to reach it again" in other.err
+    assert "the first host leaves" in other.err
     for start, hosts in enumerate(("2 host(s), 2 rank(s)", "1 host(s), 1 rank(s)", "2 host(s), 2 rank(s)")):
-        assert f"start {start}: {hosts}" in first.err
+        assert f"start {start}: {hosts}" in alone.err
     assert audit([str(tmp_path / "run")]) == 0
