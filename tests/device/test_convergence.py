@@ -24,6 +24,9 @@ pytestmark = pytest.mark.slow  # full trainings
 # The other strategies have the parameters of `mean` (test_sync_contract.py, test_fsdp.py).
 OPTIONS = {name: dict(one.learns) for name, one in STRATEGIES.items() if one.learns is not None}
 
+# These learn the digits, the others a text; all learn both in the wide tests.
+HELD = ("bf16", "fp16", "local_sgd")
+
 
 def learned(model, train, test, batches, *, num_test=None, spoiled=None, comm="mean", options=None, **more):
     """(mean loss, accuracy, skipped steps) on `num_test` batches of `test`, after training on `batches`.
@@ -70,7 +73,9 @@ def plain_digits():
     return found
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in HELD else pytest.mark.wide) for name in OPTIONS]
+)
 def test_strategies_learn_the_digits_as_well_as_mean(name):
     assert digits(comm=name)[0] > plain_digits() - MARGIN
 
@@ -97,9 +102,6 @@ def test_halves_reach_the_accuracy_of_float32_and_what_is_not_finite_is_left_out
 # same, int8 and bfloat16 below it, power_sgd 0.017 above, local_sgd 0.025, diloco (10 rounds) 0.050.
 TEXT_MARGIN, MARGIN_OF = 0.035, {"diloco": 0.08}
 TEXT_OPTIONS = {"power_sgd": {"rank": 4, "start_iter": 10}}
-# The casts carry their rounding errors to the next step (test_strategies.py) and learn the digits, as do
-# local steps, which DiLoCo also uses.
-HELD = ("bf16", "fp16", "local_sgd")
 
 
 def text(comm="mean", **given):

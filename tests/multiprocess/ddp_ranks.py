@@ -34,15 +34,11 @@ def train(ddp, rank: int, world_size: int):
     return held["params"], held["model_state"]
 
 
-def save_trained(rank, world_size, path, cpu_devices):
-    """Rank 0's result in `path`; all ranks' are equal."""
-    dist.init(cpu_devices=cpu_devices)
-    assert dist.get_num_replicas() == cpu_devices
-    ddp = dist.DistributedDataParallel(Dropping(), seed=rank)  # rank 0's parameters count
-    trained = train(ddp, rank, world_size)
-    jax.tree.map(np.testing.assert_array_equal, trained, c.broadcast(trained))
-    if rank == 0:
-        np.savez(path, *jax.tree.leaves(trained))
+def trained():
+    """The number of replicas, and the result of this rank."""
+    ddp = dist.DistributedDataParallel(Dropping(), seed=dist.get_rank())  # rank 0's parameters count
+    held = train(ddp, dist.get_rank(), dist.get_world_size())
+    return dist.get_num_replicas(), jax.tree.leaves(held)
 
 
 def two_ranks(rank, world_size):

@@ -1,4 +1,7 @@
-"""`reproducibility: exact` through the command line and our launcher gives the bits of one process."""
+"""`reproducibility: exact` through the command line and our launcher gives the bits of one process.
+
+Runs that are killed and go on at another world size: tests/faults/test_exact.py.
+"""
 
 import json
 from pathlib import Path
@@ -59,16 +62,6 @@ def same(one: Path, other: Path) -> None:
 )
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
     train(tmp_path / "run", processes, devices=devices, **AS_USERS)
-    same(alone, tmp_path / "run")
-
-
-# Runs killed in two processes and finished by one: tests/faults/test_exact.py.
-@pytest.mark.slow
-@pytest.mark.wide
-def test_a_cut_run_compiled_as_users_do_goes_on_at_another_world_size(alone, tmp_path):
-    train(tmp_path / "run", 2, "--max-steps", "4", devices=2, **AS_USERS)
-    assert steps_of(tmp_path / "run")[-1] == 4 < steps_of(alone)[-1] / 2  # in the first epoch
-    train(tmp_path / "run", 1, devices=3, **AS_USERS)
     same(alone, tmp_path / "run")
 
 

@@ -22,7 +22,6 @@ LIMITS = {
     "a folder below a file": ("", [*LAUNCH, "--log-dir", RANK / "logs", RANK], "--log-dir"),
     "files": ("ulimit -n 12", [*LAUNCH, "--nproc-per-node", "8", RANK], "ulimit -n"),
     "the launcher's folder is gone": (GONE, [*LAUNCH, "train.py"], "HINT"),
-    "a training's folder is gone": (GONE, [sys.executable, "-m", "cyxjax.train", "--config", CONFIG], "HINT"),
 }
 
 

@@ -3,11 +3,16 @@
 import json
 from pathlib import Path
 
+import jax
+import numpy as np
+import optax
 import pytest
+from flax import linen
 
+import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps
-from tests.support import forked
-from tests.support.programs import environment, free_port, printed_by
+from tests.support.programs import printed_by
+from tests.support.sharded import assert_as_mean
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
@@ -39,15 +44,6 @@ def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_proce
     assert losses(tmp_path / "two") == pytest.approx(losses(one_process), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_parameters_cut_over_two_processes_give_those_losses_and_go_on_whole(one_process, tmp_path):
-    parts, more = tmp_path / "parts", ["--comm", "fsdp", "--model.name", "mlp"]
-    printed_by("-m", "cyxjax.launch", "--nproc-per-node", "2", *command(parts, 1), *more)
-    printed_by(*command(parts), "--model.name", "mlp")  # `mean`, one process
-    printed_by(*command(tmp_path / "whole"), "--model.name", "mlp")
-    assert losses(parts) == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
-
-
 def test_a_run_that_saves_by_minutes_saves_its_last_step_together(tmp_path):
     by_minutes = ["--checkpoint-every-n-epochs", "0", "--checkpoint-every-n-minutes", "60"]
     more = ["--comm", "zero1", "--model.name", "mlp", *by_minutes]
@@ -55,7 +51,18 @@ def test_a_run_that_saves_by_minutes_saves_its_last_step_together(tmp_path):
     assert list_steps(tmp_path / "run" / "checkpoints") == [20]
 
 
-ALIKE = [["cnn:clip-accumulation", "nnx:skip"], ["gpt:bfloat16", "cnn:average"], ["crossed:plain"]]
+ALIKE = [
+    [["cnn", "clip-accumulation"], ["nnx", "skip"]],
+    [["gpt", "bfloat16"], ["cnn", "average"]],
+    [["crossed", "plain"]],
+]
+
+
+def as_mean(rows):
+    """The processes and devices of this group, on which fsdp trains each of `rows` as `mean` does."""
+    for model, settings in rows:
+        assert_as_mean(model, None, settings)
+    return [jax.process_count(), jax.local_device_count()]
 
 
 @pytest.mark.slow
@@ -63,21 +70,8 @@ ALIKE = [["cnn:clip-accumulation", "nnx:skip"], ["gpt:bfloat16", "cnn:average"],
     ("devices", "rows"),
     [(1, ALIKE[0]), *(pytest.param(n, rows, marks=pytest.mark.wide) for n in (1, 2) for rows in ALIKE)],
 )
-def test_parameters_cut_over_two_processes_are_those_of_mean(devices, rows):
-    job = ["-m", "cyxjax.launch", "--nproc-per-node", "2", "-m", "tests.multiprocess.sharded_job", *rows]
-    output = printed_by(*job, JAX_NUM_CPU_DEVICES=str(devices))
-    for row in rows:
-        assert f"same {row} on 2x{devices}" in output
-
-
-def test_two_terminals_with_rank_and_world_size_do_the_same(one_process, tmp_path):
-    port = str(free_port())
-    places = [environment(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
-    first, other = forked.run_all([(command(tmp_path / "hand"), place) for place in places], 120)
-    assert (first.returncode, other.returncode) == (0, 0), first.stderr + other.stderr
-    assert "Epoch" in first.stdout
-    assert "Epoch" not in other.stdout + other.stderr
-    assert losses(tmp_path / "hand") == pytest.approx(losses(one_process), rel=1e-5)
+def test_parameters_cut_over_two_processes_are_those_of_mean(devices, rows, forked_spawn):
+    assert cx.testing.run_ranks(2, as_mean, rows, devices=devices) == [[2, devices]] * 2
 
 
 def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_process):
@@ -90,14 +84,26 @@ def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_
     assert len(losses(one_process)) > len(before)
 
 
+def weighed_and_compared():
+    """(world size, numbers) of trainings with class weights and with a loss over the global batch."""
+    rng, found = np.random.default_rng(0), []
+    inputs = rng.normal(size=(19, 8)).astype(np.float32)
+    labels = (np.arange(19) % 3).astype(np.int32)
+    weighed = cx.CrossEntropyLoss(weight=[1, 2, 20])
+    compared = cx.GlobalLoss(lambda o, t, w: ((o - (o.T @ w / w.sum())) ** 2).sum(-1) - 0.1 * o[:, 0])
+    for loss in (weighed, compared):
+        trainer = cx.distributed.DistributedTrainer(linen.Dense(3), loss, optax.sgd(0.01))
+        config = cx.distributed.DistributedTrainingConfig(
+            epochs=2, global_batch_size=8, verbose=False, checkpoint_every_n_epochs=0
+        )
+        history = trainer.fit(inputs, labels, config)
+        sums = [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(trainer.params)]
+        found += [*history.train_losses, trainer.evaluate(inputs, labels)[0], *sums]
+    return history.world_size, found
+
+
 @pytest.mark.slow
-def test_losses_that_weigh_or_compare_samples_are_those_of_one_process(tmp_path):
-    job, found = ["-m", "tests.multiprocess.global_losses_job"], {}
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        printed_by("-m", "cyxjax.launch", "--nproc-per-node", ranks, *job, folder)
-        found[ranks] = json.loads((folder / "found.json").read_text())
-    assert (found[1].pop("world_size"), found[2].pop("world_size")) == (1, 2)
-    for name, values in found[1].items():
-        assert found[2][name] == pytest.approx(values, rel=1e-4)  # sums in a different order, six steps
+def test_losses_that_weigh_or_compare_samples_are_those_of_one_process(forked_spawn):
+    (one,), (two, other) = (cx.testing.run_ranks(ranks, weighed_and_compared) for ranks in (1, 2))
+    assert (one[0], two[0], other) == (1, 2, two)
+    assert two[1] == pytest.approx(one[1], rel=1e-4)  # sums in a different order, six steps
