@@ -10,18 +10,10 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import (
-    FEATURES,
-    X,
-    Y,
-    assert_near,
-    by_hand,
-    ce,
-    config,
-    trained,
-    trainer,
-)
+from tests.support.by_hand import assert_as_by_hand
+from tests.support.trainers import FEATURES, X, Y, ce, config, trained, trainer
 
+NEAR = 1e-4, 1e-5  # rounding of sums in a different order, over three steps
 SAMPLES = 19  # batches of 8, 8 and 3: the last one leaves a replica of four without a sample
 
 
@@ -83,11 +75,9 @@ def whole(loss):
 )
 def test_replicas_equal_one_device_on_the_whole_batch(name, replicas, comm):
     make, loss = LOSSES[name]
-    x, y = X[:SAMPLES], Y[:SAMPLES]
-    expected, (mean_loss,) = by_hand(make(), whole(loss), x, y)
-    train = trained(make(), loss, x, y, replicas=replicas, comm=comm)
-    # Rounding of sums in a different order, over three steps.
-    assert_near(train.params, expected, 1e-4, 1e-5)
+    train, (mean_loss,) = assert_as_by_hand(
+        make(), loss, X[:SAMPLES], Y[:SAMPLES], written=whole(loss), near=NEAR, replicas=replicas, comm=comm
+    )
     assert train.history.train_losses[0] == pytest.approx(mean_loss, rel=1e-4)
 
 
@@ -108,10 +98,7 @@ def without_weight(output, target):
 def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path, two_devices):
     loss = cx.GlobalLoss(without_weight)
     cut = {"epochs": 1, "batch_size": 4, "shuffle": False}
-    expected, _ = by_hand(EMBED(), without_weight, X[:16], Y[:16])
-    train = trainer(EMBED(), loss)
-    train.fit(X[:16], Y[:16], config(**cut))
-    assert_near(train.params, expected, 1e-4, 1e-5)
+    train, _ = assert_as_by_hand(EMBED(), loss, X[:16], Y[:16], written=without_weight, near=NEAR)
     trainer(EMBED(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**cut, drop_last=True))
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError, match="training .*19 samples .*8.* weight"):

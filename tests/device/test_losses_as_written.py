@@ -8,8 +8,9 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
+from tests.support.by_hand import assert_as_by_hand
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, FEATURES, assert_near, batches, by_hand, ce, trained
+from tests.support.trainers import CLASSES, FEATURES, batches, by_hand, ce, trained
 
 LINEAR = linen.Dense(CLASSES)
 SAMPLES = 44  # the last batch of 8 has 4 samples
@@ -70,15 +71,10 @@ COUPLED = {
 }
 
 
-def assert_as_by_hand(model, loss, x, y, *, written=None, size=8, **options):
-    """Checks two epochs against a hand-written loop, whose loss is `written`; returns the trainer."""
-    loader = {"global_batch_size": None} if options.pop("loader", False) else {}
-    data = (batches(x, y, size),) if loader else (x, y)
-    one = trained(model, loss, *data, size=size, epochs=2, **loader, **options)
-    params, losses = by_hand(model, written or loss, x, y, size=size, epochs=2)
-    assert_near(one.params, params)
+def assert_two_epochs(model, loss, x, y, **options):
+    """Checks two epochs, and their losses, against the loop by hand."""
+    one, losses = assert_as_by_hand(model, loss, x, y, epochs=2, **options)
     np.testing.assert_allclose(one.history.train_losses, losses, rtol=1e-5)
-    return one
 
 
 @pytest.mark.parametrize(
@@ -88,7 +84,8 @@ def assert_as_by_hand(model, loss, x, y, *, written=None, size=8, **options):
 )
 def test_on_one_device_any_loss_is_the_loop_by_hand(name, loader):
     model, loss, y = COUPLED[name]
-    assert_as_by_hand(model, loss, X, y, replicas=1, loader=loader)
+    options = {"data": (batches(X, y, 8),), "global_batch_size": None} if loader else {}
+    assert_two_epochs(model, loss, X, y, replicas=1, **options)
 
 
 def test_evaluation_on_one_device_uses_the_number_of_each_batch():
@@ -116,7 +113,7 @@ def test_evaluation_on_one_device_uses_the_number_of_each_batch():
 )
 def test_a_mean_is_the_loop_by_hand_on_any_number_of_devices(name, replicas, options):
     loss, y = MEANS[name]
-    assert_as_by_hand(LINEAR, loss, X, y, replicas=replicas, **options)
+    assert_two_epochs(LINEAR, loss, X, y, replicas=replicas, **options)
 
 
 # Five samples are fewer than a batch: each step is padded, which must hide nothing.
@@ -159,7 +156,7 @@ def rarely_weighted():
 
 def test_a_division_by_the_batchs_own_weights_that_shows_late(tmp_path):
     x, y = rarely_weighted()
-    assert_as_by_hand(LINEAR, masked, x, y, size=16, replicas=1)
+    assert_two_epochs(LINEAR, masked, x, y, size=16, replicas=1)
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints"), "checkpoint_every_n_steps": 1}
     with refused("loss"):
         trained(LINEAR, masked, x, y, size=16, **saving)
@@ -172,7 +169,7 @@ def test_a_loss_that_takes_no_single_sample_is_refused_before_the_first_step(tmp
         a, b = jnp.split(output, 2)
         return jnp.square(a - b).mean()
 
-    assert_as_by_hand(LINEAR, pairs, X, REAL, replicas=1)
+    assert_two_epochs(LINEAR, pairs, X, REAL, replicas=1)
     with pytest.raises(ConfigError, match="cx.GlobalLoss"):
         trained(LINEAR, pairs, X, REAL, checkpoint_dir=str(tmp_path / "c"))
     assert not list(tmp_path.iterdir())
@@ -185,7 +182,7 @@ def test_terms_and_metrics_of_one_number_follow_the_same_rule(replicas):
 
     def trains(second):
         written = lambda o, t: mse(o, t) + 0.1 * second(o, t)  # noqa: E731
-        assert_as_by_hand(LINEAR, task(second), X, REAL, written=written, replicas=replicas)
+        assert_two_epochs(LINEAR, task(second), X, REAL, written=written, replicas=replicas)
 
     trains(lambda o, t: jnp.square(o).mean())
     norm = lambda o, t: jnp.linalg.norm(o)  # noqa: E731

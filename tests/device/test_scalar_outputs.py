@@ -9,7 +9,8 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
-from tests.support.trainers import assert_near, by_hand, trained
+from tests.support.by_hand import assert_as_by_hand
+from tests.support.trainers import trained
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(24, 4)).astype(np.float32)
@@ -48,13 +49,11 @@ def of_whole(output, target):
     ids=["mean, accumulated", "each, fsdp", "global"],
 )
 def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
-    trainer = trained(Scaled(), loss, X, Y, size=24, epochs=2, **options)
     whole = of_whole if isinstance(loss, cx.GlobalLoss) else lambda o, t: each(o, t).mean()
-    params, _ = by_hand(Scaled(), whole, X, Y, size=24, epochs=2)
-    assert_near(trainer.params, params)
+    trainer, _ = assert_as_by_hand(Scaled(), loss, X, Y, written=whole, size=24, epochs=2, **options)
     made = trainer.predict(X[:23])
     assert jax.tree.map(np.shape, made) == {"logits": (23, 3), "scale": ()}
-    np.testing.assert_allclose(made["scale"], np.exp(params["logit_scale"]), rtol=1e-5)
+    np.testing.assert_allclose(made["scale"], np.exp(trainer.params["logit_scale"]), rtol=1e-5)
 
 
 def test_a_number_of_the_batch_is_refused():

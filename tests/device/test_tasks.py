@@ -8,7 +8,8 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
-from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, ce, config, trained, trainer
+from tests.support.by_hand import assert_as_by_hand
+from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, ce, config, trained, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -107,9 +108,7 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains_as_the_same_by_hand_on_one_device(name):
     make, x, y, task, loss = TASKS[name]
-    params, _ = by_hand(make(), loss, x, y)
-    train = trained(make(), task, x, y)
-    assert_near(train.params, params, 1e-4, 1e-5)
+    train, _ = assert_as_by_hand(make(), task, x, y, written=loss, near=(1e-4, 1e-5))
     assert np.isfinite(train.history.train_losses[0])
 
 

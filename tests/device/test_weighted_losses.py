@@ -9,19 +9,8 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import DataError
-from tests.support.trainers import (
-    CLASSES,
-    FEATURES,
-    VAL,
-    X,
-    Y,
-    assert_near,
-    by_hand,
-    ce,
-    config,
-    trained,
-    trainer,
-)
+from tests.support.by_hand import assert_as_by_hand
+from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, ce, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -49,18 +38,15 @@ def pairs(weight):
 def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, options):
     pair, mean = pairs(WEIGHT)
     x, y = X[:SAMPLES], Y[:SAMPLES]
-    expected, _ = by_hand(LINEAR, mean, x, y)
     for loss in (pair, cx.CrossEntropyLoss(weight=WEIGHT)):
-        train = trained(LINEAR, loss, x, y, replicas=replicas, **options)
-        assert_near(train.params, expected)
+        train, _ = assert_as_by_hand(LINEAR, loss, x, y, written=mean, replicas=replicas, **options)
     # Evaluation reports a weighted mean too.
     np.testing.assert_allclose(train.evaluate(*VAL)[0], mean(train.predict(VAL[0]), VAL[1]), rtol=1e-5)
 
 
 def test_weights_below_zero_count_as_they_are_written():
     pair, mean = pairs([2.0, -0.5, 3.0])
-    train = trained(LINEAR, pair, X[:SAMPLES], Y[:SAMPLES])
-    assert_near(train.params, by_hand(LINEAR, mean, X[:SAMPLES], Y[:SAMPLES])[0])
+    assert_as_by_hand(LINEAR, pair, X[:SAMPLES], Y[:SAMPLES], written=mean)
 
 
 def test_tokens_that_are_ignored_count_nothing():
@@ -74,9 +60,7 @@ def test_tokens_that_are_ignored_count_nothing():
         counts = t != -100
         return jnp.where(counts, ce(o, jnp.where(counts, t, 0)), 0).sum() / counts.sum().astype(jnp.float32)
 
-    expected, _ = by_hand(LINEAR, written, x, y)
-    train = trained(LINEAR, cx.CrossEntropyLoss(ignore_index=-100), x, y)
-    assert_near(train.params, expected)
+    train, _ = assert_as_by_hand(LINEAR, cx.CrossEntropyLoss(ignore_index=-100), x, y, written=written)
     _, accuracy = train.evaluate(x, y)
     hit = train.predict(x).argmax(-1) == y
     assert accuracy == pytest.approx(hit[y != -100].mean())
