@@ -12,15 +12,11 @@ from cyxjax.cli import main as cli
 from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh
-from cyxjax.core.model.adapter import adapt
-from cyxjax.core.step import build_init, build_train_step
 from cyxjax.core.strategy import reduce_then
-from cyxjax.data.batches import BatchPlan, read_batch
-from cyxjax.data.order import Order
 from cyxjax.observe.compiled_plan import Collective, collectives
-from cyxjax.sync.mean import buckets, mean
+from cyxjax.sync.mean import buckets
 from cyxjax.sync.registry import build_sync
-from tests.support.models import Net, data, put
+from tests.support.models import Net, batches_of, data, stepping
 from tests.support.places import ROOT
 from tests.support.strategies import Alone, random_grads
 
@@ -29,21 +25,19 @@ SIZE = 5 * 16 + 16 + 16 * 3 + 3  # parameters of Net: 147
 SMALL = 3 * 2 * 4  # loss, accuracy and signals: what every step sums over replicas, in bytes
 
 
-def compiled(sync, *, accumulation=1, evaluate=False, replicas=REPLICAS):
-    mesh, fns, dataset = build_mesh(jax.devices()[:replicas]), adapt(Net()), data(64)
-    loss = as_per_example(CrossEntropyLoss())
-    state = build_init(sync, mesh)(*fns.init(jax.random.key(0), dataset.inputs[:1]), 0)
-    plan = BatchPlan(64, 2, replicas, accumulation)
-    batch = put(mesh, read_batch(dataset, Order(64), plan, range(replicas), 0))
+def sent_in(comm, *, accumulation=1, evaluate=False, replicas=REPLICAS, **options):
+    """The collectives of a step, or of an evaluation. options: of `stepping`."""
+    one = stepping(Net(), data(64), replicas=replicas, comm=comm, accumulation=accumulation, **options)
+    batch = next(batches_of(data(64), one.mesh, 2, accumulation=accumulation))
+    program, state = one.step, one.state
     if evaluate:
-        return build_eval_step(fns, loss, mesh).lower(build_consensus(sync, mesh)(state), batch).compile()
-    step = build_train_step(fns, loss, sync, mesh, accumulation=accumulation)
-    return step.lower(state, batch).compile()
+        program = build_eval_step(one.fns, as_per_example(CrossEntropyLoss()), one.mesh)
+        state = build_consensus(one.sync, one.mesh)(state)
+    return collectives(program.lower(state, batch).compile().as_text())
 
 
 def sent(name, max_grad_norm=None, **options):
-    sync = build_sync(name, optax.sgd(0.1), options, max_grad_norm=max_grad_norm)
-    return collectives(compiled(sync).as_text())
+    return sent_in(name, clip=max_grad_norm, options=options)
 
 
 def summary(found):
@@ -94,8 +88,7 @@ KINDS = ("mean", "zero1", "int8", "diloco")
 
 @pytest.mark.parametrize("name", KINDS)  # fsdp gathers again for each micro-batch
 def test_accumulation_sends_nothing_in_micro_steps(name):
-    sync = build_sync(name, optax.sgd(0.1))
-    once, often = (collectives(compiled(sync, accumulation=k).as_text()) for k in (1, 4))
+    once, often = (sent_in(name, accumulation=k) for k in (1, 4))
     assert summary(once) == summary(often)
     assert not any(c.in_loop for c in often)
 
@@ -122,7 +115,7 @@ def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
             lambda a: jax.lax.pmean(a.astype(jnp.bfloat16), "data").astype(jnp.float32), g
         )
     )
-    found = collectives(compiled(reduce_then(reducer, optax.sgd(0.1))).as_text())
+    found = sent_in(reduce_then(reducer, optax.sgd(0.1)))
     assert sum(c.payload_bytes for c in found) == 4 * SIZE + SMALL
 
 
@@ -144,8 +137,7 @@ def test_power_sgd_sends_whole_gradients_before_it_starts():
 
 @pytest.mark.parametrize("name", ["mean", "zero1", "local_sgd"])
 def test_evaluation_sends_its_sums_only(name):
-    found = collectives(compiled(build_sync(name, optax.sgd(0.1)), evaluate=True).as_text())
-    assert summary(found) == [("all-reduce", SMALL - 8, False)]
+    assert summary(sent_in(name, evaluate=True)) == [("all-reduce", SMALL - 8, False)]
 
 
 def test_the_reader_would_see_a_reduction_in_a_loop():
@@ -180,7 +172,7 @@ ENTRY %main (p: f32[2]) -> f32[2] {
 
 
 def test_one_replica_sends_nothing():
-    assert collectives(compiled(mean(optax.sgd(0.1)), replicas=1).as_text()) == []
+    assert sent_in("mean", replicas=1) == []
 
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power

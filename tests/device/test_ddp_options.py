@@ -14,7 +14,7 @@ from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_state import DDPConfig, compiler_options
 from cyxjax.errors import ConfigError, GroupError
 from tests.support.models import CRITERION, Net, data, largest_gap
-from tests.support.wrapped import wrap
+from tests.support.wrapped import step, wrap
 
 
 def mean_grads(ddp, dataset):
@@ -92,8 +92,7 @@ def test_a_scaler_backs_off_grows_and_changes_no_number():
         scaler.update()
         scales.append(scaler.get_scale())
         if kept[-1]:
-            plain.loss(CRITERION, plain(dataset.inputs), dataset.targets).backward()
-            plain.update_parameters(optimizer)
+            step(plain, dataset, optimizer)
     assert kept == [True, False, True, True]
     assert scales == [2.0**10, 2.0**9, 2.0**9, 2.0**10]
     # powers of two scale without rounding

@@ -94,7 +94,7 @@ def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tm
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("as_users_promote")
+@pytest.mark.usefixtures("as_users_promote", "two_devices")
 def test_gpt_trains_in_float16(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 16, (32, 8)).astype(np.int32)
     gpt = GPT(vocab_size=16, context_length=8, num_layers=1, num_heads=2, width=16)

@@ -13,11 +13,11 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.sentinel import build_sentinel, differences, replicated_names
-from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.flips import flip
+from tests.support.trainers import use_devices
 
 
 def replicated(mesh, value):
@@ -73,34 +73,34 @@ class FlipAfter(Hook):
 
 
 def fit(folder, flipper, **changes):
-    assert process_group.ensure().mesh.size == 8
+    use_devices(4)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 4)).astype(np.float32), rng.integers(0, 3, 64).astype(np.int32)
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=flipper)
-    options = {"epochs": 3, "batch_size": 1, "run_dir": str(folder), "sentinel_every_n_steps": 4}
+    options = {"epochs": 3, "batch_size": 2, "run_dir": str(folder), "sentinel_every_n_steps": 4}
     trainer.fit(x, y, TrainConfig(checkpoint_every_n_steps=3, **options | changes))
     return trainer
 
 
 def test_training_stops_within_the_interval_and_names_leaf_and_rank(tmp_path):
     with pytest.raises(DesyncError, match="step 12 ") as caught:
-        fit(tmp_path, [FlipAfter(10, replica=5)])
-    assert "params/kernel on rank 0 (replica 5) is not what most others hold" in str(caught.value)
+        fit(tmp_path, [FlipAfter(10, replica=2)])
+    assert "params/kernel on rank 0 (replica 2) is not what most others hold" in str(caught.value)
     # Step 12 was not saved: a checkpoint has only what all replicas agree on.
     assert sorted(p.name[-2:] for p in (tmp_path / "checkpoints").glob("step_*")) == ["03", "06", "09"]
 
 
 def test_healed_training_ends_as_if_nothing_had_happened(tmp_path, capsys):
     whole = fit(tmp_path / "whole", [])
-    healed = fit(tmp_path / "healed", [FlipAfter(8, replica=5)], on_desync="heal")
+    healed = fit(tmp_path / "healed", [FlipAfter(8, replica=2)], on_desync="heal")
     assert "All replicas were set to the value of the majority." in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, whole.params, healed.params)
 
 
 def test_a_warning_is_given_once(tmp_path, capsys):
-    fit(tmp_path, [FlipAfter(8, replica=5)], on_desync="warn")
+    fit(tmp_path, [FlipAfter(8, replica=2)], on_desync="warn")
     assert capsys.readouterr().out.count("WARNING: Gradients differ across ranks: after step 8") == 1
 
 
 def test_off_means_off(tmp_path):
-    fit(tmp_path, [FlipAfter(8, replica=5)], sentinel_every_n_steps=0)
+    assert fit(tmp_path, [FlipAfter(8, replica=2)], sentinel_every_n_steps=0).history.num_steps == 24

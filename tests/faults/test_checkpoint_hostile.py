@@ -36,11 +36,15 @@ def body_of(run):
     return json.loads((step_folder(run, 1) / MANIFEST).read_text())["manifest"]
 
 
-def seal(run, body):
-    """Writes `body` as the manifest of step 1 with a matching digest."""
+def sealed(body):
+    """`body` as a manifest with a matching digest."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    (step_folder(run, 1) / MANIFEST).write_text(f'{{"manifest":{text},"sha256":"{digest}"}}\n')
+    return f'{{"manifest":{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
+
+
+def seal(run, body):
+    """Writes `body` as the manifest of step 1."""
+    (step_folder(run, 1) / MANIFEST).write_bytes(sealed(body))
 
 
 def reseal_files(run):
@@ -166,10 +170,8 @@ def test_a_sealed_manifest_with_any_field_changed_is_read_or_refused(pristine, d
     body = body_of(pristine)
     place = data.draw(st.sampled_from([body, body["leaves"][0], body["files"][0], body["versions"]]))
     place[data.draw(st.sampled_from(sorted(place)))] = data.draw(JSON)
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    sealed = f'{{"manifest":{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
     with suppress(CheckpointError):
-        manifest = decode(sealed)
+        manifest = decode(sealed(body))
         assert all(".." not in entry.path.split("/") for entry in manifest.files)
         assert all(leaf.size >= 0 for leaf in manifest.leaves)
 

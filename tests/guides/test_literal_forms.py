@@ -6,6 +6,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.distributed import process_group
 from cyxjax.distributed.spawning import _taken
 from cyxjax.errors import ConfigError
 
@@ -21,6 +22,7 @@ def stacked():
 @pytest.fixture(autouse=True)
 def world_of_one(own_group):
     dist.init_process_group(backend="gloo", world_size=1, rank=0)
+    process_group.narrow(2)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax's Adam needs them
         yield
 

@@ -13,7 +13,8 @@ from cyxjax.core.mesh import local_value
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.distributed.process_group import current
-from tests.support.models import CRITERION, Net, batches_of, data, largest_gap, stepping
+from tests.support.models import Net, batches_of, data, largest_gap, stepping
+from tests.support.wrapped import step
 
 STEPS, BATCH, SEED = 5, 4, 42
 _SENT = re.compile(r"= (.+) (all-reduce|all-to-all|all-gather)\(")
@@ -23,10 +24,10 @@ OPTIMIZERS = {"momentum": lambda: optax.sgd(0.1, momentum=0.9), "adam": lambda: 
 def compiled_steps(name: str, optimizer: Any) -> tuple[Any, str]:
     """(trained parameters, HLO text) of the fused step under strategy `name`."""
     samples, text = _dataset(current().mesh), ""
-    step, state, _, _, mesh = stepping(Net(), samples, comm=name, rule=optimizer, seed=SEED)
+    fused, state, _, _, mesh = stepping(Net(), samples, comm=name, rule=optimizer, seed=SEED)
     for batch in batches_of(samples, mesh, BATCH):
-        text = text or step.lower(state, batch).compile().as_text()
-        state, _ = step(state, batch)
+        text = text or fused.lower(state, batch).compile().as_text()
+        state, _ = fused(state, batch)
     return jax.tree.map(local_value, state.params), text
 
 
@@ -37,8 +38,7 @@ def facade_steps(optimizer: Any) -> Any:
     plan, ddp = BatchPlan(len(dataset), BATCH, mesh.size), dist.DistributedDataParallel(Net(), seed=SEED)
     for t in range(STEPS):
         host = read_batch(dataset, Order(len(dataset), 0, 0), plan, mine, t)
-        ddp.loss(CRITERION, ddp(host.inputs), host.targets).backward()
-        ddp.update_parameters(optimizer)
+        step(ddp, host, optimizer)
     return ddp.state_dict()["params"]
 
 
