@@ -1,14 +1,13 @@
 """Size limits of package and tests. Raise a limit in a separate commit that explains the benefit."""
 
 import ast
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "cyxjax"
+from tests.support.places import PACKAGE, TESTS, trees
+
 MOST_FILES = 276
 MOST_STATEMENTS = 17_915
 MOST_STATEMENTS_OF_TESTS = 16_720
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
-PRIVATE = "launch/backend/jax_private.py"  # the only file with private names of jax and jaxlib
 
 
 def statements(tree: ast.AST) -> int:
@@ -29,30 +28,9 @@ def test_statements_are_counted_without_imports_and_docstrings():
 
 
 def test_the_package_keeps_its_budgets():
-    files = sorted(PACKAGE.rglob("*.py"))
-    assert len(files) <= MOST_FILES
-    assert sum(statements(ast.parse(path.read_text())) for path in files) <= MOST_STATEMENTS
-    tests = PACKAGE.with_name("tests").rglob("*.py")
+    assert len(trees()) <= MOST_FILES
+    assert sum(map(statements, trees().values())) <= MOST_STATEMENTS
+    tests = TESTS.rglob("*.py")
     assert sum(statements(ast.parse(path.read_text())) for path in tests) <= MOST_STATEMENTS_OF_TESTS
     checks = (PACKAGE / "train" / "checks").glob("*.py")
     assert 0 < sum(len(path.read_text().splitlines()) for path in checks) <= MOST_LINES_OF_CHECKS
-
-
-def private_imports(tree: ast.AST) -> list[str]:
-    """Modules of jax and jaxlib that `tree` imports by a name with a leading underscore."""
-    found = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    found += [
-        f"{node.module}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    ]
-    found += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    return [name for name in found if name.startswith("jax") and "._" in name]
-
-
-def test_private_names_of_jax_stand_in_one_file():
-    assert private_imports(ast.parse("from jax._src import core\nfrom jaxlib import _jax\nimport jax.numpy"))
-    for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).as_posix() != PRIVATE:
-            assert not private_imports(ast.parse(path.read_text())), path

@@ -9,6 +9,7 @@ import cyxjax
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.train import settings
+from tests.support.places import trees
 
 PACKAGE = Path(cyxjax.__file__).parent
 ONLY_CHECKED = {  # key -> its effect although nothing outside config/ reads it
@@ -77,12 +78,12 @@ BORDER = {
 
 
 def test_below_the_border_nothing_takes_the_whole_configuration():
-    train = PACKAGE / "train"
     seen = {
-        path.relative_to(train).with_suffix("").as_posix()
-        for path in train.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom)
+        name.removeprefix("train/").removesuffix(".py")
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if name.startswith("train/")
+        and isinstance(node, ast.ImportFrom)
         and str(node.module).startswith("cyxjax.config")
         and node.module not in SECTIONS  # a section is a part
     }
@@ -95,9 +96,9 @@ def test_every_field_of_a_part_is_read_by_a_room():
     mine = {name for part in parts if part.__module__ == settings.__name__ for name in part._fields}
     read = {
         node.attr
-        for path in (PACKAGE / "train").rglob("*.py")
-        if path.name != "settings.py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name, tree in trees().items()
+        if name.startswith("train/") and name != "train/settings.py"
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     inside = {"num_shares"}  # of BatchShape, which is unpacked

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import PACKAGE
+from tests.support.places import PACKAGE, trees
 from tests.support.programs import fresh
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -51,6 +51,7 @@ LATE: dict[tuple[str, str], str] = {
     ("distributed/__init__.py", room): "types only: names documented here that live upstairs"
     for room in ("train", "observe", "config")
 } | {("checkpoint/tree.py", "core"): "names of leaves: one rule, loaded with jax when there are any"}
+PRIVATE = "launch/backend/jax_private.py"  # the only file with private names of jax and jaxlib
 ONLY_IN = {
     "shard_map": "core/replica.py",
     "keystr": "core/trees.py",
@@ -78,12 +79,6 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.fixture(scope="module")
-def trees() -> dict[str, ast.Module]:
-    """All files of the package, parsed, by name. One test checks all: one test per file took 12 s of CPU."""
-    return {name_of(path): ast.parse(path.read_text()) for path in FILES}
-
-
 def wrong_imports(name: str, tree: ast.AST) -> Iterator[str]:
     room = name.split("/")[0].removesuffix(".py")
     if room in ("cli", "__init__", "__main__"):
@@ -95,9 +90,9 @@ def wrong_imports(name: str, tree: ast.AST) -> Iterator[str]:
             yield f"{name} ({room}) imports {target}"
 
 
-def test_no_file_needs_itself_through_others(trees):
+def test_no_file_needs_itself_through_others():
     # Not even inside a function or for a type: a reader would need to know both files at the same time.
-    modules = {f"cyxjax.{name.removesuffix('.py').replace('/', '.')}": tree for name, tree in trees.items()}
+    modules = {f"cyxjax.{name.removesuffix('.py').replace('/', '.')}": tree for name, tree in trees().items()}
     needs = {}
     for name, tree in modules.items():
         if not name.endswith("__init__"):  # lists the names of its files, and loads them on first use
@@ -113,9 +108,16 @@ def strayed(name: str, tree: ast.AST) -> Iterator[str]:
             yield f"{name}, line {node.lineno}: {used} belongs in {home}"
 
 
-@pytest.mark.parametrize("rule", [wrong_imports, strayed])
-def test_imports_go_one_way_and_some_names_stand_in_one_place_only(trees, rule):
-    wrong = [line for name, tree in trees.items() for line in rule(name, tree)]
+def private(name: str, tree: ast.AST) -> Iterator[str]:
+    for target in imports(tree):
+        if target.startswith("jax") and "._" in target and name != PRIVATE:
+            yield f"{name} imports {target}, which belongs in {PRIVATE}"
+
+
+# One test checks all files: one test per file took 12 s of CPU.
+@pytest.mark.parametrize("rule", [wrong_imports, strayed, private])
+def test_imports_go_one_way_and_some_names_stand_in_one_place_only(rule):
+    wrong = [line for name, tree in trees().items() for line in rule(name, tree)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -145,6 +147,9 @@ def test_the_walls_would_be_seen_through():
     assert list(strayed("elsewhere/x.py", ast.parse(f"a.{used}")))
     assert list(strayed("elsewhere/x.py", ast.parse(used)))
     assert not list(strayed(f"{home}/x.py", ast.parse(used)))
+    tree = ast.parse("from jax._src import core\nfrom jaxlib import _jax\nimport jax.numpy")
+    assert len(list(private("launch/x.py", tree))) == 2
+    assert not list(private(PRIVATE, tree))
 
 
 def test_the_picture_in_the_documentation_shows_the_packages():

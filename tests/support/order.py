@@ -16,7 +16,7 @@ device/convergence 0 50
 device/ddp 10 0
 device/exact 28 69
 device/exchange 5 0
-device/flax_examples 9 38
+device/flax_examples 9 0
 device/frozen 8 0
 device/fsdp 6 37
 device/fsdp_memory 10 2
@@ -35,7 +35,6 @@ faults/chaos 0 33
 faults/checkpoint_hostile 5 0
 faults/checkpoint_kill 7 0
 faults/exact 14 67
-faults/group_doctor 0 17
 faults/launch_dump 8 0
 faults/launch_elastic 0 64
 faults/launch_forming 14 0
@@ -67,7 +66,7 @@ multiprocess/ddp 11 0
 multiprocess/exact 0 40
 multiprocess/exchange 9 10
 multiprocess/launch_engines 6 0
-multiprocess/launch_hosts 0 131
+multiprocess/launch_hosts 0 33
 multiprocess/launch_limits 6 0
 multiprocess/launch_recipes 6 0
 multiprocess/launch_slurm 14 0
