@@ -125,11 +125,14 @@ class ModelSync:
             return
         from flax import nnx  # imported here: it takes a third of a second, and linen does not need it
 
+        from cyxjax.core.model.nnx_models import is_sown
+
         parts = dict(nnx.iter_graph(self._module))
         for path, part in parts.items():
             if isinstance(part, nnx.Module):
                 self._switch_places += [(vars(part), name) for name in _SWITCHES if name in vars(part)]
-            if isinstance(part, nnx.Variable) and not isinstance(part, nnx.RngState):
+            is_state = isinstance(part, nnx.Variable) and not isinstance(part, nnx.RngState)
+            if is_state and not is_sown(path, part):
                 is_param = isinstance(part, nnx.Param)
                 self._variables.append(_Variable(path, part, part.get_raw_value(), is_param))
             around = parts.get(path[:-1]) if path else None

@@ -80,7 +80,8 @@ def rate_plan(
     checked_options(f"schedule {section.name!r}", lambda: None, section.options, "schedule.options")
     if section.name == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
-    total = config.max_steps or steps_per_epoch * config.epochs
+    known = (config.max_steps, steps_per_epoch * config.epochs)
+    total = min(filter(None, known), default=0)
     if not total and not section.decay_steps:
         raise ConfigError(
             f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "

@@ -31,6 +31,7 @@ def from_nnx(module: nnx.Module) -> ModelFns:
     """
     draw_missing_values(module)
     model = nnx.clone(module)
+    nnx.pop(model, is_sown)  # by calls before training
     for _, part in nnx.iter_modules(model):
         if isinstance(part, nnx.BatchNorm):
             part.__class__ = _weighted(type(part))
@@ -68,6 +69,11 @@ def draw_missing_values(module: nnx.Module) -> None:
     for _, part in nnx.iter_modules(module):
         if hasattr(part, "ensure_values"):
             part.ensure_values()
+
+
+def is_sown(path: Any, variable: Any) -> bool:
+    """Whether a variable of a module is no state: `sow` makes a tuple, which grows with each call."""
+    return isinstance(variable.get_value(), tuple)
 
 
 def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:

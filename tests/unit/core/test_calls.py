@@ -115,7 +115,9 @@ class ExpertsNnx(nnx.Module):
 
 @pytest.mark.filterwarnings("ignore:.*Module.sow:DeprecationWarning")
 def test_what_an_nnx_module_of_two_inputs_sows_is_a_loss_in_training_or_nothing():
-    fns, x = adapt(ExpertsNnx(nnx.Rngs(0))), jnp.arange(8.0).reshape(4, 2)
+    module, x = ExpertsNnx(nnx.Rngs(0)), jnp.arange(8.0).reshape(4, 2)
+    module(x, x)  # what it sows before training is no state
+    fns = adapt(module)
     params, state = fns.init(KEY, (x, x))
     output, after = fns.apply(params, state, (x, x), KEY, True)
     assert output.losses.tolist() == [1, 5, 9, 13]

@@ -76,13 +76,15 @@ def replayed(folder, capsys):
 
 def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
     with pytest.raises(NonFiniteError, match="loss .*step 3 "):
-        experiment.run(setting(bad=11))
+        experiment.run(setting(bad=11, callbacks=["EarlyStopping", "ReduceLROnPlateau"]))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     box = read_box(folder)
     assert 11 in box.sample_ids
     assert len(box.sample_ids) == 16
     assert folder.stat().st_mode & 0o077 == 0
     shown = replayed(folder, capsys)
+    assert shown.splitlines()[1].startswith("ReduceLROnPlateau is not repeated")
+    assert "EarlyStopping" not in shown
     for part in (
         f"Replayed: step {box.step} is the first that is not finite: loss {box.loss}",
         "layer body/last (Dense): invalid value (nan)",

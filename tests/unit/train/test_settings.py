@@ -29,6 +29,8 @@ def test_a_decay_ends_where_the_run_does():
     assert resolve(one, 2, 100, schedule=COSINE).step.rate == RatePlan("cosine", 1.0, 4, 17, 0.1)
     one.max_steps = 10
     assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 6
+    one.max_steps = 1000
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 17
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
