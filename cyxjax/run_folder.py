@@ -9,8 +9,9 @@ from cyxjax.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"  # unless the configuration names another folder
 LOCK = "run.lock"
-# May be in a run's folder before its first start: hidden files, logs of a launcher or a batch system.
-_BESIDE_A_RUN = re.compile(r"\..*|lost\+found|logs?|.*\.(log|out|err)")
+# May be in a folder without a run: hidden files, logs of a launcher or a batch system, and on a host with a
+# folder of its own the profiles of its ranks.
+_BESIDE_A_RUN = re.compile(r"\..*|lost\+found|logs?|.*\.(log|out|err)|profile")
 
 
 class _Inside:

@@ -20,7 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     # Imported here, so that a Ctrl-C while they load prints one line.
     import os
-    import signal
 
     from cyxjax.command import prepare_streams
     from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
@@ -33,7 +32,6 @@ def _run(argv: list[str]) -> int:
 
         return job_files.main(["slurm", "--submit", *argv[1:]])
     save_request.listen()  # a request before there are ranks ends no process
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # for ranks, but a scheduler may send it to all processes
     try:
         if argv[:1] == ["--dump"]:
             from cyxjax.launch.supervise import dump
@@ -42,7 +40,9 @@ def _run(argv: list[str]) -> int:
         from cyxjax.launch.options import parse
         from cyxjax.launch.supervise.supervisor import Supervisor
 
-        return Supervisor(parse(argv, os.environ), os.environ).run()
+        env = dict(os.environ)  # of the ranks, which keep the level of native logs
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # of this process; a parent that has loaded jax hands on 1
+        return Supervisor(parse(argv, env), env).run()
     except Exception as raised:
         error = raised if isinstance(raised, CyxjaxError) else known(raised)
         if error is None:

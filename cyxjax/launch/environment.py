@@ -158,8 +158,7 @@ def prepare(
         loaded = sys.modules.get("jax")  # `check_started` reports a backend that runs already
         if loaded is not None and not loaded.config.jax_platforms:
             loaded.config.update("jax_platforms", env["JAX_PLATFORMS"])
-    devices = read_int(env, "JAX_NUM_CPU_DEVICES", 1)
-    _set_threads(env, thread_share(topology.local_world_size), devices, threads)
+    set_threads(env, topology.local_world_size, threads)
     if topology.world_size > 1 and topology.source != TPU_SLICE:
         _keep_off_proxies(env, topology.master_addr)
         env.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
@@ -186,14 +185,16 @@ def add_flags(flags: str, wanted: Mapping[str, object]) -> str:
     return " ".join([*flags.split(), *added])
 
 
-def _set_threads(env: MutableMapping[str, str], share: int, devices: int, threads: int | None) -> None:
-    """XLA sizes its pool by NPROC: one thread per device or its blocking collectives starve each other.
+def set_threads(env: MutableMapping[str, str], processes_here: int, threads: int | None = None) -> None:
+    """Sets the threads of XLA and of other libraries in one of `processes_here`; threads: as in `prepare`.
 
+    XLA sizes its pool by NPROC: one thread per device or its blocking collectives starve each other.
     More than this process's share of the cores costs speed (2 cores: 88 k samples/s with 8, 115 k with 2),
     so it is raised no further than needed. CYXJAX_NPROC marks a value that is ours to raise,
     of an earlier group of this process or of the process that started it.
     XLA's libraries split sums by the size of their pool, so an exact run has one size everywhere.
     """
+    share, devices = thread_share(processes_here), read_int(env, "JAX_NUM_CPU_DEVICES", 1)
     env.setdefault("OMP_NUM_THREADS", str(share))
     wanted = str(max(share, devices) if threads is None else threads)
     if "NPROC" not in env or env["NPROC"] == env.get("CYXJAX_NPROC"):

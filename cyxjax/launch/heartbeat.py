@@ -87,11 +87,11 @@ def read_from(descriptor: int) -> Progress:
 
 
 def read(path: str) -> Progress:
-    """The last report in the file at `path`, if there is one."""
+    """The last report in the file at `path`, if there is one that can be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return read_from(file.fileno())
-    except FileNotFoundError:
+    except OSError:
         return Progress()
 
 

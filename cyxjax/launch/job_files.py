@@ -24,6 +24,8 @@ from cyxjax.errors import (
 from cyxjax.files import write_whole
 from cyxjax.launch.topology import DEFAULT_PORT
 
+SAVE_S = 120  # between the engine's request to stop and its kill
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -60,7 +62,7 @@ def slurm_script(spec: JobSpec) -> str:
         "partition": spec.partition,
         "gpus-per-node": spec.gpus_per_node or "",
         "output": "%x-%j.log",
-        "signal": "TERM@120",  # two minutes to save before the time is up
+        "signal": f"TERM@{SAVE_S}",
     }
     world_size = spec.nodes * spec.processes_per_node
     directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in wanted.items() if value != "")
@@ -125,7 +127,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
     pod = {
         "subdomain": spec.name,
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 120,
+        "terminationGracePeriodSeconds": SAVE_S,
         "containers": [_container(spec)],
     }
     return {
@@ -173,7 +175,8 @@ def kubernetes_environment(spec: JobSpec) -> dict[str, str]:
 
 def _launcher(spec: JobSpec) -> str:
     restarts = f" --max-restarts {spec.max_restarts}" if spec.max_restarts else ""
-    return f"python -m cyxjax.launch --nproc-per-node {spec.processes_per_node}{restarts} --no-python"
+    flags = f"--nproc-per-node {spec.processes_per_node}{restarts} --grace {SAVE_S - 10}"  # 10 s to report
+    return f"python -m cyxjax.launch {flags} --no-python"
 
 
 USAGE = "cyxjax manifest (slurm | k8s) [flags] -- program [its arguments ...]"

@@ -63,6 +63,7 @@ class LocalRanks:
             "CYXJAX_TOKEN": self.token,
             "CYXJAX_RUN_ID": self.run_id,
             "RESTART_COUNT": str(start),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # inside torchrun: its agent is not at our MASTER_PORT
         }
         return (hosted if is_hosted else {}) | {
             "RANK": str(self.base_rank + local_rank),

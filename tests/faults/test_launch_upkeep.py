@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,16 @@ from cyxjax.files import text_in
 from cyxjax.launch import output
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
+from cyxjax.launch.group.protocol import Channel
 from cyxjax.launch.heartbeat import Reporter
 from cyxjax.launch.options import parse
+from cyxjax.launch.supervise import processes
 from cyxjax.launch.supervise.scratch import KEPT_RECORDS
 from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.supervise.worker import Files, Worker
 from cyxjax.launch.supervise.worker_group import WorkerGroup
 from tests.support.launching import IGNORING, launch, start, under_way, until
-from tests.support.programs import environment
+from tests.support.programs import environment, fresh
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
@@ -114,13 +118,13 @@ def test_ctrl_c_in_the_first_seconds_is_one_line(tmp_path, moment):
 
 
 def test_what_asks_for_no_end_ends_nobody_and_nothing_is_said(tmp_path):
-    # SIGUSR1 while launcher and ranks start and in the steps; SIGHUP under nohup; Python's warnings
+    # SIGUSR1 while launcher and ranks start and in the steps; SIGUSR2; SIGHUP under nohup; Python's warnings
     wrap = (*IGNORING, str(int(signal.SIGHUP)))
     env = {"STEPS": 100_000, "UNTIL": tmp_path / "seen", "PYTHONWARNINGS": "error"}
     run = start(tmp_path, 2, KIND="light", wrap=wrap, **env)
     assert until(lambda: run.survivors(), 60)
     assert until(lambda: run.process.send_signal(signal.SIGUSR1) or run.reached("under way", 0, 0.1), 90)
-    for number in (signal.SIGUSR1, signal.SIGHUP):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         for pid in (run.process.pid, *run.survivors()):
             os.kill(pid, number)
     (tmp_path / "seen").touch()
@@ -183,13 +187,67 @@ def test_the_record_of_an_earlier_job_goes_when_one_begins(tmp_path):
     assert not (tmp_path / "first_error.json").exists()
 
 
+def test_a_rank_keeps_the_level_of_native_logs_that_was_set():
+    words = ("-m", "cyxjax.launch", "--no-python", "printenv", "TF_CPP_MIN_LOG_LEVEL")
+    assert fresh(*words, env=environment(TF_CPP_MIN_LOG_LEVEL="0")).stdout == "0\n"
+
+
+def test_the_record_of_a_job_stays_where_a_host_joins_it_later(tmp_path, monkeypatch):
+    (tmp_path / "first_error.json").touch()
+    options = parse(["--log-dir", str(tmp_path), "--no-python", "true"], os.environ)
+    supervisor, (here, first) = Supervisor(options, os.environ), socket.socketpair()
+    join = partial(supervisor._one_start, Channel(here), {"start": 1, "base_rank": 0, "world_size": 1})
+    monkeypatch.setattr(supervisor, "_take_part", join)
+    with here, first:
+        supervisor.run()
+    assert (tmp_path / "first_error.json").exists()
+
+
+def test_ranks_that_the_group_ended_were_not_killed_by_a_signal_that_came_after():
+    with WorkerGroup(parse(["--no-python", "sleep", "100"], os.environ), os.environ) as group:
+        group.put({"end": 0, "polite": False})
+        group.put(signal.SIGTERM)
+        start = group.run(group.options.place, 0)
+    assert (start.signalled, start.killed, start.hurried) == (signal.SIGTERM, [0], "when the group ended")
+
+
+@pytest.mark.parametrize(("before", "inside"), [(signal.SIG_DFL, signal.SIG_IGN), (print, print)])
+def test_sigusr2_is_ignored_while_there_are_ranks_unless_the_program_handles_it(before, inside):
+    ours = signal.signal(signal.SIGUSR2, before)
+    try:
+        with WorkerGroup(parse(["--no-python", "true"], os.environ), os.environ):
+            assert signal.getsignal(signal.SIGUSR2) is inside
+        assert signal.getsignal(signal.SIGUSR2) is before
+    finally:
+        signal.signal(signal.SIGUSR2, ours)
+
+
+def worker_of(folder: Path) -> Worker:
+    files, env = Files.within(str(folder), 0, 0), {"PATH": "/usr/bin:/bin"}
+    return Worker(0, ["true"], env, files, prefix="", shown=False, log_dir=None, start=0)
+
+
+def test_a_rank_that_opens_its_file_when_the_folder_was_made_again_is_heard(tmp_path):
+    worker, ended = worker_of(tmp_path), threading.Event()
+    Path(worker.files.beat).unlink()
+    Reporter(worker.files.beat).report(7, "step")
+    worker.watch(lambda _: ended.set())
+    assert ended.wait(60)
+    worker.close()
+    assert worker.progress().step == 7
+
+
+def test_no_rank_starts_where_its_file_cannot_be_opened(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(processes, "start", lambda command, env: started.append(command))
+    with pytest.raises(FileNotFoundError):
+        worker_of(tmp_path / "none")
+    assert started == []
+
+
 @pytest.mark.parametrize("number", range(20))
 def test_an_end_is_noticed_while_signals_are_sent(tmp_path, number):
-    files = Files.within(str(tmp_path), 0, 0)
-    worker = Worker(
-        0, ["true"], {"PATH": "/usr/bin:/bin"}, files, prefix="", shown=False, log_dir=None, start=0
-    )
-    ended = threading.Event()
+    worker, ended = worker_of(tmp_path), threading.Event()
     worker.watch(lambda _: ended.set())
     while worker.returncode is None and not ended.wait(0.0):
         worker.signal(0)  # checks that the process exists, without effect on it

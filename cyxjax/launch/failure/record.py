@@ -100,7 +100,7 @@ def of_exception(
     return ErrorRecord(
         rank=rank,
         type=type(error).__name__,
-        message=redact(str(error)),
+        message=redact(_str(error)),
         secondary=secondary,
         exit_code=EXIT_SECONDARY if secondary else code or exit_code(error),
         host=socket.gethostname(),
@@ -150,10 +150,18 @@ def is_secondary(error: BaseException) -> bool:
     """True for an error that a healthy rank gets when a peer or the network fails, also as a cause."""
     link: BaseException | None = error
     while link is not None:
-        if isinstance(link, PeerLost) or _SECONDARY.search(str(link)):
+        if isinstance(link, PeerLost) or _SECONDARY.search(_str(link)):
             return True
         link = link.__cause__
     return False
+
+
+def _str(error: BaseException) -> str:
+    """str(error), or a text in its place if that raises: the rank must end all the same."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__}.__str__ failed>"
 
 
 def exit_code(error: BaseException) -> int:

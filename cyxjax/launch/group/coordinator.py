@@ -61,7 +61,7 @@ class Coordinator:
         self._load.name = "cyxjax-load"
         if serves:
             # Otherwise its service logs every connection of every start on our standard error.
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             self._load.start()
 
     def open(self, start: int, folder: str | None = None) -> None:

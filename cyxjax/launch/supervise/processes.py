@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,6 @@ except OSError as error:
 # Reads "+pgid" and "-pgid" lines; when the pipe closes, kills the groups that are left.
 _GUARDIAN = """\
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
 groups = set()
 for line in sys.stdin:
     (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
@@ -80,8 +78,7 @@ def start(command: list[str], env: dict[str, str]) -> Any:
 
     It gets SIGUSR1 only once the tether has made it harmless.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # survives fork and exec
-    try:
+    with _blocked({signal.SIGUSR1}):
         return subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _TETHER, str(os.getpid()), *command],
             env=env,
@@ -90,22 +87,34 @@ def start(command: list[str], env: dict[str, str]) -> Any:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+
+
+@contextmanager
+def _blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Blocks `signals`, also in processes that are started in the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Reaper:
-    """The helper process: kills the process groups that are watched when this process ends."""
+    """The helper process: kills the process groups that are watched when this process ends.
+
+    It gets no signal that can be blocked, such as those that a scheduler sends to all processes of a job.
+    """
 
     def __init__(self) -> None:
-        self._process: Any = subprocess.Popen(  # with its input
-            [sys.executable, "-S", "-E", "-c", _GUARDIAN],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            bufsize=0,
-        )
+        with _blocked(signal.valid_signals()):
+            self._process: Any = subprocess.Popen(  # with its input
+                [sys.executable, "-S", "-E", "-c", _GUARDIAN],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                bufsize=0,
+            )
 
     def watch(self, group: int) -> None:
         self._send(f"+{group}\n")

@@ -44,9 +44,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Takes part until the job is over, or a signal asks this host to leave it."""
-        if self._options.log_dir:
-            with suppress(OSError):  # an earlier job's
-                os.unlink(os.path.join(self._options.log_dir, FIRST_ERROR))
         with self._workers:
             try:
                 return self._take_part()
@@ -111,6 +108,9 @@ class Supervisor:
     def _one_start(self, channel: Channel, call: Message) -> int | None:
         """Runs one start and reports how it ended; the exit code if this host then leaves the job."""
         self._followed = False
+        if self._options.log_dir and call["start"] == 0:  # hosts that join later may find this job's record
+            with suppress(OSError):  # an earlier job's
+                os.unlink(os.path.join(self._options.log_dir, FIRST_ERROR))
         place = replace(self._place, base_rank=int(call["base_rank"]), world_size=int(call["world_size"]))
         start = self._workers.run(place, int(call["start"]))
         how, first = _how(start), _first(start)
@@ -163,7 +163,7 @@ class Supervisor:
         """The exit code of a start that a signal ended."""
         assert start.signalled is not None
         if start.killed:
-            why = "at the second signal" if start.hurried else f"after {self._options.grace_s:g} s"
+            why = start.hurried or f"after {self._options.grace_s:g} s"
             output.say(f"{ranks_text(start.killed)} killed {why}; the last finished checkpoint is kept")
         finished = all(worker.returncode == EXIT_OK for worker in start.workers)
         code = _code_after(start.signalled)

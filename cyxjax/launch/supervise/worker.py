@@ -15,7 +15,7 @@ from typing import BinaryIO
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
 from cyxjax.files import redact
 from cyxjax.launch import heartbeat, output
-from cyxjax.launch.environment import thread_share
+from cyxjax.launch.environment import set_threads
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import STOPS, ErrorRecord
@@ -58,7 +58,7 @@ def environment(
         hooks.STACKS: files.stacks,
         "PYTHONUNBUFFERED": "1",
     }
-    env.setdefault("OMP_NUM_THREADS", str(thread_share(place.nproc)))  # libraries read it when they load
+    set_threads(env, place.nproc)  # libraries read it when they load; also for programs that do not use us
     return env
 
 
@@ -85,9 +85,10 @@ class Worker:
             self._log = output.open_log(log_dir, rank, start) if log_dir else None
         except OSError as error:  # a full disk must not end the job
             output.say(f"rank {rank} has no log file: {error}")
+        # The open file outlives its name. Opened first: an error would leave a started rank to nobody.
+        self._beat = os.open(files.beat, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._process = processes.start(command, env)
         self.pid = self._process.pid
-        self._beat = os.open(files.beat, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # outlives its name
         self._last_pulse: Progress | None = None
         self._loads_until_s = time.monotonic() + LOADING_S
         out, err = (output.screen(stream) if shown else None for stream in (sys.stdout, sys.stderr))
@@ -118,7 +119,11 @@ class Worker:
 
     def progress(self) -> Progress:
         """The rank's last report; the one at its end once this worker is closed."""
-        return heartbeat.read_from(self._beat) if self._last_pulse is None else self._last_pulse
+        if self._last_pulse is not None:
+            return self._last_pulse
+        found = heartbeat.read_from(self._beat)
+        # If our file was removed before the rank opened it, the rank has created another one.
+        return found if found.at_s else heartbeat.read(self.files.beat)
 
     def is_stopped(self) -> bool:
         """True while the process is suspended (SIGSTOP, or a debugger holds it)."""
@@ -175,7 +180,8 @@ class Start:
     """One start of the group on this host.
 
     deadline_s: when ranks that still run are killed. signalled, signalled_s: what asked it to end, and when;
-    hurried: a later signal asked again. nudged: the group, which changes its size, asked, not a signal.
+    hurried: when ranks that save are killed too, in words. nudged: the group, which changes its size, asked,
+    not a signal.
     """
 
     number: int
@@ -186,7 +192,7 @@ class Start:
     deadline_s: float | None = None
     signalled: int | None = None
     signalled_s: float = 0.0
-    hurried: bool = False
+    hurried: str = ""
     nudged: bool = False
 
     @property

@@ -61,6 +61,8 @@ class WorkerGroup:
 
     def __enter__(self) -> "WorkerGroup":
         self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
+        if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:  # for ranks; a scheduler may send it to all
+            self._previous["SIGUSR2"] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the ends of ranks would be lost
             self._previous["SIGCHLD"] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
@@ -210,7 +212,7 @@ class WorkerGroup:
             return
         if start.signalled is not None and name != "SIGUSR1":
             if time.monotonic() > start.signalled_s + ONE_REQUEST_S:
-                start.hurried = True
+                start.hurried = "at the second signal"
                 start.end_within(0.0)
             return
         if name == "SIGUSR1" or not start.is_asked_to_end:
@@ -233,7 +235,7 @@ class WorkerGroup:
             return
         start.nudged, start.signalled_s = True, time.monotonic()
         if not message.get("polite", True):
-            start.hurried = True
+            start.hurried = "when the group ended"
             start.end_within(0.0)
             return
         for worker in start.running:

@@ -55,7 +55,7 @@ def test_an_experiment_does_not_replace_a_file_that_no_experiment_wrote(cwd):
     "present",
     [
         [],
-        [".hidden", "lost+found", "logs", "slurm-7.out"],
+        [".hidden", "lost+found", "logs", "slurm-7.out", "profile"],
         ["mine", "run.lock"],  # killed before it wrote more
         ["mine", "ledger.jsonl"],  # of 0.2.0
         ["kept/"],  # made for the checkpoints

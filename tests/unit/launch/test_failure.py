@@ -133,6 +133,13 @@ def end(body):
             "told: ZeroDivisionError: division by zero (<string>:6 <lambda>)\n",
             "ZeroDivisionError: division by zero\n",
         ),
+        # also an error that cannot be shown
+        (
+            "class Mute(Exception):\n    def __str__(self): return self.missing\nraise Mute",
+            1,
+            "told: Mute: <Mute.__str__ failed> (<string>:8 <module>)\n",
+            "Mute: <exception str() failed>\n",
+        ),
         # a consequence is not passed on
         (
             "raise RuntimeError('UNAVAILABLE: Socket closed')",

@@ -154,6 +154,7 @@ def test_a_beat_is_read_from_outside_with_the_time_of_the_phases_that_ended(tmp_
     assert began < seen.at_s <= time.monotonic()
     assert 0.05 <= seen.busy_s < 0.1 <= seen.waiting_s
     assert path.stat().st_mode & 0o077 == 0
+    assert heartbeat.read(str(path / "of another user")) == Progress()
 
 
 def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):

@@ -42,6 +42,18 @@ def test_gpus_are_asked_for_and_nothing_in_a_command_is_the_shell_s():
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
 
 
+def test_ranks_have_the_time_to_save_that_the_engine_gives():
+    _, job = json.loads(kubernetes_manifest(SPEC))["items"]
+    pod, script = job["spec"]["template"]["spec"], slurm_script(SPEC)
+    words = script.rpartition("cyxjax.launch")[2].replace("\\\n", "")
+    for given_s, command in [
+        (pod["terminationGracePeriodSeconds"], pod["containers"][0]["command"][3:]),
+        (int(script.partition("--signal=TERM@")[2].split()[0]), shlex.split(words)),
+    ]:
+        grace_s = parse(command, kubernetes_environment(SPEC) | {"JOB_COMPLETION_INDEX": "0"}).grace_s
+        assert given_s - 20 < grace_s < given_s
+
+
 def test_a_pods_environment_places_it_with_and_without_our_launcher():
     env = kubernetes_environment(SPEC) | {"JOB_COMPLETION_INDEX": "1"}
     assert (discover(env).rank, discover(env).world_size) == (1, 2)

@@ -1,12 +1,15 @@
 """The launcher's command line: torch's flags in both spellings, the guides' spellings, and refusals."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from cyxjax.errors import ConfigError
+from cyxjax.launch.clusters import discover
+from cyxjax.launch.environment import thread_share
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise import processes
 from cyxjax.launch.supervise.worker import Files, environment
@@ -122,6 +125,8 @@ def test_the_guardian_ends_only_what_it_still_watches():
     watched, released = sleeper(), sleeper()
     try:
         guard = processes.Reaper()
+        for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM"):  # to all processes of a job
+            guard._process.send_signal(getattr(signal, name))
         guard.watch(watched.pid)
         guard.watch(released.pid)
         guard.release(released.pid)
@@ -135,7 +140,8 @@ def test_the_guardian_ends_only_what_it_still_watches():
 
 def test_what_a_rank_finds_in_its_environment():
     found = place("--nnodes=2 --nproc_per_node=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=1")
-    env = environment(found, 1, 3, Files.within("/d", 3, 3), {"PATH": "/bin", "NPROC": "7"})
+    outer = {"PATH": "/bin", "NPROC": "7", "TORCHELASTIC_USE_AGENT_STORE": "True"}  # inside torchrun
+    env = environment(found, 1, 3, Files.within("/d", 3, 3), outer)
     assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"]) == (
         "3",
         "4",
@@ -145,3 +151,6 @@ def test_what_a_rank_finds_in_its_environment():
     assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["RESTART_COUNT"]) == ("10.0.0.1", "1", "3")
     assert (env["PATH"], env["NPROC"]) == ("/bin", "7")
     assert env["CYXJAX_BEAT_FILE"] == "/d/rank_3_3.beat"
+    assert discover(env).address == "10.0.0.1:1"
+    env = environment(found, 1, 3, Files.within("/d", 3, 3), {})
+    assert env["NPROC"] == env["CYXJAX_NPROC"] == env["OMP_NUM_THREADS"] == str(thread_share(2))

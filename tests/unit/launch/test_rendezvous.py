@@ -1,5 +1,6 @@
 """Ranks as threads with a real server: forming, refusals, losses, and strangers at its port."""
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from cyxjax.launch.group import client, ports, server
 from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.group.rendezvous import Rendezvous
+from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import Topology
 from tests.support.meeting import RANK, Meeting, by_hand
 from tests.support.programs import free_port
@@ -140,6 +142,12 @@ def test_rank_0_of_a_job_across_hosts_warns_once_without_a_token(capfd, address,
     topology = by_hand(master_addr=address, local_world_size=nproc, token=token)[0]
     connect._coordinate(topology).end()
     assert capfd.readouterr().err.count("CYXJAX_TOKEN is not set: whoever reaches 0.0.0.0 can join") == lines
+
+
+def test_a_program_that_spawns_ranks_keeps_the_level_of_native_logs_that_was_set(monkeypatch):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    Coordinator(LocalRanks(1, 0, 1, "127.0.0.1", 0, "job")).end()
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "0"
 
 
 def test_all_are_told_why_no_group_forms_before_rank_0_ends(monkeypatch):
