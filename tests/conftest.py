@@ -1,9 +1,10 @@
 """Setup for all tests: strict dtype and rank promotion, and eight virtual CPU devices."""
 
+import functools
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,6 +40,7 @@ import jax
 import pytest
 from hypothesis import settings
 
+from cyxjax.data import catalog
 from cyxjax.launch.backend import programs
 from tests.support import contexts, forked, leaks, order, shared_programs
 
@@ -47,6 +49,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()
+catalog._digits = functools.cache(catalog._digits)  # each reading parses 120,000 numbers
 contexts.share()
 shared_programs.share()
 settings.register_profile("any_machine", deadline=None)  # 200 ms per example is too short on a busy machine
@@ -93,6 +96,18 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`tmp_path`, as the current folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """A function: calls a command's `main` with words, checks the exit code, returns what was printed."""
+
+    def run(main: Callable[[list[str]], int], *words: object, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == code
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,7 +24,7 @@ LAUNCHER = [
             _HANDSHAKE,
             "test_a_hello_in_drips_has_one_deadline",
             "test_300_clients_that_come_back_do_not_keep_a_slow_host_out",
-            "test_a_thousand_wrong_tokens_are_two_lines",
+            "test_many_wrong_tokens_are_two_lines",
             "test_the_name_of_a_host_cannot_steer_a_terminal",
         ),
     ),

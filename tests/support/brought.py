@@ -1,5 +1,6 @@
 """Objects of a user, which a configuration names as `tests.support.brought:NAME`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,35 +90,44 @@ def my_mean(optimizer: Any) -> Sync:
 number = 3
 
 
-class Numbered:
-    """90 samples in order; its iterators report their position, as grain's do."""
+class Stream:
+    """Items in order; its iterators report their position, as grain's do. read: how many items were made."""
+
+    def __init__(self, items: Sequence):
+        self.items, self.read = items, 0
 
     def __iter__(self) -> Any:
-        return _Counting()
+        return Place(self)
 
 
-class _Counting:
-    number = 0
+class Place:
+    """An iterator of a Stream."""
+
+    def __init__(self, of: Stream):
+        self.of, self.number = of, 0
 
     def __iter__(self) -> Any:
         return self
 
-    def __next__(self) -> tuple:
-        if self.number == 90:
+    def __next__(self) -> Any:
+        if self.number == len(self.of.items):
             raise StopIteration
         self.number += 1
-        label = self.number % 3
-        return np.eye(3, 6, dtype=np.float32)[label] * (self.number % 7), np.int32(label)
+        self.of.read += 1
+        return self.of.items[self.number - 1]
 
-    def get_state(self) -> dict[str, int]:
-        return {"number": self.number}
+    def get_state(self) -> dict:
+        return {"number": self.number, 7: (b"bytes", np.int64(3))}
 
-    def set_state(self, state: dict[str, int]) -> None:
+    def set_state(self, state: dict) -> None:
+        assert state[7] == (b"bytes", 3)
         self.number = state["number"]
 
 
 def stream() -> Splits:
     """A stream for `data.name`: it states what a model must know of it, since it has no length."""
-    held = as_dataset(tuple(map(np.stack, zip(*list(Numbered())[:12], strict=True))))
-    info = DatasetInfo("stream", "classification", 3, (6,))
-    return Splits(Rows(Numbered()), held, held, info)  # type: ignore[arg-type]
+    labels, sizes = np.arange(1, 91, dtype=np.int32) % 3, np.arange(1, 91, dtype=np.float32) % 7
+    inputs = np.eye(3, 6, dtype=np.float32)[labels] * sizes[:, None]
+    held, info = as_dataset((inputs[:12], labels[:12])), DatasetInfo("stream", "classification", 3, (6,))
+    items = list(zip(inputs, labels, strict=True))
+    return Splits(Rows(Stream(items)), held, held, info)  # type: ignore[arg-type]

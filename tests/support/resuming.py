@@ -15,8 +15,8 @@ def bits(fitted: Any) -> list[bytes]:
 
 
 def kept(folder: Path) -> dict[str, Any]:
-    """Settings of a run that saves in `folder` after each step and resumes from it."""
-    return {"checkpoint_every_n_steps": 1, "checkpoint_dir": str(folder), "resume": "auto"}
+    """Settings of a run that saves in `folder` at its end and resumes from it."""
+    return {"checkpoint_every_n_steps": 1000, "checkpoint_dir": str(folder), "resume": "auto"}
 
 
 def check_goes_on(

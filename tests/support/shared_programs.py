@@ -1,8 +1,8 @@
 """Compiled programs that equal trainers share: most trainers in the tests differ only in their data.
 
 Normally each trainer traces, lowers and compiles its own steps. Here a second trainer with equal model, loss,
-optimizer, plan and devices reuses the functions of the first. A trainer with callbacks that are part of its
-step, with its own metrics, or with parts that cannot be compared has its own functions.
+optimizer, metrics, averages, plan and devices reuses the functions of the first. A trainer with other
+callbacks that are part of its step, or with parts that cannot be compared, has its own functions.
 """
 
 from collections.abc import Hashable
@@ -20,6 +20,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
 from cyxjax.train.hooks.all_callbacks import in_the_step
+from cyxjax.train.hooks.callbacks import EMA
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import StepPlan
 
@@ -71,16 +72,17 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
         recipe.metrics,
     )
     function = loss.fn if isinstance(loss, UserLoss) else getattr(loss, "__self__", None)
-    plain = metrics.num_training_rows == PLAIN.num_training_rows and metrics.labels is PLAIN.labels
-    plain = plain and metrics.names == PLAIN.names and not in_the_step(recipe.callbacks)
+    averages = in_the_step(recipe.callbacks)
+    plain = metrics.labels is PLAIN.labels and all(type(one) is EMA for one in averages)
+    measured = (metrics.ignore_index, metrics.num_rows, *metrics.own.items(), *metrics.better.items())
     changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
     if None in (model, function) or not plain or (isinstance(model, tuple) and changed):
         return None
     shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
     made = getattr(rule, "made_with", None)
     optimizer = (repr(made), rule.lr) if made else (rule.init, rule.update) if rule else None
-    texts = [repr(part) for part in (plan, shapes, made)]
-    key = (model, function, optimizer, recipe.augment, metrics.ignore_index, mesh, *texts)
+    texts = [repr(part) for part in (plan, shapes, made, [vars(one) for one in averages])]
+    key = (model, function, optimizer, recipe.augment, measured, mesh, *texts)
     try:
         hash(key)
     except TypeError:  # a model with a list among its fields

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -34,6 +35,8 @@ def classes(num_samples: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarra
 X, Y = classes()
 ce = optax.softmax_cross_entropy_with_integer_labels
 VAL = classes(15, seed=1)
+NET = "tests.support.brought:Net"
+BROUGHT = ["--model.name", NET, "--data.name", "tests.support.brought:data"]  # words of a short experiment
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +53,30 @@ def as_users_promote() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_device(group: None) -> None:
+def one_device(group: None) -> Iterator[None]:
     """The test runs in a group of one replica: eight would compile for minutes on a busy machine."""
-    use_devices(1)
+    yield from _groups_of(1)
 
 
 @pytest.fixture
-def two_devices(group: None) -> None:
-    """The test runs in a group of two replicas."""
-    use_devices(2)
+def two_devices(group: None) -> Iterator[None]:
+    """The test runs in a group of two replicas, and so do the commands that it calls."""
+    yield from _groups_of(2)
+
+
+_init = process_group.init
+
+
+def _groups_of(count: int) -> Iterator[None]:
+    """Until the generator ends, a new group has `count` devices, but for the one of `use_devices`."""
+
+    def init(place: Any = None, *, cpu_devices: Any = None, threads: Any = None) -> Any:
+        _init(place, threads=threads)  # jax has started: it has all its devices
+        return process_group.narrow(count)
+
+    with mock.patch.object(process_group, "init", init):
+        use_devices(count)
+        yield
 
 
 def shake(key: jax.Array, x: jax.Array) -> jax.Array:
@@ -107,9 +125,28 @@ class At(Hook):
             self._act(info)
 
 
+def does(**methods: Callable[..., Any]) -> cx.Callback:
+    """A callback with these methods, which take `self` first."""
+    return type("Does", (cx.Callback,), methods)()
+
+
 def says(moment: str, answer: Any = True) -> cx.Callback:
     """A callback whose method `moment` ("on_step", for example) returns `answer`."""
-    return type("Says", (cx.Callback,), {moment: lambda self, info: answer})()
+    return does(**{moment: lambda self, info: answer})
+
+
+def after_fit(*arguments: Any, **options: Any) -> Any:
+    """A trainer with these options (see `trainer`) after `fit(*arguments)`."""
+    one = trainer(**options)
+    one.fit(*arguments)
+    return one
+
+
+def loaded(folder: Any, **options: Any) -> Any:
+    """A trainer with these options (see `trainer`) that has loaded the newest checkpoint in `folder`."""
+    one = trainer(**options)
+    one.load_checkpoint(str(folder))
+    return one
 
 
 def lose(info: StepInfo) -> None:
@@ -128,10 +165,10 @@ def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), one: Any = None, **val
 
 
 def run_experiment(folder: Any, **values: Any) -> None:
-    """Trains a small network on digits in the run folder `folder`, as the command does, in a new group."""
+    """Trains a small network for one step in the run folder `folder`, as the command does, in a new group."""
     from cyxjax.train import experiment
 
-    small = {"epochs": 1, "batch_size": 256, "model": {"options": {"hidden": [8]}}}
+    small = {"epochs": 1, "batch_size": 16, "model": {"name": NET}, "data": {"name": BROUGHT[-1]}}
     values = small | {"optimizer": {"name": "sgd", "lr": 0.1}} | values
     process_group.finalize()
     try:
@@ -200,5 +237,5 @@ def assert_near(found: Any, wanted: Any, rtol: float = 2e-5, atol: float = 2e-6)
 def use_devices(count: int) -> None:
     """Creates a group of this process on its first `count` devices; the fixture `group` ends it."""
     process_group.finalize()
-    process_group.init()
+    _init()
     process_group.narrow(count)

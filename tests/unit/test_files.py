@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -41,15 +42,17 @@ def test_file_and_folder_are_synced_before_and_after_the_rename(tmp_path, monkey
     assert done == [False, "renamed", True]
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "folder", "device"])
+SPECIAL = {
+    "FIFO": os.mkfifo,
+    "folder": os.mkdir,
+    "device": partial(os.symlink, "/dev/zero"),  # replacing the link would be as bad as reading endlessly
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
 def test_what_is_no_plain_file_is_neither_read_nor_replaced(tmp_path, kind):
     path = tmp_path / "special"
-    if kind == "FIFO":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to("/dev/zero")  # replacing the link would be as bad as reading endlessly
+    SPECIAL[kind](path)
     for use in (read_plain, refuse_special, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
         with pytest.raises(OSError, match="special'"):
             use(path)

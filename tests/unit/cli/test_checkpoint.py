@@ -1,5 +1,6 @@
 """`cyxjax checkpoint`: its output, and that reading changes nothing."""
 
+import contextlib
 import json
 import os
 import tracemalloc
@@ -33,51 +34,47 @@ def damage(run, step):
 
 
 @pytest.mark.parametrize("below", [".", "checkpoints"])
-def test_ls_shows_every_step_once_one_that_is_none_and_what_was_set_aside(run, capsys, below):
+def test_ls_shows_every_step_once_one_that_is_none_and_what_was_set_aside(run, printed, below):
     folder = run / "checkpoints"
     (folder / "step_00000004").mkdir()
     (folder / "step_00000005.corrupt-20260101-000000").mkdir()
-    assert main(["ls", str(run / below)]) == 0
-    *rows, none, aside = capsys.readouterr().out.splitlines()
+    *rows, none, aside = printed(main, "ls", run / below).splitlines()
     found = [(line.split()[0], line.split()[-1]) for line in rows]
     assert found == [("step", "metric"), ("1", "3"), ("2", "0.5"), ("3", "1.25")]
     assert "4  MANIFEST.json: No such file" in none
     assert aside == "step_00000005.corrupt-20260101-000000: set aside because it did not verify"
-    assert main(["ls", str(run), "--json"]) == 0
-    *steps, last = json.loads(capsys.readouterr().out)
+    *steps, last = json.loads(printed(main, "ls", run, "--json"))
     assert [step["metric"] for step in steps] == [3, 0.5, 1.25]
     assert last.keys() == {"step", "error"}
 
 
-def test_verify_says_which_file_is_damaged_and_ends_with_1(run, capsys):
+def test_verify_says_which_file_is_damaged_and_ends_with_1(run, printed):
     assert main(["verify", str(run)]) == 0
     damage(run, 2)
     before = sorted(os.listdir(run / "checkpoints"))
-    assert main(["verify", str(run)]) == 1
+    shown = printed(main, "verify", run, code=1)
+    assert "step 2: damaged: arrays/process_00000.safetensors has another sha256" in shown
     assert main(["verify", str(run), "--step", "3"]) == 0
     with pytest.raises(CheckpointError, match="checkpoints: .* 9"):
         main(["verify", str(run), "--step", "9"])
-    out = capsys.readouterr().out
-    assert "step 2: damaged: arrays/process_00000.safetensors has another sha256" in out
-    assert main(["verify", str(run), "--json"]) == 1
-    assert [step["good"] for step in json.loads(capsys.readouterr().out)] == [True, False, True]
+    found = json.loads(printed(main, "verify", run, "--json", code=1))
+    assert [step["good"] for step in found] == [True, False, True]
     assert sorted(os.listdir(run / "checkpoints")) == before
 
 
 @pytest.mark.parametrize("given", ["", "checkpoints", "a"])
-def test_verify_reads_the_digests_of_the_run_wherever_its_checkpoints_are(run, capsys, given):
+def test_verify_reads_the_digests_of_the_run_wherever_its_checkpoints_are(run, printed, given):
     root = run / "a" if given == "a" else run  # the configuration of `a` names the checkpoints beside it
     root.mkdir(exist_ok=True)
     (root / "config.yaml").write_text(f"checkpoint_dir: {run / 'checkpoints'}\n")
     (root / "bits.jsonl").write_text('{"step": 2, "leaves": {"params/Dense_0/bias": "0-0"}}\n')
-    assert main(["verify", str(run / given)]) == 1
-    assert "step 2: damaged: the digest of params/Dense_0/bias" in capsys.readouterr().out
+    shown = printed(main, "verify", run / given, code=1)
+    assert "step 2: damaged: the digest of params/Dense_0/bias" in shown
 
 
-def test_export_writes_the_parameters_of_the_newest_good_step(run, capsys):
+def test_export_writes_the_parameters_of_the_newest_good_step(run, printed):
     damage(run, 3)
-    assert main(["export", str(run), str(run / "m.safetensors")]) == 0
-    assert capsys.readouterr().out.startswith("step 2: 3 arrays")
+    assert printed(main, "export", run, run / "m.safetensors").startswith("step 2: 3 arrays")
     tensors = dict(safetensors.deserialize((run / "m.safetensors").read_bytes()))
     assert sorted(tensors) == ["model_state/mean", "params/Dense_0/bias", "params/Dense_0/kernel"]
     assert tensors["params/Dense_0/bias"]["dtype"] == "BF16"
@@ -139,19 +136,22 @@ def test_export_refuses_a_damaged_step_and_a_bad_place(run):
     assert os.listdir(run) == ["checkpoints"]
 
 
-def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
+def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, printed):
     folder = run / "checkpoints"
     # Step 9 was found damaged first, step 8 last.
     aside = ["step_00000009.corrupt-20260101-000000", "step_00000008.corrupt-20260102-000000-1"]
     aside += ["step_00000007.abandoned-20260103-000000"]
     for name in (*aside, "step_00000006.corrupt-mine"):
         (folder / name / "arrays").mkdir(parents=True)
-    assert main(["ls", str(run)]) == 0
-    assert f"{aside[2]}: set aside because the run continued from an earlier step" in capsys.readouterr().out
-    for words in ([], [], ["--keep-corrupt", "0"]):
-        assert main(["prune", str(run), "--keep-last", "1", *words]) == 0
-    lines = [f"deleted step 1, {aside[0]}, {aside[2]}", "nothing to delete", f"deleted {aside[1]}"]
-    assert capsys.readouterr().out.splitlines() == lines
+    shown = printed(main, "ls", run)
+    assert f"{aside[2]}: set aside because the run continued from an earlier step" in shown
+    deleted = f"deleted step 1, {aside[0]}, {aside[2]}"
+    for words, line in (
+        ((), deleted),
+        ((), "nothing to delete"),
+        (("--keep-corrupt", 0), f"deleted {aside[1]}"),
+    ):
+        assert printed(main, "prune", run, "--keep-last", 1, *words) == f"{line}\n"
     kept = ["step_00000002", "step_00000003", "step_00000006.corrupt-mine"]  # the last one is not our naming
     assert sorted(os.listdir(folder)) == ["run.lock", *kept]
     assert os.listdir(run) == ["checkpoints"]
@@ -159,17 +159,21 @@ def test_prune_keeps_the_newest_the_best_and_the_last_damaged_step(run, capsys):
         main(["prune", str(run), "--keep-last", "3", "--keep-corrupt", "-1"])
 
 
-@pytest.mark.parametrize(("monitor", "kept"), [("val_loss", [2, 3]), ("val_accuracy", [1, 3])])
-def test_prune_keeps_the_step_that_the_run_s_monitor_calls_best(monitor, kept, tmp_path):
+ASKS = pytest.raises(ConfigError, match="--best")  # for the direction of a metric of one's own
+
+
+@pytest.mark.parametrize(
+    ("monitor", "kept", "outcome"),
+    [
+        ("val_loss", [2, 3], contextlib.nullcontext()),
+        ("val_accuracy", [1, 3], contextlib.nullcontext()),
+        ("val_bleu", [1, 2, 3], ASKS),
+    ],
+)
+def test_prune_keeps_the_step_that_the_run_s_monitor_calls_best(monitor, kept, outcome, tmp_path):
     with Checkpointer(tmp_path, keep_last=5) as checkpointer:
         for step, value in ((1, 3.0), (2, 0.5), (3, 1.25)):
             checkpointer.save(step, {"params": PARAMS}, {"config": {"monitor": monitor}}, metric=value)
-    assert main(["prune", str(tmp_path), "--keep-last", "1"]) == 0
-    assert list_steps(tmp_path) == kept
-
-
-def test_prune_asks_for_the_direction_of_a_metric_of_one_s_own(tmp_path):
-    with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, {"params": PARAMS}, {"config": {"monitor": "val_bleu"}}, metric=3.0)
-    with pytest.raises(ConfigError, match="--best"):
+    with outcome:
         main(["prune", str(tmp_path), "--keep-last", "1"])
+    assert list_steps(tmp_path) == kept

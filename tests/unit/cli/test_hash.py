@@ -64,13 +64,12 @@ PLAIN = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "r
         ({"steps": [2]}, {"steps": [2], "norms": [0.5]}, ["step 2: the history differs", NO_EARLIER]),
     ],
 )
-def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, capsys, one, other, lines):
-    folders = [str(run(tmp_path / name, **options)) for name, options in (("a", one), ("b", other))]
+def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, printed, one, other, lines):
+    folders = [run(tmp_path / name, **options) for name, options in (("a", one), ("b", other))]
     equal = lines[0].startswith("equal")
-    assert command.main(folders) == (0 if equal else 1)
-    assert capsys.readouterr().out.splitlines() == [line.format(b=tmp_path / "b") for line in lines]
-    command.main([*folders, "--json"])
-    assert json.loads(capsys.readouterr().out)["equal"] is equal
+    shown = printed(command.main, *folders, code=not equal)
+    assert shown.splitlines() == [line.format(b=tmp_path / "b") for line in lines]
+    assert json.loads(printed(command.main, *folders, "--json", code=not equal))["equal"] is equal
 
 
 def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
@@ -123,14 +122,12 @@ def test_what_cannot_be_compared_is_named(tmp_path):
             command.main([*map(str, folders)])
 
 
-def test_one_run_shows_its_newest_step_or_all(tmp_path, capsys):
+def test_one_run_shows_its_newest_step_or_all(tmp_path, printed):
     folder = run(tmp_path / "a", [2, 4], exact={"canary": "abc"})
-    assert command.main([str(folder), "--json"]) == 0
-    (newest,) = json.loads(capsys.readouterr().out)["steps"]
+    (newest,) = json.loads(printed(command.main, folder, "--json"))["steps"]
     assert (newest["step"], newest["exact"]) == (4, {"canary": "abc"})
     assert newest["leaves"].keys() == {"params/dense/bias", "params/dense/kernel"}
-    assert command.main([str(folder), "--all"]) == 0
     second, first = newest["digest"][:12], command.read_bits(folder, 2).digest[:12]
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(command.main, folder, "--all").splitlines()
     assert [line.partition(" (")[0] for line in lines[::2]] == [f"step 2: {first}", f"step 4: {second}"]
     assert lines[1] == lines[3] == "    canary: abc"

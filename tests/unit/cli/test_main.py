@@ -86,11 +86,10 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(words, named, capfd):
     assert "HINT: " in output
 
 
-def test_env_as_json_is_what_a_bug_report_needs(capsys, monkeypatch):
+def test_env_as_json_is_what_a_bug_report_needs(printed, monkeypatch):
     monkeypatch.setenv("CYXJAX_TOKEN", "open-sesame")
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x")
-    assert main.main(["env", "--json"]) == 0
-    text = capsys.readouterr().out
+    text = printed(main.main, "env", "--json")
     report = json.loads(text)
     assert report["software"]["jax"][0].isdigit()
     assert " x cpu" in report["devices"]
@@ -175,7 +174,7 @@ def test_a_list_that_nobody_reads_ends_without_a_traceback(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux's device that is always full")
-@pytest.mark.parametrize("words", [["env"], []])
+@pytest.mark.parametrize("words", [["completion", "bash"], []])
 def test_output_onto_a_full_disk_is_one_line(words):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "cyxjax.cli", *words]
@@ -219,11 +218,10 @@ def test_doctor_sees_what_this_machine_does_not_offer(tmp_path, monkeypatch):
     assert [check.level for check in found] == ["warn", "warn", "ok", "ok", "FAIL"]
 
 
-def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, capsys):
+def test_doctor_ends_with_1_when_something_is_in_the_way(monkeypatch, printed):
     broken = machine_checks.Check("FAIL", "devices", "none. HINT: plug one in.")
     monkeypatch.setattr(machine_checks, "devices", lambda: broken)
-    assert main.main(["doctor"]) == 1
-    assert "FAIL  devices   none. HINT: plug one in.\n" in capsys.readouterr().out
+    assert "FAIL  devices   none. HINT: plug one in.\n" in printed(main.main, "doctor", code=1)
 
 
 DOCTOR = """
@@ -259,11 +257,10 @@ def test_a_run_tells_the_commit_and_whether_it_was_changed(cwd):
     assert provenance()["git commit"].endswith(", with changes")
 
 
-def test_an_audit_is_one_document_for_a_script(tmp_path, capsys):
+def test_an_audit_is_one_document_for_a_script(tmp_path, printed):
     run = Path(shutil.copytree(Path(__file__).parents[2] / "data" / "run_folder_0_2_0", tmp_path / "run"))
     lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     (run / "ledger.jsonl").write_text("".join(lines[:4] + lines[5:]))
-    assert main.main(["audit", str(run), "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
+    report = json.loads(printed(main.main, "audit", run, "--json", code=1))
     assert not report["good"]
     assert report["findings"]

@@ -151,9 +151,8 @@ def test_each_key_has_its_form_its_sentence_and_the_default_of_the_values():
         ({"epochs": "$E"}, False),
     ],
 )
-def test_editors_accept_every_experiment_and_mark_a_wrong_key(values, is_valid, capsys):
+def test_editors_accept_every_experiment_and_mark_a_wrong_key(values, is_valid, printed):
     jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
-    assert main.main(["config", "--schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
+    schema = json.loads(printed(main.main, "config", "--schema"))
     with nullcontext() if is_valid else pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values, schema)

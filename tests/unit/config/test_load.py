@@ -113,7 +113,7 @@ def test_none_in_a_file_is_none_where_a_key_may_be_left_out(experiment):
     assert (config.max_grad_norm, config.max_time, config.early_stopping_patience) == (None, None, None)
 
 
-def test_a_file_overrides_its_base_and_a_later_file_an_earlier_one(experiment, tmp_path, capsys):
+def test_a_file_overrides_its_base_and_a_later_file_an_earlier_one(experiment, tmp_path, printed):
     (tmp_path / "shared").mkdir()
     experiment("epochs: 3\nseed: 1\noptimizer: {name: sgd, lr: 0.5}\nbatch_size: 8\n", "shared/all.yaml")
     experiment("base: all.yaml\nseed: 2\n", "shared/mine.yaml")
@@ -123,8 +123,7 @@ def test_a_file_overrides_its_base_and_a_later_file_an_earlier_one(experiment, t
     config = load_config(words)
     assert (config.epochs, config.seed, config.optimizer.name, config.optimizer.lr) == (9, 3, "sgd", 0.25)
     assert (config.global_batch_size, config.run_dir) == (64, "runs/y")
-    assert main(["config", *words]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(main, "config", *words)
     assert [line for line in shown.splitlines() if line.startswith("#")] == [
         "# from shared/all.yaml: optimizer.name",
         "# from x.yaml: global_batch_size, optimizer.lr",
@@ -159,11 +158,10 @@ def test_variables_of_the_environment_take_the_type_of_their_key(experiment):
     assert load_config(["--config", file], env=env).max_steps is None
 
 
-def test_commands_read_the_environment_of_their_process(experiment, monkeypatch, capsys):
+def test_commands_read_the_environment_of_their_process(experiment, monkeypatch, printed):
     file = experiment("epochs: ${env:MY_EPOCHS}\n")
     monkeypatch.setenv("MY_EPOCHS", "11")
-    assert main(["config", "--json", "--config", file]) == 0
-    assert json.loads(capsys.readouterr().out)["epochs"] == 11
+    assert json.loads(printed(main, "config", "--json", "--config", file))["epochs"] == 11
 
 
 @pytest.mark.parametrize(
@@ -338,9 +336,9 @@ def test_a_variable_in_a_list_of_texts_is_a_text(experiment):
     assert load_config(["--config", file], env=env).trainable == ("*/kernel", "7")
 
 
-def test_the_values_of_a_fast_dev_run_have_it_as_their_source(experiment, capsys):
+def test_the_values_of_a_fast_dev_run_have_it_as_their_source(experiment, printed):
     file = experiment("epochs: 9\nbatch_size: 8\n")
-    assert main(["config", "--config", file, "--fast-dev-run"]) == 0
-    comments = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#")]
+    lines = printed(main, "config", "--config", file, "--fast-dev-run").splitlines()
+    comments = [line for line in lines if line.startswith("#")]
     assert [line for line in comments if "x.yaml" in line] == [f"# from {file}: batch_size"]
     assert any(line.startswith("# from fast_dev_run: ") for line in comments)

@@ -139,8 +139,8 @@ def test_a_hello_in_drips_has_one_deadline(live, monkeypatch):
         assert until(is_dropped, 10)  # each byte used to reset the deadline
 
 
-def test_a_thousand_wrong_tokens_are_two_lines(live):
-    for _ in range(1000):
+def test_many_wrong_tokens_are_two_lines(live):
+    for _ in range(200):
         with live.knock() as hostile:
             hostile.sendall(b'{"nonce":"n","proof":"guess"}\n' * 20)
             while hostile.recv(4096):

@@ -68,9 +68,8 @@ def test_a_pods_environment_places_it_with_and_without_our_launcher():
         ("k8s", ["--image", "registry.example/cyxjax:1"], "scripts/kubernetes/digits.json"),
     ],
 )
-def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, capsys):
-    assert job_files.main([engine, *EXAMPLE, *flags, *PROGRAM]) == 0
-    assert capsys.readouterr().out == (ROOT / path).read_text()
+def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, printed):
+    assert printed(job_files.main, engine, *EXAMPLE, *flags, *PROGRAM) == (ROOT / path).read_text()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def test_a_bad_command_line_is_one_line(argv, capsys):
     assert "HINT: " in output
 
 
-def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(cwd, monkeypatch, capsys):
+def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(cwd, monkeypatch, capsys, printed):
     sbatch = cwd / "bin" / "sbatch"
     sbatch.parent.mkdir()
     sbatch.write_text(
@@ -92,8 +91,7 @@ def test_a_script_is_checked_and_queued_by_slurm_or_its_refusal_is_shown(cwd, mo
     )
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
-    assert job_files.main(["slurm", "--name", "mine", "--submit", *PROGRAM]) == 0
-    output = capsys.readouterr().out.splitlines()
+    output = printed(job_files.main, "slurm", "--name", "mine", "--submit", *PROGRAM).splitlines()
     assert output == ["wrote mine.sbatch", "sbatch --test-only mine.sbatch", "sbatch mine.sbatch"]
     (cwd / "refuse").touch()
     assert job_files.main(["slurm", "--check", "--output", "x.sbatch", *PROGRAM]) == EXIT_INFRASTRUCTURE

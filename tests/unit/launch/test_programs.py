@@ -76,21 +76,19 @@ def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, sp
     assert store.get("jit_f-12") is None
 
 
-@pytest.mark.parametrize("spoil", ["open", "another's", "link", "file", "nowhere"])
-def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(
-    store, warnings, spoil, monkeypatch, tmp_path
-):
-    path = store._path
+SPOILED_FOLDERS = {  # -> the folder to use instead, if any
+    "open": lambda path, patch: path.chmod(0o750),
+    "another's": SPOILED["another's"],
+    "link": SPOILED["a link"],
+    "file": lambda path, patch: os.replace(path, path.with_name("away")) or path.touch(),
+    "nowhere": lambda path, patch: next(path.iterdir()) / "programs",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED_FOLDERS)
+def test_a_folder_that_is_not_this_users_alone_is_told_once_and_not_used(store, warnings, spoil, monkeypatch):
     store.put("jit_f-12", b"f")
-    if spoil == "open":
-        path.chmod(0o750)
-    elif spoil == "another's":
-        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    elif spoil == "nowhere":
-        path = the_file(store) / "programs"
-    else:
-        os.replace(path, tmp_path / "away")
-        path.symlink_to(tmp_path / "away") if spoil == "link" else path.write_text("")
+    path = SPOILED_FOLDERS[spoil](store._path, monkeypatch) or store._path
     fresh = ProgramStore(path, "one processor", warnings.append)
     assert fresh.get("jit_f-12") is None
     for _ in range(2):

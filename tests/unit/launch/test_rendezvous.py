@@ -43,7 +43,8 @@ def test_a_group_forms_and_a_goodbye_is_no_death(meet):
     assert not until(lambda: lost, 0.2)
 
 
-def test_more_ranks_than_pending_connections_all_meet_at_once(meet):
+def test_more_ranks_than_pending_connections_all_meet_at_once(meet, monkeypatch):
+    monkeypatch.setattr(server, "MAX_PENDING", 32)
     ranks = server.MAX_PENDING + 40
     members = meet(ranks, timeout_s=60).join_all(*range(ranks), timeout_ms=60_000)
     assert [type(member) for member in members] == [GroupConnection] * ranks
@@ -199,6 +200,9 @@ def test_a_rank_that_comes_before_rank_0_waits_for_it(monkeypatch):
 def test_a_wrong_address_says_in_which_way(monkeypatch, addr, message):
     if addr == "node1":
         monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
+    elif addr != "127.0.0.9":  # without a question to a name server
+        unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=unknown))
     _, rank_1 = by_hand(master_addr=addr, local_world_size=1, timeout_ms=300)
     with pytest.raises(GroupError, match=message):
         client.join(rank_1)

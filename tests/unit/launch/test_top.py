@@ -107,14 +107,13 @@ def test_who_waits_for_whom(rows, output):
     assert waits(rows, 100.0) == output
 
 
-def test_a_job_is_watched_until_it_has_ended(processes, monkeypatch, capsys):
+def test_a_job_is_watched_until_it_has_ended(processes, monkeypatch, printed):
     def ended(seconds):
         for pid in (100, 101):
             shutil.rmtree(processes / str(pid))
 
     monkeypatch.setattr(top.sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(top.time, "sleep", ended)
-    assert top.main(["mine"]) == 0
-    output = capsys.readouterr().out
+    output = printed(top.main, "mine")
     assert output.count("mine") == 1
     assert output.endswith("The job has ended.\n")

@@ -42,9 +42,7 @@ def test_resnet_stem_halves_twice_and_the_small_one_not_at_all():
         model, x = get_model("resnet18")(width=4, **options), jnp.zeros((1, 64, 64, 3))
 
         def run(key):
-            variables = model.init(key, x)
-            _, seen = model.apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
-            return seen["intermediates"]
+            return model.init(key, x, capture_intermediates=True, mutable=True)["intermediates"]
 
         blocks = jax.eval_shape(run, jax.random.key(0))
         return [blocks[f"BasicBlock_{i}"]["__call__"][0].shape[1] for i in (0, 2, 4, 6)]

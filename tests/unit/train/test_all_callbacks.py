@@ -9,7 +9,7 @@ from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL, strongest
 from cyxjax.train import run
 from cyxjax.train.hooks.hook import Position, StepInfo
 from cyxjax.train.hooks.saving import StopHook
-from tests.support.trainers import VAL, X, Y, config, says, trainer
+from tests.support.trainers import VAL, X, Y, after_fit, config, does, says, trainer
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -64,19 +64,12 @@ def test_the_strongest_reason_of_all_ranks_is_told(requests, reason):
 
 @pytest.mark.usefixtures("two_devices")
 def test_a_state_that_a_callback_gives_back_is_seen_by_the_next_one_and_trained_on():
-    class Zeroes(cx.Callback):
-        def wants_state(self, position, saving):
-            return position.step == 30
+    def zero(self, moment):
+        return moment.state._replace(params=jax.tree.map(lambda leaf: 0 * leaf, moment.state.params))
 
-        def on_state(self, moment):
-            return moment.state._replace(params=jax.tree.map(lambda leaf: 0 * leaf, moment.state.params))
-
-    class Sees(Zeroes):
-        def on_state(self, moment):
-            self.seen = [float(abs(leaf).max()) for leaf in jax.tree.leaves(moment.state.params)]
-
-    sees = Sees()
-    one = trainer(callbacks=[Zeroes(), sees])
-    one.fit(X, Y, config(batch_size=1, epochs=1))
-    assert sees.seen == [0.0] * len(sees.seen) != []
+    seen, at_30 = [], {"wants_state": lambda self, position, saving: position.step == 30}
+    sees = does(on_state=lambda self, moment: seen.extend(jax.tree.leaves(moment.state.params)), **at_30)
+    one = after_fit(X, Y, config(batch_size=1, epochs=1), callbacks=[does(on_state=zero, **at_30), sees])
+    assert seen
+    assert not any(leaf.any() for leaf in seen)
     assert not any(leaf.any() for leaf in jax.tree.leaves(one.params))

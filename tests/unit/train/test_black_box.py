@@ -69,12 +69,7 @@ def setting(tmp_path, monkeypatch):
     return make
 
 
-def replayed(folder, capsys):
-    assert steps.main([str(folder)]) == 0
-    return capsys.readouterr().out
-
-
-def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
+def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, printed):
     with pytest.raises(NonFiniteError, match="loss .*step 3 "):
         experiment.run(setting(bad=11, callbacks=["EarlyStopping", "ReduceLROnPlateau"]))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
@@ -82,7 +77,7 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
     assert 11 in box.sample_ids
     assert len(box.sample_ids) == 16
     assert folder.stat().st_mode & 0o077 == 0
-    shown = replayed(folder, capsys)
+    shown = printed(steps.main, folder)
     assert shown.splitlines()[1].startswith("ReduceLROnPlateau is not repeated")
     assert "EarlyStopping" not in shown
     for part in (
@@ -115,49 +110,49 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, capsys):
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each(
-    options, setting, tmp_path, capsys
+    options, setting, tmp_path, printed
 ):
     with pytest.raises(NonFiniteError, match="loss .*step 3 "):
         experiment.run(setting(bad=11, **options))
     (folder,) = (tmp_path / "run").glob("black_box_step*")
     assert read_box(folder).num_replicas == 2
-    shown = replayed(folder, capsys)
+    shown = printed(steps.main, folder)
     # Every second sample of a step belongs to the second replica; only sample 11 is divided by zero.
     place = read_box(folder).sample_ids.index(11)
     assert f"First not finite (replica {place % 2}, micro-batch 0, forward): layer body (Fragile)" in shown
 
 
-def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys):
+def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys, printed):
     for _ in range(2):  # the second finds all epochs done
         experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False, verbose=True))
-    printed = capsys.readouterr().out
+    shown = capsys.readouterr().out
     folders = sorted((tmp_path / "run").glob("black_box_step*"), key=lambda p: read_box(p).step)
     assert len(folders) == 3  # one per epoch; the fourth repeats them
-    assert all(f"`cyxjax replay {folder}`" in printed for folder in folders)
-    assert printed.count("4 steps left out, not finite") == 2
+    assert all(f"`cyxjax replay {folder}`" in shown for folder in folders)
+    assert shown.count("4 steps left out, not finite") == 2
     assert read_box(folders[0]).loss == "left out"
     assert read_box(folders[0]).checkpoint_step == 2  # not among the last three that the run kept
-    assert "layer body (Fragile)" in replayed(folders[0], capsys)
+    assert "layer body (Fragile)" in printed(steps.main, folders[0])
 
 
-def test_a_second_bad_step_after_one_checkpoint_is_replayed_past_the_first(setting, tmp_path, capsys):
+def test_a_second_bad_step_after_one_checkpoint_is_replayed_past_the_first(setting, tmp_path, printed):
     # Steps 3 of the first epoch, 1 and 3 of the second are bad, all after the checkpoint of step 2.
     experiment.run(setting(bad=[11, 36], on_nonfinite="rollback", epochs=2))
-    assert "Replayed: step 4 is the first" in replayed(tmp_path / "run" / "black_box_step4", capsys)
+    assert "Replayed: step 4 is the first" in printed(steps.main, tmp_path / "run" / "black_box_step4")
     for name, bad in (("black_box_step3", 11), ("black_box_step3_epoch2_sample0", 36)):
         assert bad in read_box(tmp_path / "run" / name).sample_ids
-        assert "Replayed: step 3 is the first" in replayed(tmp_path / "run" / name, capsys)
+        assert "Replayed: step 3 is the first" in printed(steps.main, tmp_path / "run" / name)
 
 
-def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys):
+def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys, printed):
     config = setting(bad=11, on_nonfinite="rollback", checkpoint_every_n_steps=1, epochs=2, verbose=True)
     experiment.run(config)
     shown = capsys.readouterr().out
     bad = re.findall(r"WARNING: step (\d+) was", shown)
     assert len(bad) == 2  # once per epoch
     assert "back to the checkpoint of step" in shown
-    assert audit.main([config.run_dir]) == 0
-    found = re.findall(r"steps (\d+) to (\d+): left out on purpose: a rollback", capsys.readouterr().out)
+    audited = printed(audit.main, config.run_dir)
+    found = re.findall(r"steps (\d+) to (\d+): left out on purpose: a rollback", audited)
     assert found == [(step, step) for step in bad]  # with the same numbers
 
 

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from cyxjax.config.load import load_config
+from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.plugins import GROUPS, named, offered
 from cyxjax.train.experiment import prepare, run
@@ -33,7 +34,8 @@ report: false
 
 
 @pytest.fixture
-def experiment(cwd):
+def experiment(cwd, two_devices):
+    process_group.finalize()  # the run makes its own
     (cwd / "x.yaml").write_text(FILE)
     # user code and optax's Adam need jax's default promotion
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -16,7 +16,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.train import trainer as train
 from cyxjax.train.hooks.all_callbacks import checked
 from cyxjax.train.hooks.hook import stops
-from tests.support.trainers import VAL, X, Y, config, mlp, same_bits, trainer
+from tests.support.trainers import VAL, X, Y, after_fit, config, does, loaded, mlp, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -35,41 +35,31 @@ def test_the_learning_rate_falls_on_a_plateau_and_nothing_is_compiled_again(comm
     assert history.train_losses[2] != plain[2]
 
 
-def test_a_plateau_goes_on_where_a_checkpoint_was_made(tmp_path):
-    def run(to, **values):
-        one = trainer(callbacks=[cx.ReduceLROnPlateau(0.1, patience=2, min_delta=10), cx.EMA(0.9)])
-        one.fit(X, Y, *VAL, config(checkpoint_dir=str(tmp_path / to), checkpoint_every_n_epochs=1, **values))
-        return one
-
-    whole = run("whole", epochs=6)
-    run("cut", epochs=4)  # lowered once; one of two epochs of waiting is over
-    second = run("cut", epochs=6, resume="must")
-    assert second.history.learning_rates == whole.history.learning_rates
-    assert whole.history.learning_rates == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01, 0.001], rel=1e-15)
-    assert second.history.train_losses == whole.history.train_losses
-    assert same_bits(second.state.params, whole.state.params)
-
-
-def test_two_plateaus_lower_one_learning_rate(tmp_path):
+def test_plateaus_lower_one_learning_rate_and_go_on_where_a_checkpoint_was_made(tmp_path):
     """Each multiplies the rate by its own factor, once, also after a resume."""
 
-    def run(**values):
+    def run(to, **values):
         by_loss = cx.ReduceLROnPlateau(0.5, patience=2, monitor="train_loss", min_delta=10)
         by_val = cx.ReduceLROnPlateau(0.1, patience=3, min_delta=10)
         high = cx.ReduceLROnPlateau(0.1, patience=4, monitor="train_loss", min_delta=10, min_factor=0.1)
-        values |= {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
-        return trainer(callbacks=[by_loss, by_val, high]).fit(X, Y, *VAL, config(**values))
+        values |= {"checkpoint_dir": str(tmp_path / to), "checkpoint_every_n_epochs": 1}
+        return after_fit(X, Y, *VAL, config(**values), callbacks=[by_loss, by_val, high, cx.EMA(0.9)])
 
     # The first lowers after epochs 3 and 5, the second after epoch 4; the third keeps it at least at 0.01
     # unless another has gone below.
     expected = [0.1, 0.1, 0.1, 0.05, 0.005, 0.0025]
-    run(epochs=4)
-    history = run(epochs=6, resume="must")
-    assert history.learning_rates == pytest.approx(expected)
+    whole = run("whole", epochs=6)
+    run("cut", epochs=4)  # lowered twice; one of two epochs of waiting of the first is over
+    second = run("cut", epochs=6, resume="must")
+    history = second.history
+    assert history.learning_rates == whole.history.learning_rates == pytest.approx(expected)
+    assert history.train_losses == whole.history.train_losses
+    assert same_bits(second.state.params, whole.state.params)
     per_epoch = history.num_steps // 6
-    by_hand = trainer(lr=lambda step: jnp.asarray(expected)[step // per_epoch])
-    losses = by_hand.fit(X, Y, *VAL, config(epochs=6)).train_losses
-    assert history.train_losses == pytest.approx(losses, rel=1e-6)
+    by_hand = after_fit(
+        X, Y, *VAL, config(epochs=6), lr=lambda step: jnp.asarray(expected)[step // per_epoch]
+    )
+    assert history.train_losses == pytest.approx(by_hand.history.train_losses, rel=1e-6)
 
 
 def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():
@@ -81,27 +71,22 @@ def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():
 
 def test_evaluation_sees_the_average_and_training_the_parameters():
     # One sample, one step per epoch: the test can compute the average from the parameters.
-    class Follow(cx.Callback):
-        def on_start(self, moment):
-            self.seen = [np.array(moment.state.params["0_linear"]["kernel"])]
+    seen = []
 
-        def wants_state(self, position, saving):
-            return True
+    def see(self, moment):
+        seen.append(np.array(moment.state.params["0_linear"]["kernel"]))
 
-        def on_state(self, moment):
-            self.seen.append(np.array(moment.state.params["0_linear"]["kernel"]))
-
-    follow = Follow()
+    follow = does(on_start=see, wants_state=lambda self, position, saving: True, on_state=see)
     one = trainer(callbacks=[cx.EMA(0.2), follow])
     history = one.fit(X[:1], Y[:1], X[:1], Y[:1], config(epochs=4))
-    average = follow.seen[0]
-    for t, params in enumerate(follow.seen[1:]):
+    average = seen[0]
+    for t, params in enumerate(seen[1:]):
         d = min(0.2, (1 + t) / (10 + t))
         average = d * average + (1 - d) * params
     kernel = one.params["0_linear"]["kernel"]
     np.testing.assert_allclose(kernel, average, rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(one.get_model().parameters()["0_linear"]["kernel"], kernel)
-    np.testing.assert_array_equal(one.state.params["0_linear"]["kernel"], follow.seen[-1])
+    np.testing.assert_array_equal(one.state.params["0_linear"]["kernel"], seen[-1])
     assert one.evaluate(X[:1], Y[:1])[0] == history.val_losses[-1]
     # The parameters train as without an average, also into a second fit.
     plain = trainer()
@@ -217,8 +202,7 @@ def test_what_a_callback_saves_goes_on_bit_for_bit(tmp_path, when):
     due = {"step": lambda at: at.step == 11, "epoch": lambda at: at.epoch == 1}[when]
     one, _ = asking(**{when: lambda t, at: due(at) and t.save_checkpoint(str(tmp_path / "now"))})
     one.fit(X, Y, *VAL, config(epochs=3))
-    other = trainer()
-    other.load_checkpoint(str(tmp_path / "now"))
+    other = loaded(tmp_path / "now")
     assert 8 <= other.run_state.position.step < 24
     assert other.fit(X, Y, *VAL, config(epochs=3)).train_losses == one.history.train_losses
     assert same_bits(other.params, one.params)
@@ -232,8 +216,7 @@ def test_a_call_that_a_running_fit_would_not_take_is_refused(tmp_path, call, mon
         "load_checkpoint": lambda t, at: t.load_checkpoint(path),
     }
     one, _ = asking(epoch=calls[call])
-    other = trainer()
-    other.fit(X, Y, config(epochs=1))
+    other = after_fit(X, Y, config(epochs=1))
     other.save_checkpoint(path)
     monkeypatch.setattr(train, "on_any_rank", None)  # it must not wait for the other ranks first
     with pytest.raises(GroupError, match=rf"^{call}\(.* fit"):
@@ -253,12 +236,10 @@ def test_after_an_error_in_a_callback_the_trainer_goes_on_from_what_it_learned(t
         one.fit(X, Y, config(epochs=2, steps_in_flight=4, steps_per_dispatch=1))
     done = one.run_state.position.step
     assert done == 6  # three more were dispatched
-    alike = trainer()
-    alike.fit(X, Y, config(epochs=2, max_steps=done))
+    alike = after_fit(X, Y, config(epochs=2, max_steps=done))
     assert one.evaluate(*VAL) == alike.evaluate(*VAL)
     one.save_checkpoint(str(tmp_path / "rescued"))  # complete: includes the steps that were dispatched
-    other = trainer()
-    other.load_checkpoint(str(tmp_path / "rescued"))
+    other = loaded(tmp_path / "rescued")
     np.testing.assert_allclose(other.run_state.sums, alike.run_state.sums, rtol=1e-12)
     callback._step = None
     assert one.fit(X, Y, config(epochs=2)).train_losses == alike.fit(X, Y, config(epochs=2)).train_losses
@@ -269,6 +250,4 @@ def test_a_model_that_holds_values_has_the_trained_ones_in_a_callback():
     one, callback = asking(model, epoch=lambda t, at: model.parameters())
     one.fit(X, Y, config(epochs=2))
     for epochs, found in enumerate(callback.seen, 1):
-        alike = trainer(mlp())
-        alike.fit(X, Y, config(epochs=epochs))
-        assert same_bits(found, alike.params)
+        assert same_bits(found, after_fit(X, Y, config(epochs=epochs)).params)

@@ -13,6 +13,7 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.load import load_config
+from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError, OtherStateError
 from cyxjax.train import comparison, fingerprints
 from cyxjax.train.comparison import changed_keys
@@ -23,13 +24,13 @@ from tests.support.trainers import VAL, X, Y, config, trainer
 
 START = "the configuration changed since the checkpoint: "
 FILE = """
-model: {name: mlp, options: {hidden: [8]}}
-data: {name: digits}
+model: {name: "tests.support.brought:Net"}
+data: {name: "tests.support.brought:data"}
 optimizer: {name: momentum, lr: 0.01}
 schedule: {name: constant}
 epochs: 1
 max_steps: 2
-global_batch_size: 64
+global_batch_size: 8
 verbose: false
 report: false
 max_eval_batches: 1
@@ -45,7 +46,9 @@ def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X,
 # ---- a resume ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_a_run_folder_is_told_what_is_other_and_where_it_matters(cwd, capsys):
+    process_group.finalize()  # each run makes its own
     (cwd / "x.yaml").write_text(FILE)
 
     def changes(*words):

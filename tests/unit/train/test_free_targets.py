@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
-from tests.support.trainers import CLASSES, X, Y, batches, ce, config, trainer
+from tests.support.trainers import CLASSES, X, Y, after_fit, batches, ce, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -35,10 +35,9 @@ rng = np.random.default_rng(0)
 )
 def test_integers_are_what_the_users_loss_makes_of_them(loss, target):
     target = target.astype(np.int32)
-    by_arrays, by_loader = trainer(loss=loss), trainer(loss=loss)
-    history = by_arrays.fit(X, target, config(batch_size=8, shuffle=False))
-    by_loader.fit(batches(X, target, 16), config())
-    assert np.isfinite(history.train_losses).all()
+    by_arrays = after_fit(X, target, config(batch_size=8, shuffle=False), loss=loss)
+    by_loader = after_fit(batches(X, target, 16), config(), loss=loss)
+    assert np.isfinite(by_arrays.history.train_losses).all()
     # Two replicas of 8 samples: the same batches, dealt out in the same order.
     jax.tree.map(np.testing.assert_array_equal, by_arrays.params, by_loader.params)
     assert np.isfinite(by_arrays.evaluate(X, target)[0])

@@ -25,7 +25,9 @@ from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
-from tests.support.trainers import X, Y, batches, fitted, trainer, use_devices
+from tests.support.trainers import X, Y, batches, fitted, loaded, use_devices
+
+pytestmark = pytest.mark.usefixtures("two_devices")
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
 OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_0_2_0"
@@ -36,14 +38,8 @@ def fit(folder, replicas=None, one=None, **changes):
     if replicas is not None:
         use_devices(replicas)
     options = {"epochs": 3, "batch_size": None, "global_batch_size": 16, "checkpoint_every_n_steps": 5}
-    return fitted(data=(X[:SAMPLES], Y[:SAMPLES]), run_dir=str(folder), one=one, **options | changes)
-
-
-def loaded(run):
-    """A trainer that continues from the newest checkpoint of the run folder `run`."""
-    one = trainer(linen.Dense(3))
-    one.load_checkpoint(str(run / "checkpoints"))
-    return one
+    data = X[:SAMPLES], Y[:SAMPLES]
+    return fitted(data=data, run_dir=str(folder), report=False, one=one, **options | changes)
 
 
 def places(folder):
@@ -65,15 +61,14 @@ def tamper(monkeypatch, bad_step, change):
     monkeypatch.setattr(Order, "__getitem__", reading)
 
 
-def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, monkeypatch, capsys):
+def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, monkeypatch, printed):
     fit(tmp_path, max_steps=7)
     with monkeypatch.context() as patch:  # while it is audited
         patch.setattr(
             "cyxjax.train.runs.audit.read_ledger", lambda path: (read_ledger(path), fit(tmp_path))[0]
         )
         assert audit.main([str(tmp_path)]) == 0
-    assert audit.main([str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(audit.main, tmp_path)
     assert "3 epochs of 50 samples, 150 in all" in shown
     assert "every sample came once per epoch" in shown
     # a span ends at every save (steps 5, 7, 10 and the end) and at the end of an epoch
@@ -81,18 +76,16 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, monkeypatch,
     *lines, last = (tmp_path / "ledger.jsonl").read_text().splitlines()
     changed = json.dumps(json.loads(last) | {"sum": "0" * 16})
     (tmp_path / "ledger.jsonl").write_text("\n".join([*lines, changed]) + "\n")
-    assert audit.main([str(tmp_path)]) == 1
-    assert "the checkpoint of step 12 was trained on other samples" in capsys.readouterr().out
+    assert "the checkpoint of step 12 was trained on other samples" in printed(audit.main, tmp_path, code=1)
 
 
-def test_steps_made_again_count_once_and_damage_is_mended_at_the_resume(tmp_path, capsys):
+def test_steps_made_again_count_once_and_damage_is_mended_at_the_resume(tmp_path, capsys, printed):
     fit(tmp_path, max_steps=7)
     # As if it had died before its last save: the save of step 5 is the newest.
     (newest,) = (tmp_path / "checkpoints").glob("step_*7")
     newest.rename(tmp_path / "gone")
     fit(tmp_path, max_steps=11)
-    assert audit.main([str(tmp_path)]) == 0
-    assert "13 steps, 2 of them repeated after a restart" in capsys.readouterr().out
+    assert "13 steps, 2 of them repeated after a restart" in printed(audit.main, tmp_path)
     path = tmp_path / "ledger.jsonl"
     lines = path.read_text().splitlines()
     lines[2] = lines[2].replace('"samples": 16', '"samples": 17')
@@ -103,49 +96,43 @@ def test_steps_made_again_count_once_and_damage_is_mended_at_the_resume(tmp_path
     assert audit.main([str(tmp_path)]) == 0
 
 
-def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch, capsys):
+def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch, printed):
     with monkeypatch.context() as patched:
         tamper(patched, 6, lambda ids: (ids + 1) % SAMPLES)
         fit(tmp_path)
-    assert audit.main([str(tmp_path)]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(audit.main, tmp_path, code=1).splitlines()
     assert lines[0].startswith(
         "step 6: altered: steps 6 to 8 have 34 samples that are not the 34 of places 16"
     )
     assert len(lines) == 2
 
 
-def test_a_changed_seed_is_told_at_the_resume_and_by_the_audit(tmp_path, capsys):
-    fit(tmp_path, max_steps=6)  # two steps into epoch 1
-    fit(tmp_path, seed=1, verbose=True)
+@pytest.mark.parametrize("start", ["resume", "load"])
+def test_a_changed_seed_is_told_at_the_start_and_by_the_audit(start, tmp_path, capsys, printed):
+    fit(tmp_path / "source", max_steps=6)  # two steps into epoch 1
+    one = loaded(tmp_path / "source" / "checkpoints", model=linen.Dense(3)) if start == "load" else None
+    run = tmp_path / ("source" if one is None else "run")
+    fit(run, one=one, seed=1, verbose=True)
     shown = capsys.readouterr().out
     assert "WARNING: the order of samples changed after 32 samples of epoch 2" in shown
-    assert audit.main([str(tmp_path)]) == 1
-    assert "reordered: the order was changed after 32 samples of epoch 2" in capsys.readouterr().out
+    shown = printed(audit.main, run, code=1)
+    assert "reordered: the order was changed after 32 samples of epoch 2" in shown
 
 
-def test_the_record_of_a_loaded_state_begins_where_it_was_loaded(tmp_path, capsys):
+def test_the_record_of_a_loaded_state_begins_where_it_was_loaded(tmp_path, capsys, printed):
     source, folder = tmp_path / "source", tmp_path / "run"
     fit(source, epochs=1)
     fit(source, epochs=2, seed=1, global_batch_size=24)  # two orders: no record of them can be made again
-    fit(folder, one=loaded(source))
+    fit(folder, one=loaded(source / "checkpoints", model=linen.Dense(3)))
     for epochs in (3, 4):
         capsys.readouterr()
         fit(folder, epochs=epochs, verbose=True)
         assert "lost" not in capsys.readouterr().out
-        assert audit.main([str(folder)]) == 0
-        assert "from sample 0 of epoch 3 on" in capsys.readouterr().out
+        assert "from sample 0 of epoch 3 on" in printed(audit.main, folder)
     (folder / "ledger.jsonl").unlink()
     fit(folder, epochs=5, verbose=True)
     assert "8 steps before the checkpoint; they were written again" in capsys.readouterr().out
     assert audit.main([str(folder)]) == 0
-
-
-def test_another_order_after_a_load_within_an_epoch_is_found(tmp_path, capsys):
-    fit(tmp_path / "source", max_steps=6)
-    fit(tmp_path / "run", one=loaded(tmp_path / "source"), seed=1)
-    assert audit.main([str(tmp_path / "run")]) == 1
-    assert "reordered: the order was changed after 32 samples of epoch 2" in capsys.readouterr().out
 
 
 def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
@@ -175,7 +162,7 @@ def test_what_the_feed_notes_does_not_depend_on_the_replicas():
     ("first", "then"),  # (samples a replica, replicas)
     [((8, 1), (8, 2)), ((16, 1), (64, 1)), ((7, 2), (3, 1))],
 )
-def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first, then):
+def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, printed, first, then):
     fit(tmp_path, first[1], batch_size=first[0], max_steps=6, **ONE_SAVE)
     before_it = places(tmp_path)
     capsys.readouterr()
@@ -185,8 +172,7 @@ def test_another_size_goes_on_at_exactly_the_next_sample(tmp_path, capsys, first
     assert places(tmp_path)[len(before_it)][:2] == ((epoch + 1, 0) if whole else (epoch, stop))
     shown = capsys.readouterr().out
     assert f"epoch {epoch + whole + 1}, sample {0 if whole else stop})" in shown
-    assert audit.main([str(tmp_path)]) == 0
-    assert "3 epochs of 50 samples, 150 in all" in capsys.readouterr().out
+    assert "3 epochs of 50 samples, 150 in all" in printed(audit.main, tmp_path)
 
 
 def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_path):
@@ -196,14 +182,13 @@ def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_pat
     assert audit.main([str(tmp_path)]) == 0
 
 
-def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys):
+def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys, one_device):
     run = tmp_path / "run"
     shutil.copytree(OLD_RUN, run)
     words = ["--config", str(run / "config.yaml"), "--run-dir", str(run), "--batch-size", "128"]
     config = load_config([*words, "--max-steps", "36"])
-    use_devices(1)
-    with pytest.MonkeyPatch.context() as patched, jax.numpy_dtype_promotion("standard"):
-        patched.setattr(process_group, "init", lambda **_: process_group.ensure())  # the group of one device
+    process_group.finalize()  # the run makes its own
+    with jax.numpy_dtype_promotion("standard"):
         assert experiment.run(config) == 0
     assert "epoch 2, sample 896)" in capsys.readouterr().out
     assert places(run)[34:] == [(1, 896, 1152)]

@@ -1,5 +1,6 @@
 """A loss spike: detected by the median, rolled back together with its samples."""
 
+import itertools
 import json
 import math
 
@@ -20,7 +21,7 @@ from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
 from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
-from tests.support.trainers import At, lose, trainer
+from tests.support.trainers import At, does, lose, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -89,6 +90,7 @@ def data(without=()):
 def fit(folder, *callbacks, xy=None, **changes):
     one = trainer(linen.Dense(1), MSELoss(), 0.02, callbacks=callbacks)
     options = {
+        "report": False,
         "epochs": 1,
         "global_batch_size": BATCH,
         "shuffle": False,
@@ -102,7 +104,7 @@ def fit(folder, *callbacks, xy=None, **changes):
     return one
 
 
-def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
+def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys, printed):
     # Steps count from 1: 13 to 15 are high, 12 may be the cause, so the checkpoint is of step 10.
     one = fit(tmp_path / "a")
     shown = capsys.readouterr().out
@@ -119,9 +121,7 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys):
     assert not other.history.rollback_steps
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     assert history.train_losses == other.history.train_losses
-    capsys.readouterr()
-    assert audit.main([str(tmp_path / "a")]) == 0
-    assert "steps 11 to 15: left out on purpose" in capsys.readouterr().out
+    assert "steps 11 to 15: left out on purpose" in printed(audit.main, tmp_path / "a")
 
 
 def test_a_rate_that_was_lowered_goes_back_with_the_state_also_in_a_run_that_is_resumed(tmp_path):
@@ -169,16 +169,10 @@ def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
 
 
 def test_a_stop_that_a_callback_asked_for_outlives_a_rollback(tmp_path):
-    class Once(Hook):
-        """Requests a stop after 14 steps; the rollback comes with step 15, before all ranks know."""
-
-        steps = 0
-
-        def on_step(self, info):
-            self.steps += 1
-            return self.steps == 14
-
-    history = fit(tmp_path, Once(), steps_per_dispatch=1).history
+    # A stop is requested after 14 steps; the rollback comes with step 15, before all ranks know.
+    steps = itertools.count(1)
+    asks = does(on_step=lambda self, info: next(steps) == 14)
+    history = fit(tmp_path, asks, steps_per_dispatch=1).history
     assert (history.rollback_steps, history.stopped_by, history.num_steps) == ([5], "callback", 10)
 
 
@@ -188,19 +182,17 @@ def test_a_trace_under_way_goes_on_over_a_rollback(tmp_path, capsys):
     assert len(list(tmp_path.rglob("perfetto_trace.json.gz"))) == 1
 
 
-def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys):
+def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys, printed):
     with pytest.raises(RuntimeError, match="lost"):
         # at step 13: three after the rollback to 10
         fit(tmp_path, At(18, lose, "step_in_epoch"), steps_in_flight=1)
     again = fit(tmp_path)
     assert f"Resuming from step 12 (epoch 1, sample {17 * BATCH})" in capsys.readouterr().out
     assert (again.history.rollback_batches, again.history.num_steps) == ([15], 15)
-    assert audit.main([str(tmp_path)]) == 0
-    assert "; 5 steps left out on purpose" in capsys.readouterr().out
+    assert "; 5 steps left out on purpose" in printed(audit.main, tmp_path)
     newest = max((tmp_path / "checkpoints").glob("step_*"))  # damaged: the one before it is looked at
     (newest / "MANIFEST.json").write_text("{")
-    assert audit.main([str(tmp_path)]) == 0
-    assert "; 5 steps left out on purpose" in capsys.readouterr().out
+    assert "; 5 steps left out on purpose" in printed(audit.main, tmp_path)
 
 
 def test_a_resumed_run_sees_the_spike_that_an_unbroken_one_sees(tmp_path):

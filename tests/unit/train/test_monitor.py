@@ -9,7 +9,7 @@ from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.monitor import Monitor, Watchable
-from tests.support.trainers import VAL, X, Y, config, run_experiment, trainer
+from tests.support.trainers import VAL, X, Y, config, loaded, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -53,8 +53,7 @@ def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_r
         history = fitted(best, own=own, epochs=epochs, resume=resume, checkpoint_every_n_epochs=1, **folder)
     margins = history.metrics["val_margin"]
     assert len(margins) == 4
-    kept = trainer(metrics=own)
-    kept.load_checkpoint(path)
+    kept = loaded(path, metrics=own)
     assert kept.history.metrics["val_margin"] == margins[:1]
     assert kept.evaluate_metrics(*WRONG)["margin"] == pytest.approx(margins[0], rel=1e-5)
 

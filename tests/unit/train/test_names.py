@@ -190,7 +190,7 @@ def test_options_that_a_schedule_does_not_take_are_refused_and_not_ignored():
         build_schedule(rates(name="exponential_decay", options={"decay": 1}))
 
 
-def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(own_group):
+def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(two_devices):
     cosine = optax.cosine_decay_schedule(0.1, 3)
     settings = config(epochs=1, batch_size=None, global_batch_size=24, shuffle=False)
     kinds = (

@@ -5,7 +5,6 @@ import os
 import signal
 from unittest.mock import Mock
 
-import jax
 import numpy as np
 import pytest
 import yaml
@@ -22,7 +21,18 @@ from cyxjax.launch.backend import pages, programs
 from cyxjax.run_folder import LOCK
 from cyxjax.train import experiment
 from cyxjax.train.__main__ import main
-from tests.support.trainers import At, X, Y, batches, config, fitted, run_experiment, trainer
+from tests.support.trainers import (
+    BROUGHT,
+    NET,
+    At,
+    X,
+    Y,
+    batches,
+    config,
+    fitted,
+    run_experiment,
+    trainer,
+)
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = X[:24], Y[:24]
@@ -41,8 +51,7 @@ def test_a_fit_keeps_compiled_programs_where_its_configuration_says(cwd, monkeyp
     try:
         fitted(compile_cache="off")
         assert list(cwd.iterdir()) == []
-        jax.clear_caches()
-        fitted(compile_cache=str(cwd / "asked"))
+        fitted(data=(X[:, :5], Y), compile_cache=str(cwd / "asked"))  # shapes of no other test
         assert [path.name for path in cwd.iterdir()] == ["asked"]
         assert list((cwd / "asked").rglob("*.program"))
     finally:
@@ -70,7 +79,9 @@ def test_a_fit_that_saves_nothing_makes_no_folder_and_leaves_an_earlier_run_s_as
         assert everything(cwd) == before
 
 
-def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_named(tmp_path, capsys):
+def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_named(
+    tmp_path, capsys, printed
+):
     kept = {"checkpoint_every_n_steps": 2, "checkpoint_dir": str(tmp_path / "run"), "verbose": True}
     one = fitted(**kept)  # steps 2, 4 and 6
     one.load_checkpoint(str(tmp_path / "run"), step=4)
@@ -82,8 +93,7 @@ def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_na
     words = [str(tmp_path / "run")]
     assert checkpoint_command.main(["prune", *words, "--keep-last", "1", "--keep-best", "0"]) == 0
     assert len(list((tmp_path / "run").glob("*.earlier-*"))) == 3  # nothing of ours deletes them
-    assert checkpoint_command.main(["ls", *words]) == 0
-    assert "from an earlier run in this folder" in capsys.readouterr().out
+    assert "from an earlier run in this folder" in printed(checkpoint_command.main, "ls", *words)
     Checkpointer(tmp_path / "mine", async_save=False).save(50, {"x": np.zeros(2)})
     one.save_checkpoint(str(tmp_path / "mine"))
     assert list_steps(tmp_path / "mine") == [6]  # the newest, and what load_checkpoint takes
@@ -94,24 +104,22 @@ def test_an_experiment_that_is_refused_has_not_rewritten_its_configuration(tmp_p
     run_experiment(tmp_path, verbose=False)
     before = everything(tmp_path)
     with pytest.raises(CheckpointError, match="Dense_0"):
-        run_experiment(tmp_path, verbose=False, model={"options": {"hidden": [5]}})
+        run_experiment(tmp_path, verbose=False, model={"name": NET, "options": {"width": 5}})
     assert everything(tmp_path) == before
 
 
-def test_the_commands_look_where_the_configuration_says(tmp_path, capsys):
+def test_the_commands_look_where_the_configuration_says(tmp_path, printed):
     run = tmp_path / "run"
-    run_experiment(run, batch_size=32, checkpoint_dir="saves", max_steps=3, checkpoint_every_n_steps=1)
+    run_experiment(run, batch_size=4, checkpoint_dir="saves", max_steps=3, checkpoint_every_n_steps=1)
     assert open_run(run).checkpoints == run / "saves"
     (run / "checkpoints").mkdir()  # is not its folder of checkpoints
     assert audit.main([str(run)]) == 0
-    capsys.readouterr()
-    assert checkpoint_command.main(["ls", str(run)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 3
+    assert len(printed(checkpoint_command.main, "ls", run).splitlines()) == 1 + 3
     # what the audit finds there: a checkpoint further on than the record
     lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     (run / "ledger.jsonl").write_text("".join(lines[:-1]))
-    assert audit.main([str(run)]) == 1
-    assert "behind: the record ends 1 steps before the checkpoint of step 3" in capsys.readouterr().out
+    shown = printed(audit.main, run, code=1)
+    assert "behind: the record ends 1 steps before the checkpoint of step 3" in shown
 
 
 class FailsInTraining(linen.Module):
@@ -135,8 +143,7 @@ def test_a_disk_that_is_full_at_the_start_costs_one_line(cwd, monkeypatch, capsy
     process_group.finalize()  # the command makes its own
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(experiment, "write_atomic", full)
-    words = ["--model.options.hidden", "[4]", "--run-dir", "out", "--optimizer.name", "sgd", "--no-verbose"]
-    assert main(words) == 1
+    assert main([*BROUGHT, "--run-dir", "out", "--optimizer.name", "sgd", "--no-verbose"]) == 1
     *_, line = capsys.readouterr().err.splitlines()
     assert "run_dir=out: No space left on device. HINT: " in line
     assert not list((cwd / "out").rglob("step_*"))

@@ -12,7 +12,7 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.observe.events import read_events
-from tests.support.trainers import X, Y, config, fitted, run_experiment, trainer
+from tests.support.trainers import X, Y, config, fitted, loaded, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = (X[:24], Y[:24])  # 3 steps of 8 samples
@@ -107,8 +107,7 @@ def test_records_of_another_run_are_put_aside_when_a_loaded_state_is_trained_in_
     fitted(**SAVING, checkpoint_dir=str(tmp_path / "loaded"))
     into = {"run_dir": str(tmp_path / "run"), "log_every_n_batches": 1}
     fitted(**SAVING, **into)
-    one = trainer(linen.Dense(3))
-    one.load_checkpoint(str(tmp_path / "loaded"))
+    one = loaded(tmp_path / "loaded", model=linen.Dense(3))
     one.fit(*DATA, **SAVING | {"epochs": 2}, **into)
     assert [line["step"] for line in records(tmp_path / "run")] == [4, 5, 6]
     assert (tmp_path / "run" / "metrics.jsonl.old").exists()

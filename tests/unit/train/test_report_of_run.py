@@ -14,14 +14,17 @@ from cyxjax.observe.events import read_events
 from cyxjax.train import reporting
 from tests.support.trainers import At, X, Y, fitted, run_experiment, trainer
 
+pytestmark = pytest.mark.usefixtures("two_devices")
+
 
 def names(folder):
     return [event["event"] for event in read_events(folder / "events.jsonl")]
 
 
-def test_an_experiment_leaves_its_report(tmp_path, capsys):
+def test_an_experiment_leaves_its_report(tmp_path, capsys, printed):
     run = tmp_path / "run"
-    run_experiment(run, checkpoint_every_n_epochs=1)
+    digits = {"model": {"name": "mlp", "options": {"hidden": [8]}}, "data": {"name": "digits"}}
+    run_experiment(run, checkpoint_every_n_epochs=1, batch_size=256, **digits)
     assert names(run) == ["start", "save", "end", "test", "predictions", "samples"]
     start, *_, predictions, samples = read_events(run / "events.jsonl")
     assert len(samples["images"]) == 24
@@ -45,8 +48,7 @@ def test_an_experiment_leaves_its_report(tmp_path, capsys):
     later = reporting.audit_of(TrainConfig(run_dir=str(run)).run_folder, most_samples=100)
     assert later.good is None  # others wait for it
     assert "cyxjax audit" in later.lines[0]
-    assert main.main(["audit", str(run), "--json"]) == 0
-    audited = json.loads(capsys.readouterr().out)
+    audited = json.loads(printed(main.main, "audit", run, "--json"))
     assert (audited["good"], audited["findings"]) == (True, [])
 
 
@@ -64,7 +66,7 @@ def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
     assert "report.html was not written: MemoryError: no room" in line
 
 
-def test_what_is_set_while_a_fit_runs_counts_from_the_next(tmp_path, two_devices):
+def test_what_is_set_while_a_fit_runs_counts_from_the_next(tmp_path):
     config = TrainConfig(run_dir=str(tmp_path / "run"), epochs=2, checkpoint_every_n_epochs=1)
     config.batch_size = 4
 
@@ -85,7 +87,7 @@ def raising(error):
     return At(4, act)
 
 
-def test_a_rollback_and_an_error_are_recorded_with_the_epochs_before_them(tmp_path, two_devices):
+def test_a_rollback_and_an_error_are_recorded_with_the_epochs_before_them(tmp_path):
     kept = {"checkpoint_every_n_epochs": 1, "steps_in_flight": 1, "epochs": 4}
     with pytest.raises(ZeroDivisionError):
         fitted(raising(ZeroDivisionError), run_dir=str(tmp_path / "a"), **kept)

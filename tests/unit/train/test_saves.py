@@ -17,7 +17,7 @@ from cyxjax.cli.checkpoint import main as command_checkpoint
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
 from cyxjax.train.hooks import saving
-from tests.support.trainers import VAL, At, X, Y, config, fitted, run_experiment, trainer
+from tests.support.trainers import BROUGHT, VAL, At, X, Y, config, fitted, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 KEPT = {"checkpoint_every_n_steps": 2}
@@ -97,19 +97,21 @@ def test_no_room_for_the_final_state_is_an_error_and_the_parameters_stay(tmp_pat
     assert list_steps(tmp_path / "elsewhere") == [6]
 
 
-def test_room_that_comes_back_in_time_is_used(tmp_path, monkeypatch, caplog):
-    tried = fail(monkeypatch, (3, 4, 5))
-    fitted(checkpoint_dir=str(tmp_path), **KEPT)
-    assert tried == [2, 4, 6, 6, 6, 6]
-    assert list_steps(tmp_path) == [2, 4, 6]
-    assert len(caplog.records) == 2  # not saved; is tried again: not a line for each time
-
-
-def test_the_last_save_is_tried_whatever_became_of_those_before(tmp_path, monkeypatch):
-    tried = fail(monkeypatch, (1, 2, 3))  # three in a row: one more in the middle would have been an error
-    fitted(checkpoint_dir=str(tmp_path), **KEPT | {"checkpoint_every_n_steps": 3}, epochs=4, max_steps=10)
-    assert tried == [3, 6, 9, 10]
-    assert list_steps(tmp_path) == [10]
+@pytest.mark.parametrize(
+    ("writes", "settings", "steps", "kept", "lines"),
+    [
+        # Room comes back in time: not saved; is tried again: not a line for each time.
+        ((3, 4, 5), {}, [2, 4, 6, 6, 6, 6], [2, 4, 6], 2),
+        # Three in a row: one more in the middle would have been an error, but the last save is tried.
+        ((1, 2, 3), {"checkpoint_every_n_steps": 3, "epochs": 4, "max_steps": 10}, [3, 6, 9, 10], [10], 3),
+    ],
+)
+def test_writes_that_fail_are_made_up_for(
+    writes, settings, steps, kept, lines, tmp_path, monkeypatch, caplog
+):
+    tried = fail(monkeypatch, writes)
+    fitted(checkpoint_dir=str(tmp_path), **KEPT | settings)
+    assert (tried, list_steps(tmp_path), len(caplog.records)) == (steps, kept, lines)
 
 
 def test_a_save_that_failed_is_not_tried_again_when_the_run_has_gone_back_before_it(tmp_path, monkeypatch):
@@ -132,7 +134,7 @@ def test_the_command_says_it_last_and_does_not_end_well(tmp_path, monkeypatch, c
     process_group.finalize()  # the command makes its own
     fail(monkeypatch, range(1, 10**6))
     words = ["--run-dir", str(tmp_path / "run"), "--max-steps", "2", "--optimizer.name", "sgd"]
-    assert cli.main(["train", *words]) == EXIT_USER_ERROR
+    assert cli.main(["train", *BROUGHT, *words]) == EXIT_USER_ERROR
     shown = capsys.readouterr()
     assert "Test: loss" in shown.out
     assert "The final state (step 2) could not be saved" in shown.err.splitlines()[-1]

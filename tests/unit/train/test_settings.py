@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 from flax import linen
 
+import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
@@ -73,9 +74,9 @@ def test_fits_of_equal_plans_share_their_compiled_functions(two_devices):
 @pytest.mark.parametrize("model", [mlp, partial(linen.Dense, 3)])
 def test_equal_trainers_share_them_in_these_tests(model, two_devices):
     """Compiled anew for each trainer, the tests take a third longer, and nothing else would say so."""
-    steps = []
-    for callbacks in ((), (says("on_step", False),)):
-        one = trainer(model(), callbacks=callbacks)
+    steps, metrics = [], {"first": lambda output, target: output[:, 0]}
+    for callbacks in ((cx.EMA(),), (cx.EMA(), says("on_step", False))):
+        one = trainer(model(), callbacks=callbacks, metrics=metrics)
         one.prepare(X, Y, config=config())
         steps.append(one.program.train_step)
     assert steps[0] is steps[1]

@@ -1,5 +1,8 @@
 """What one trainer does in turn: evaluate, load, fit and fit again, each as if it were the first."""
 
+import os
+from unittest import mock
+
 import numpy as np
 import pytest
 from flax import linen
@@ -10,7 +13,7 @@ from cyxjax.errors import CheckpointError, ConfigError, OtherStateError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.reporting import audit_of
 from tests.support.refusals import refused
-from tests.support.trainers import X, Y, config, same_bits, trainer
+from tests.support.trainers import X, Y, after_fit, config, loaded, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = (X[:24], Y[:24])  # 3 steps of 8 samples
@@ -21,35 +24,47 @@ def one_layer(**options):
     return trainer(linen.Dense(3), **options)
 
 
-@pytest.fixture
-def saved(tmp_path):
+def fitted(options=None, **values):
+    """A layer after a fit, with these values of its configuration and these options of its trainer."""
+    return after_fit(*DATA, config(**values), model=linen.Dense(3), **options or {})
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """A folder with the checkpoint of two epochs, six steps."""
-    one_layer().fit(*DATA, config(checkpoint_dir=str(tmp_path / "saved"), checkpoint_every_n_epochs=1))
-    return str(tmp_path / "saved")
+    folder = str(tmp_path_factory.mktemp("saved"))
+    with mock.patch.dict(os.environ), cx.testing.devices(2):
+        fitted(checkpoint_dir=folder, checkpoint_every_n_epochs=1)
+    return folder
+
+
+def refused_fit(one, saved):
+    with pytest.raises(CheckpointError, match="must"):
+        one.fit(*DATA, config(resume="must", checkpoint_dir=saved + "/none"))
+
+
+def refused_resume(one, saved):
+    with pytest.raises(CheckpointError):
+        one.fit(*DATA, config(checkpoint_dir=saved, resume="auto", precision="params=bfloat16"))
+
+
+BEFORE = [lambda one, saved: one.evaluate(*DATA), lambda one, saved: one.predict(DATA[0])]
 
 
 @pytest.mark.parametrize("settings", [{"seed": 7}, {"lora": {"rank": 2}}, {"init_from": "saved"}])
-@pytest.mark.parametrize("before", ["evaluate", "predict", "a refused fit", "a refused resume"])
-def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(before, settings, saved):
+def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(settings, saved):
     values = settings | ({"init_from": saved} if "init_from" in settings else {})
-    plain, other = one_layer(**STILL), one_layer(**STILL)
-    plain.fit(*DATA, config(**values))
-    if before == "a refused fit":
-        with pytest.raises(CheckpointError, match="must"):
-            other.fit(*DATA, config(resume="must", checkpoint_dir=saved + "/none"))
-    elif before == "a refused resume":
-        with pytest.raises(CheckpointError):
-            other.fit(*DATA, config(checkpoint_dir=saved, resume="auto", precision="params=bfloat16"))
-    else:
-        getattr(other, before)(*(DATA if before == "evaluate" else DATA[:1]))
-    other.fit(*DATA, config(**values))
-    assert same_bits(plain.params, other.params)
+    plain = fitted(options=STILL, **values)
+    for before in (*BEFORE, refused_fit, refused_resume):
+        other = one_layer(**STILL)
+        before(other, saved)
+        other.fit(*DATA, config(**values))
+        assert same_bits(plain.params, other.params), before
 
 
 def test_a_checkpoint_of_other_settings_is_loaded_after_an_evaluation(tmp_path):
     folder = str(tmp_path / "a")
-    made = one_layer()
-    made.fit(*DATA, config(on_nonfinite="skip", checkpoint_dir=folder, checkpoint_every_n_epochs=1))
+    made = fitted(on_nonfinite="skip", checkpoint_dir=folder, checkpoint_every_n_epochs=1)
     other = one_layer()
     other.evaluate(*DATA)
     other.load_checkpoint(folder)
@@ -57,8 +72,7 @@ def test_a_checkpoint_of_other_settings_is_loaded_after_an_evaluation(tmp_path):
 
 
 def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved):
-    one = one_layer()
-    one.load_checkpoint(saved)
+    one = loaded(saved, model=linen.Dense(3))
     one.fit(*DATA, config(epochs=2))  # all epochs are done
     with pytest.raises(ConfigError, match="steps_per_epoch"):
         one.fit(cx.DataLoader(DATA, batch_size=8), config(steps_per_epoch=2, batch_size=None))
@@ -75,20 +89,17 @@ def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved)
         ({"trainable": ["bias"]}, "trainable .*'bias'.*sync/"),
     ],
 )
-def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(settings, named, saved):
-    one = one_layer(optimizer=cx.SGDOptimizer(0.1, momentum=0.9))
-    one.fit(*DATA, config(epochs=1))
-    one.save_checkpoint(saved + "/momentum")
-    other = one_layer(optimizer=cx.SGDOptimizer(0.1, momentum=0.9))
-    other.load_checkpoint(saved + "/momentum")
-    with pytest.raises(OtherStateError, match=f"{named}.*init_from: {saved}/momentum"):
+def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(settings, named, tmp_path):
+    moments = {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}
+    fitted(options=moments, epochs=1).save_checkpoint(str(tmp_path))
+    other = loaded(tmp_path, model=linen.Dense(3), **moments)
+    with pytest.raises(OtherStateError, match=f"{named}.*init_from: {tmp_path}"):
         other.fit(*DATA, config(**settings))
     assert other.fit(*DATA, config()).num_steps == 6  # what was loaded is kept
 
 
 def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
-    one = one_layer(**STILL)
-    one.fit(*DATA, config(init_from=saved))
+    one = fitted(options=STILL, init_from=saved)
     one.fit(*DATA, config(init_from=saved))  # continues
     with refused("init_from", f"{saved}/other"):
         one.fit(*DATA, config(init_from=saved + "/other"))
@@ -96,8 +107,7 @@ def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
 
 
 def test_a_second_fit_has_its_own_max_steps_and_precision(as_users_promote):
-    one = one_layer()
-    one.fit(*DATA, config(epochs=2))
+    one = fitted(epochs=2)
     history = one.fit(*DATA, config(epochs=9, max_steps=4, precision="params=bfloat16"))
     assert (history.num_steps, history.stopped_by) == (10, "max_steps")
     assert one.params["kernel"].dtype == "bfloat16"
@@ -133,16 +143,16 @@ def test_the_end_of_a_run_is_saved_also_after_a_rollback_at_its_last_step(tmp_pa
     assert one_layer().fit(x, DATA[1], rolls_back).rollback_steps == [1]  # nothing is trained again
 
 
-def test_a_load_that_is_refused_leaves_the_parameters(saved):
+def test_a_load_that_is_refused_leaves_the_parameters(tmp_path):
     one = one_layer()
     one.class_names = ("a", "b", "c")
-    one.fit(*DATA, config(checkpoint_dir=saved + "/named", checkpoint_every_n_epochs=1))
+    one.fit(*DATA, config(checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=1))
     other = one_layer()
     other.class_names = ("x", "y", "z")
     other.fit(*DATA, config(seed=3))
     before = other.params
     with pytest.raises(CheckpointError, match="classes"):
-        other.load_checkpoint(saved + "/named")
+        other.load_checkpoint(str(tmp_path))
     assert same_bits(before, other.params)
 
 
@@ -151,8 +161,7 @@ def test_a_run_after_a_refused_resume_records_itself_alone(tmp_path):
         given = {"steps_per_epoch": steps, "batch_size": None, "checkpoint_dir": str(tmp_path / "stream")}
         return cx.DataLoader(DATA, batch_size=8), config(**given, checkpoint_every_n_epochs=1, **values)
 
-    first, one = one_layer(), one_layer()
-    first.fit(*DATA, config())
+    first, one = fitted(), one_layer()
     first.fit(*stream(3))
     with pytest.raises(ConfigError, match="steps_per_epoch was 3"):
         one.fit(*stream(2, resume="auto"))

@@ -19,7 +19,21 @@ from cyxjax.data.sources import as_dataset
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.placing import RowPlacer
 from tests.support.resuming import check_goes_on
-from tests.support.trainers import VAL, At, X, Y, batches, config, same_bits, shake, trainer, use_devices
+from tests.support.trainers import (
+    VAL,
+    At,
+    X,
+    Y,
+    after_fit,
+    batches,
+    config,
+    does,
+    loaded,
+    same_bits,
+    shake,
+    trainer,
+    use_devices,
+)
 
 ALL = (X, Y, *VAL)  # 60 samples to train on: 15 steps of 4 an epoch
 
@@ -36,8 +50,8 @@ def loader(start=0):
 
 
 def test_evaluations_stand_at_their_steps_and_change_nothing():
-    plain, looked = trainer(), trainer()
-    assert plain.fit(X, Y, config(evaluate_every_n_steps=2)).val_steps == []  # without validation data
+    plain, looked = after_fit(X, Y, config(evaluate_every_n_steps=2)), trainer()
+    assert plain.history.val_steps == []  # without validation data
     history = looked.fit(*ALL, config(evaluate_every_n_steps=4))
     assert history.val_steps == [4, 8, 12, 15, 16, 20, 24, 28, 30]
     assert history.val_epochs == [0, 0, 0, 0, 1, 1, 1, 1, 1]
@@ -72,8 +86,8 @@ def test_a_run_that_max_steps_ended_says_so_and_trains_no_further_when_it_is_sta
 
 def test_the_learning_rate_falls_within_an_epoch():
     slower = cx.ReduceLROnPlateau(factor=0.5, patience=2)
-    one = trainer(lr=1e-30, callbacks=[slower])
-    one.fit(*ALL, by_steps(3, epochs=1))  # looks at 3 (best), 6 and 9: halved, 12 and 15: halved again
+    # It looks at 3 (best), 6 and 9: halved, 12 and 15: halved again.
+    after_fit(*ALL, by_steps(3, epochs=1), lr=1e-30, callbacks=[slower])
     assert slower.learning_rate_factor() == 0.25
 
 
@@ -81,8 +95,7 @@ def test_the_best_checkpoint_is_of_the_best_evaluation(tmp_path):
     one = trainer(callbacks=[cx.BestCheckpoint(str(tmp_path / "best"), mode="max")])  # the highest loss
     history = one.fit(*ALL, by_steps(2, epochs=1))
     best = int(np.argmax(history.val_losses))
-    again = trainer()
-    again.load_checkpoint(str(tmp_path / "best"))
+    again = loaded(tmp_path / "best")
     assert again.run_state.position.step == history.val_steps[best] != history.num_steps
     assert again.evaluate(*VAL)[0] == history.val_losses[best]
 
@@ -98,18 +111,16 @@ def test_a_run_that_was_cut_has_the_evaluations_of_one_that_was_not(tmp_path):
 
 
 def test_a_stream_goes_on_from_epoch_to_epoch():
-    passes, steps = trainer(), trainer()
-    passes.fit(loader(), VAL, config(epochs=2))  # 10 steps
-    history = steps.fit(loader(), VAL, config(epochs=5, steps_per_epoch=2))
-    assert (history.steps, history.val_steps) == ([2, 4, 6, 8, 10], [2, 4, 6, 8, 10])
+    passes = after_fit(loader(), VAL, config(epochs=2))  # 10 steps
+    steps = after_fit(loader(), VAL, config(epochs=5, steps_per_epoch=2))
+    assert (steps.history.steps, steps.history.val_steps) == ([2, 4, 6, 8, 10], [2, 4, 6, 8, 10])
     assert same_bits(passes.params, steps.params)
 
 
 def test_a_loader_of_ours_is_shuffled_anew_at_each_pass():
-    passes, steps = trainer(), trainer()
-    loader = cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3)
-    steps.fit(loader, config(epochs=5, steps_per_epoch=2))
-    passes.fit(cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3), config(epochs=2))
+    loaders = [cx.DataLoader((X, Y), batch_size=12, shuffle=True, seed=3) for _ in range(2)]
+    steps = after_fit(loaders[0], config(epochs=5, steps_per_epoch=2))
+    passes = after_fit(loaders[1], config(epochs=2))
     assert same_bits(passes.params, steps.params)
 
 
@@ -120,11 +131,9 @@ def endless():
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
-    one, other = trainer(), trainer()
     more = {"steps_per_epoch": 2, "epochs": 2, "gradient_accumulation_steps": accumulation}
-    history = one.fit(endless(), VAL, config(**more))
-    other.fit(loader(), config(**more))
-    assert len(history.train_losses) == len(history.val_losses) == 2
+    one, other = after_fit(endless(), VAL, config(**more)), after_fit(loader(), config(**more))
+    assert len(one.history.train_losses) == len(one.history.val_losses) == 2
     assert same_bits(one.params, other.params)  # the batch read before training is not lost
 
 
@@ -170,27 +179,22 @@ def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):
 # ---- several steps in one dispatch -------------------------------------------------------------------------
 
 
-class Watches(cx.Callback):
-    """Records the number and the loss of each step, and stops at one step."""
-
-    def __init__(self, stop_at):
-        self.seen, self._stop_at = [], stop_at
+def watched(several, stop_at=0):
+    """The number and the loss of each step, with a stop at one step; what stopped the run."""
+    seen = []
 
     def on_step(self, info):
-        self.seen.append((info.position.step, float(info.sums[0, 0])))
-        return info.position.step == self._stop_at
+        seen.append((info.position.step, float(info.sums[0, 0])))
+        return info.position.step == stop_at
+
+    settings = config(epochs=8, steps_per_dispatch=several)
+    made = after_fit(X, Y, settings, callbacks=[does(on_step=on_step)])
+    return seen, made.history.stopped_by
 
 
-def watched(several, stop_at=0):
-    use_devices(8)
-    made = trainer(callbacks=[watches := Watches(stop_at)])
-    made.fit(X, Y, config(epochs=8, batch_size=1, steps_per_dispatch=several))
-    return watches.seen, made.history.stopped_by
-
-
-def test_a_callback_sees_each_step_and_stops_at_the_end_of_a_dispatch():
+def test_a_callback_sees_each_step_and_stops_at_the_end_of_a_dispatch(two_devices):
     one, _ = watched(1)
-    assert [step for step, _ in one] == list(range(1, 8 * 8 + 1))  # 60 samples on 8 replicas
+    assert [step for step, _ in one] == list(range(1, 8 * 8 + 1))  # 60 samples, 4 on each of 2 replicas
     for several in (3, "auto"):
         assert watched(several)[0] == one
     stopped, by = watched(4, stop_at=2)
@@ -198,9 +202,8 @@ def test_a_callback_sees_each_step_and_stops_at_the_end_of_a_dispatch():
     assert len(stopped) < 20
 
 
-def test_a_dispatch_ends_at_evaluations_and_at_the_last_step():
-    use_devices(8)
-    history = trainer().fit(*ALL, by_steps(5, epochs=8, batch_size=1, steps_per_dispatch=7, max_steps=23))
+def test_a_dispatch_ends_at_evaluations_and_at_the_last_step(two_devices):
+    history = trainer().fit(*ALL, by_steps(5, epochs=8, steps_per_dispatch=7, max_steps=23))
     assert (history.num_steps, history.val_steps) == (23, [5, 10, 15, 20])
 
 
@@ -285,6 +288,6 @@ def test_each_step_of_a_dispatch_has_its_own_total_where_only_other_processes_pa
 
 def test_a_save_asked_for_with_the_last_steps_of_an_epoch_is_made_at_its_end(tmp_path):
     kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1000, "steps_in_flight": 1}
-    one = trainer(callbacks=[At(5, lambda info: os.kill(os.getpid(), signal.SIGUSR1))])
-    one.fit(X, Y, config(epochs=4, batch_size=4, steps_per_dispatch=5, **kept))  # 15 steps an epoch
+    asks = At(5, lambda info: os.kill(os.getpid(), signal.SIGUSR1))
+    trainer(callbacks=[asks]).fit(X, Y, config(epochs=4, steps_per_dispatch=5, **kept))  # 15 steps an epoch
     assert list_steps(tmp_path) == [15, 60]

@@ -14,46 +14,19 @@ from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding.loader_feed import LoaderReader, passes, steps
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
+from tests.support.brought import Place, Stream
 from tests.support.resuming import bits, check_goes_on, kept
-from tests.support.trainers import X, Y, config, trainer
+from tests.support.trainers import X, Y, after_fit, config, trainer
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
 
-class Batches:
-    """60 samples in 5 batches, the last with `last` samples; iterators report their position as grain's do.
-
-    `read` counts batches that were made.
-    """
+class Batches(Stream):
+    """60 samples in 5 batches, the last with `last` samples."""
 
     def __init__(self, last=12):
-        self.read, self.last = 0, last
-
-    def __iter__(self):
-        return Drawing(self)
-
-
-class Drawing:
-    def __init__(self, of):
-        self.of, self.number = of, 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.number == 5:
-            raise StopIteration
-        rows = np.arange(12 * self.number, 12 * self.number + (12 if self.number < 4 else self.of.last))
-        self.number += 1
-        self.of.read += 1
-        return X[rows], Y[rows]
-
-    def get_state(self):
-        return {"number": self.number, 7: (b"bytes", np.int64(3))}
-
-    def set_state(self, state):
-        assert state[7] == (b"bytes", 3)
-        self.number = state["number"]
+        rows = [slice(12 * i, 12 * i + (12 if i < 4 else last)) for i in range(5)]
+        super().__init__([(X[part], Y[part]) for part in rows])
 
 
 class OfItself(Batches):
@@ -62,7 +35,7 @@ class OfItself(Batches):
     number = None
 
     def __iter__(self):
-        self.live = Drawing(self)
+        self.live = Place(self)
         if self.number is not None:
             self.live.number, self.number = self.number, None
         return (batch for batch in self.live)
@@ -78,7 +51,7 @@ class Unknown(Batches):
     """The position is unknown: batches are read again and skipped."""
 
     def __iter__(self):
-        return (batch for batch in Drawing(self))
+        return (batch for batch in Place(self))
 
 
 class Samples:
@@ -110,8 +83,7 @@ def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, ste
 
 
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
-    arrays = trainer()
-    arrays.fit(X, Y, config(shuffle=False))
+    arrays = after_fit(X, Y, config(shuffle=False))
     assert bits(check_goes_on(tmp_path, lambda: Rows(Samples()), 17)[0]) == bits(arrays)
 
 
@@ -236,9 +208,8 @@ class TorchStream:
 
 def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(IterableDataset=TorchStream))
-    stream, arrays = trainer(), trainer()
-    stream.fit(TorchStream(), TorchStream(), config())
-    arrays.fit(X, Y, X, Y, config(shuffle=False))
+    stream = after_fit(TorchStream(), TorchStream(), config())
+    arrays = after_fit(X, Y, X, Y, config(shuffle=False))
     assert bits(stream) == bits(arrays)
     assert stream.history.val_losses == pytest.approx(arrays.history.val_losses)
 

@@ -16,25 +16,37 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.fit_data import parse
 from tests.support.flax_examples import GraphsTuple
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, VAL, Line, X, Y, batches, config, fitted, mlp, same_bits, trainer
+from tests.support.trainers import (
+    CLASSES,
+    VAL,
+    Line,
+    X,
+    Y,
+    after_fit,
+    batches,
+    config,
+    fitted,
+    loaded,
+    mlp,
+    same_bits,
+    trainer,
+)
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     path, epochs = str(tmp_path / "model.ckpt"), 4
-    one = trainer(model=mlp())
-    one.fit(X, Y, *VAL, config(max_steps=11))  # in the middle of the second epoch of 8 steps
+    one = after_fit(X, Y, *VAL, config(max_steps=11))  # in the middle of the second epoch of 8 steps
     one.save_checkpoint(path)
     before = one.evaluate(*VAL)
-    other = trainer(model=mlp())
-    other.load_checkpoint(path)
+    other = loaded(path)
     assert other.evaluate(*VAL) == before
     assert one.history.stopped_by == "max_steps"
     assert other.history.to_dict() == one.history.to_dict() | {"stopped_by": ""}  # it may go on
     history = other.fit(X, Y, *VAL, config(epochs=epochs))
-    whole = trainer(model=mlp())
-    assert history.train_losses == whole.fit(X, Y, *VAL, config(epochs=epochs)).train_losses
+    whole = after_fit(X, Y, *VAL, config(epochs=epochs))
+    assert history.train_losses == whole.history.train_losses
     assert same_bits(other.state, whole.state)
 
 
@@ -55,22 +67,19 @@ class OfGraphs(linen.Module):
     ("model", "inputs"), [(OfGraphs(), GraphsTuple(X[:, :4], None, X[:, 4:])), (Two(), (X, X[:, :2]))]
 )
 def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(tmp_path, model, inputs):
-    one, other, whole = (trainer(model=model) for _ in range(3))
-    one.fit(inputs, Y, config(epochs=1))
+    one = after_fit(inputs, Y, config(epochs=1), model=model)
     one.save_checkpoint(str(tmp_path / "model"))
-    other.load_checkpoint(str(tmp_path / "model"))
+    other = loaded(tmp_path / "model", model=model)
     assert other.evaluate(inputs, Y) == one.evaluate(inputs, Y)
     assert np.array_equal(other.predict(inputs), one.predict(inputs))
     other.fit(inputs, Y, config(epochs=2))
-    whole.fit(inputs, Y, config(epochs=2))
-    assert same_bits(other.state, whole.state)
+    assert same_bits(other.state, after_fit(inputs, Y, config(epochs=2), model=model).state)
 
 
 def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="nothing"):
         trainer().load_checkpoint(str(tmp_path / "nothing"))
-    one = trainer()
-    one.fit(X, Y, config(epochs=1))
+    one = after_fit(X, Y, config(epochs=1))
     one.save_checkpoint(str(tmp_path / "a"))
     with pytest.raises(CheckpointError):
         trainer(Line(), cx.MSELoss()).load_checkpoint(str(tmp_path / "a"))
@@ -100,8 +109,7 @@ def test_a_second_fit_goes_on_from_the_parameters_where_they_lie_and_compiles_no
 
 def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path):
     model = mlp()
-    one = trainer(model)
-    one.fit(X, Y, config(epochs=1))
+    one = after_fit(X, Y, config(epochs=1), model=model)
     assert same_bits(model.parameters(), one.params)
     one.save_checkpoint(str(tmp_path / "c"))
     other = mlp()
@@ -112,9 +120,7 @@ def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path)
     kernel = model.parameters()["0_linear"]["kernel"]
     model.add(cx.ReLUModule())
     np.testing.assert_array_equal(model.parameters()["0_linear"]["kernel"], kernel)
-    again = trainer(model)
-    again.fit(X, Y, config(epochs=1))
-    assert np.all(again.predict(X) >= 0)
+    assert np.all(after_fit(X, Y, config(epochs=1), model=model).predict(X) >= 0)
 
 
 @pytest.mark.parametrize("kind", ["sequential", "nnx"])
@@ -184,8 +190,7 @@ def test_checkpoints_of_another_run_stay_where_a_loaded_state_is_trained_on(tmp_
     fitted(epochs=2).save_checkpoint(str(saved))
     # All epochs of the first are done; the last continues in its own folder.
     for source, epochs, kept in ((saved, 2, [3, 6, 9, 12]), (saved, 6, [18]), (other, 8, [24])):
-        one = trainer(linen.Dense(3))
-        one.load_checkpoint(str(source))
+        one = loaded(source, model=linen.Dense(3))
         one.fit(X[:24], Y[:24], config(epochs=epochs, checkpoint_dir=other, **each))
         assert list_steps(other) == kept
         aside = {path.name.partition(".")[0] for path in other.iterdir() if ".earlier-" in path.name}

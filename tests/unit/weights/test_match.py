@@ -26,47 +26,54 @@ def arrays(path):
     return {name: stored.read() for name, stored in read_weights(path).arrays.items()}
 
 
-def written(kind, folder):
-    """Writes KERNEL and BIAS to a file or folder of `kind`; its path."""
-    path = folder / "weights"
-    tree = {"params": {"dense": {"kernel": KERNEL, "bias": BIAS}}}
-    flat = {"params/dense/kernel": KERNEL, "params/dense/bias": BIAS}
-    if kind == "safetensors":
-        save_file(flat, path)
-    elif kind == "shards":
-        path.mkdir()
-        save_file({"params/dense/kernel": KERNEL}, path / "model-1.safetensors")
-        save_file({"params/dense/bias": BIAS, "left": BIAS}, path / "model-2.safetensors")
-        table = {"params/dense/kernel": "model-1.safetensors", "params/dense/bias": "model-2.safetensors"}
-        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
-    elif kind == "msgpack":
-        path.write_bytes(serialization.msgpack_serialize(tree))
-    elif kind == "orbax":
-        to_orbax(path, flat)
-    elif kind == "snapshot":  # of huggingface_hub: links into a folder beside it
-        path.mkdir()
-        save_file(flat, folder / "blob")
-        (path / "model.safetensors").symlink_to("../blob")
-    elif kind in ("checkpoints", "checkpoint"):
-        StepStore(path, is_writer=True).write(Snapshot(3, flat | {"step": np.int32(3)}, {}, None))
-        path = path / "step_00000003" if kind == "checkpoint" else path
-    else:  # a run folder
-        StepStore(path / "checkpoints", is_writer=True).write(Snapshot(3, flat, {}, None))
-    return path
+FLAT = {"params/dense/kernel": KERNEL, "params/dense/bias": BIAS}
+TREE = {"params": {"dense": {"kernel": KERNEL, "bias": BIAS}}}
 
 
-@pytest.mark.parametrize(
-    "kind", ["safetensors", "shards", "snapshot", "msgpack", "orbax", "checkpoints", "checkpoint", "run"]
-)
+def shards(path):
+    path.mkdir()
+    save_file({"params/dense/kernel": KERNEL}, path / "model-1.safetensors")
+    save_file({"params/dense/bias": BIAS, "left": BIAS}, path / "model-2.safetensors")
+    table = {"params/dense/kernel": "model-1.safetensors", "params/dense/bias": "model-2.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+
+
+def snapshot(path):
+    """As of huggingface_hub: links into a folder beside it."""
+    path.mkdir()
+    save_file(FLAT, path.with_name("blob"))
+    (path / "model.safetensors").symlink_to("../blob")
+
+
+def step(path):
+    StepStore(path, is_writer=True).write(Snapshot(3, FLAT | {"step": np.int32(3)}, {}, None))
+
+
+KINDS = {  # what writes KERNEL and BIAS below a path, and the place there that is read
+    "safetensors": (lambda path: save_file(FLAT, path), "."),
+    "shards": (shards, "."),
+    "snapshot": (snapshot, "."),
+    "msgpack": (lambda path: path.write_bytes(serialization.msgpack_serialize(TREE)), "."),
+    "orbax": (lambda path: to_orbax(path, FLAT), "."),
+    "checkpoints": (step, "."),
+    "checkpoint": (step, "step_00000003"),
+    "run": (lambda path: step(path / "checkpoints"), "."),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_file_gives_its_arrays(kind, tmp_path):
-    found = arrays(written(kind, tmp_path))
+    write, place = KINDS[kind]
+    write(tmp_path / "weights")
+    found = arrays(tmp_path / "weights" / place)
     assert found.keys() == {"params/dense/kernel", "params/dense/bias"}
     np.testing.assert_array_equal(found["params/dense/kernel"], KERNEL)
     np.testing.assert_array_equal(found["params/dense/bias"], BIAS)
 
 
 def test_a_checkpoint_that_is_damaged_is_refused(tmp_path):
-    folder = written("checkpoint", tmp_path)
+    step(tmp_path)
+    folder = tmp_path / "step_00000003"
     (arrays_file,) = (folder / "arrays").iterdir()
     arrays_file.write_bytes(arrays_file.read_bytes()[:-1] + b"x")
     with refused_in_a_line(CheckpointError, match=f"{folder}: .*{arrays_file.name}"):
