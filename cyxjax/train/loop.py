@@ -63,6 +63,7 @@ def fit(
     at_once: int,
     evaluations: Evaluations,
     max_steps: int | None,
+    evaluated: bool,
     follow: Follow,
     wish: Wish,
 ) -> RunState:
@@ -70,6 +71,7 @@ def fit(
     final state of the run.
 
     at_once: most steps per dispatch; hooks that act on the state or ask to stop take effect at its end.
+    evaluated: whether an evaluation due after the step of `start` was made; if not, it is made first.
     follow: called with functions that return the current state, for hooks and after errors: a step deletes
         the state before it.
     """
@@ -79,25 +81,28 @@ def fit(
     stop = wish.on_any_rank("on_start", start.position, [hook.on_start(start) for hook in hooks])
     stop |= max_steps is not None and start.position.step >= max_steps  # the run had already ended
     look = program.check.watch()
+    to_evaluate = not evaluated and evaluations.after(start.position.step)
     while moment.position.epoch < epochs and not stop:
         first = moment.position
-        moment, last, stop, save = _epoch(
-            *(program, feed, moment, hooks, in_flight, at_once, evaluations, max_steps, follow, look, wish)
+        moment, last, to_evaluate, stop, save = _epoch(
+            *(program, feed, moment, hooks, in_flight, at_once, evaluations, to_evaluate, max_steps),
+            *(follow, look, wish),
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
             break
-        by_steps, epoch = evaluations.after(moment.position.step), moment.position.epoch + 1
-        seen = by_steps and not last  # a loader's last step is not known as such: it was evaluated
-        due = not seen and (by_steps or evaluations.at_end_of(epoch, epochs))
-        val = _evaluated(program, feed, moment) if due else {}
-        position = Position(moment.position.step, epoch)
+        position = Position(moment.position.step, moment.position.epoch + 1)
+        # The last step of a loader is not known as such, and its evaluation was made.
+        if not evaluations.after(position.step):
+            to_evaluate = evaluations.at_end_of(position.epoch, epochs)
+        val = _evaluated(program, feed, moment) if to_evaluate else {}
+        to_evaluate = False
         info = EpochInfo(position, training_means(program, first, moment), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         follow(partial(unchanged, moment))
         report_progress(position.step, "eval")  # callbacks may draw, print samples, upload
-        stop |= wish.on_any_rank("on_epoch", position, [hook.on_epoch(info) for hook in hooks])
-        moment = moment._replace(state=_next(hooks, info, moment.state))
+        moment, enough = _tell("on_epoch", hooks, info, moment, follow, wish)
+        stop |= enough
         moment = _show_state(hooks, moment, save)  # also if a save was requested during the last steps
         follow(partial(unchanged, moment))
     report_progress(moment.position.step, "checkpoint")
@@ -127,12 +132,13 @@ def _epoch(
     in_flight: int,
     at_once: int,
     evaluations: Evaluations,
+    to_evaluate: bool,
     max_steps: int | None,
     follow: Follow,
     look: Callable[[np.ndarray], None],
     wish: Wish,
-) -> tuple[RunState, bool, bool, bool]:
-    """Trains the rest of the epoch: (moment, whether the feed marked a last step, to stop, to save)."""
+) -> tuple[RunState, bool, bool, bool, bool]:
+    """The rest of the epoch: (moment, whether the feed marked a last step, to evaluate, to stop, to save)."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array, Any]] = deque()
     stop = save = last = False
@@ -154,6 +160,20 @@ def _epoch(
         """The run after the last dispatched step, including numbers that no hook has seen yet."""
         return RunState(position, state, sum((program.read_sums(*step).sums for step in waiting), sums))
 
+    def pause() -> None:
+        """Between two steps: makes the evaluation that is due, and passes the state to hooks that want it."""
+        nonlocal state, to_evaluate, stop, save
+        if to_evaluate:
+            settle(0)
+            info = EpochInfo(position, {}, _evaluated(program, feed, now()))
+            moment, enough = _tell("on_evaluation", hooks, info, now(), follow, wish)
+            state, to_evaluate, stop = moment.state, False, stop | enough
+            follow(now)
+        if _wanting(acting, position, save):
+            settle(0)
+            state = _show_state(hooks, now(), save).state
+            save = False
+
     follow(now)
     watching, asking, acting = (
         overriding(hooks, *names) for names in (["on_step"], ["ask"], ["wants_state", "saves_at"])
@@ -164,7 +184,11 @@ def _epoch(
     due = lambda at: (  # noqa: E731
         evaluations.after(at.step) or at.step == max_steps or bool(_wanting(acting, at, False))
     )
-    for some, last in _dispatches(feed.train(position, ask, at_once), position, at_once, due):
+    for some, ends in _dispatches(feed.train(position, ask, at_once), position, at_once, due):
+        if to_evaluate:  # only before the first step
+            pause()
+        if stop:
+            break
         batch, first = some[0][1].batch, some[0][1].place
         size = getattr(getattr(batch, "weight", None), "shape", ())
         report_progress(position.step, "step" if size == compiled else "compile")
@@ -175,24 +199,19 @@ def _epoch(
         else:
             state, handle = program.train_steps(state, batch, first, first + len(some))
             waiting.extend((when, handle, first + i) for i, (when, _) in enumerate(some))
-        position = some[-1][0]
+        position, last = some[-1][0], ends
+        to_evaluate = evaluations.after(position.step)
         if len(waiting) >= max(in_flight, 2 * at_once):
             settle(half)  # half at a time: the host waits rarely, the device never
-        if not last and evaluations.after(position.step):
-            settle(0)
-            state, enough = _look(program, feed, RunState(position, state, sums), hooks, wish)
-            stop |= enough
-        if not last and _wanting(acting, position, save):
-            settle(0)
-            state = _show_state(hooks, RunState(position, state, sums), save).state
-            save = False
+        if not last:
+            pause()
         stop |= position.step == max_steps
         if stop:
             break
         report_progress(position.step, "data")
     report_progress(position.step, "step")
     settle(0)
-    return RunState(position, state, sums), last, stop, save
+    return RunState(position, state, sums), last, to_evaluate, stop, save
 
 
 def _dispatches(
@@ -216,20 +235,19 @@ def _dispatches(
         yield some, False
 
 
-def _look(
-    program: Program, feed: Feed, moment: RunState, hooks: list[Hook], wish: Wish
-) -> tuple[TrainState, bool]:
-    """Evaluates within an epoch: (the state to continue from, whether to stop)."""
-    info = EpochInfo(moment.position, {}, _evaluated(program, feed, moment))
-    answers = [hook.on_evaluation(info) for hook in hooks]
-    enough = wish.on_any_rank("on_evaluation", moment.position, answers)
-    return _next(hooks, info, moment.state), enough
+def _tell(
+    name: str, hooks: list[Hook], info: EpochInfo, moment: RunState, follow: Follow, wish: Wish
+) -> tuple[RunState, bool]:
+    """Calls `on_epoch` or `on_evaluation`, as `name` says: (the moment to continue from, whether to stop).
 
-
-def _next(hooks: list[Hook], info: EpochInfo, state: TrainState) -> TrainState:
+    The state that a hook returns is the current one for the hooks after it, which may save it.
+    """
+    answers = []
     for hook in hooks:
-        state = hook.next_state(info, state)
-    return state
+        answers.append(getattr(hook, name)(info))
+        moment = moment._replace(state=hook.next_state(info, moment.state))
+        follow(partial(unchanged, moment))
+    return moment, wish.on_any_rank(name, info.position, answers)
 
 
 def _wanting(hooks: list[Hook], position: Position, save: bool) -> list[Hook]:

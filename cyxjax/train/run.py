@@ -105,7 +105,10 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
     wish = loop.Wish(partial(on_any_rank, fit.plan.group))
 
     def once(begin: RunState) -> RunState:
-        begin_callbacks(hooks, fit, begin.position.step)
+        place, going_back = begin.position, begin is not start
+        # The run's own checkpoints, and those made after an epoch, have the evaluations up to their step.
+        evaluated = going_back or not place.step_in_epoch or place.step in fit.run.history.val_steps
+        begin_callbacks(hooks, fit, place.step)
         with translated(OutOfMemoryError):
             return loop.fit(
                 fit.program,
@@ -117,6 +120,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
                 at_once=fit.plan.steps_at_once,
                 evaluations=course.evaluations,
                 max_steps=fit.max_steps,
+                evaluated=evaluated,
                 follow=fit.run.follow,
                 wish=wish,
             )

@@ -20,7 +20,7 @@ from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, LossSpikeHook, TerminateOnN
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
-from cyxjax.train.hooks.hook import Hook, RunState
+from cyxjax.train.hooks.hook import Hook, RunState, overriding
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.hooks.profile import ProfileHook
 from cyxjax.train.hooks.progress import EventsHook, HistoryHook, RecordHook
@@ -90,7 +90,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
         StopHook(history, fit.signals.reason, course.max_time_s, fit.max_steps),
         # After our own hooks, whose numbers they see.
         *_hand_out(fit),
-        *fit.plan.recipe.callbacks,
+        *sorted(fit.plan.recipe.callbacks, key=lambda one: not overriding([one], "next_state")),
         *_early_stopping(settings.watch),
         *_sentinel(fit),  # before saving: what is saved has been compared
         *_digests(fit),  # before saving: a step on disk has its digests

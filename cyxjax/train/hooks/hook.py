@@ -96,7 +96,10 @@ class Hook:
         """Called after an evaluation within an epoch; `info.train` is still empty."""
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        """Returns the state to continue from, after `on_epoch` and `on_evaluation`; the same on all ranks."""
+        """Returns the state to continue from, after its `on_epoch` or `on_evaluation`; the same on all ranks.
+
+        Callbacks that override this come before the others, whose `save_checkpoint` then stores that state.
+        """
         return state
 
     def on_end(self, moment: RunState, finished: bool) -> None:
