@@ -57,13 +57,13 @@ class DistributedTrainer:
         augment: Any = None,
     ):
         self._recipe = recipe_of(model, loss_fn, optimizer, metrics, callbacks, augment)
-        self._model, self._model_sync = model, ModelSync(model)
+        self._model, self._loss_fn, self._model_sync = model, loss_fn, ModelSync(model)
         self._group = process_group.ensure()
         self._run = Run()
 
     # The constructor's arguments. They are read-only: steps are compiled from them.
     model = property(attrgetter("_model"))
-    loss_fn = property(attrgetter("_recipe.loss"))
+    loss_fn = property(attrgetter("_loss_fn"))
     optimizer = property(attrgetter("_recipe.optimizer"))
     metrics = property(attrgetter("_recipe.metrics"))
     callbacks = property(attrgetter("_recipe.callbacks"))

@@ -44,7 +44,7 @@ def of_whole(output, target):
     [
         (lambda o, t: each(o, t).mean(), {"gradient_accumulation_steps": 3}),
         pytest.param(each, {"comm": "fsdp"}, marks=pytest.mark.slow),
-        (cx.GlobalLoss(of_whole), {}),
+        (cx.GlobalLoss(of_whole), {"remat": "full"}),
     ],
     ids=["mean, accumulated", "each, fsdp", "global"],
 )
@@ -57,7 +57,8 @@ def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
 
 
 def test_a_number_of_the_batch_is_refused():
-    with pytest.raises(DataError, match="'scale'"):
-        trained(Scaled(of_batch=True), each, X, Y)
+    for remat in ("none", "full"):
+        with pytest.raises(DataError, match="'scale'"):
+            trained(Scaled(of_batch=True), each, X, Y, remat=remat)
     with pytest.raises(DataError, match=r'output .*"loss"'):
         trained(linen.Sequential([linen.Dense(3), jnp.mean]), each, X, Y)

@@ -6,6 +6,7 @@ only if it depends on the parameters alone.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,12 +43,25 @@ def sum_of_sown(losses: Sequence[tuple[str, jax.Array]], inputs: PyTree) -> jax.
 
 def of_inputs(run: Callable, given: PyTree, other: PyTree) -> list[bool]:
     """For each leaf of `run(given, other)`, whether it depends on `given`. Nothing is computed."""
-    closed = jax.make_jaxpr(run)(given, other)
-    reached = set(closed.jaxpr.invars[: len(jax.tree.leaves(given))])
-    for eqn in closed.jaxpr.eqns:
-        if any(not isinstance(v, Literal) and v in reached for v in eqn.invars):
-            reached.update(eqn.outvars)
-    return [not isinstance(v, Literal) and v in reached for v in closed.jaxpr.outvars]
+    jaxpr, marked = jax.make_jaxpr(run)(given, other).jaxpr, len(jax.tree.leaves(given))
+    return _reached(jaxpr, [i < marked for i in range(len(jaxpr.invars))])
+
+
+def _reached(jaxpr: Any, marked: Sequence[bool]) -> list[bool]:
+    """For each output of `jaxpr`, whether it depends on an input that is marked."""
+    reached = {v for v, is_marked in zip(jaxpr.invars, marked, strict=True) if is_marked}
+
+    def is_reached(v: Any) -> bool:
+        return not isinstance(v, Literal) and v in reached
+
+    for eqn in jaxpr.eqns:
+        into = [is_reached(v) for v in eqn.invars]
+        out = [any(into)] * len(eqn.outvars)
+        if eqn.primitive.name in ("jit", "remat2"):  # jax.checkpoint
+            inner = eqn.params["jaxpr"]
+            out = _reached(getattr(inner, "jaxpr", inner), into)
+        reached.update(v for v, is_out in zip(eqn.outvars, out, strict=True) if is_out)
+    return [is_reached(v) for v in jaxpr.outvars]
 
 
 def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:

@@ -203,3 +203,8 @@ def test_numpy_s_own_dtypes_and_data_on_any_device_are_taken():
     assert trainer().fit(away, Y, config(epochs=1)).train_losses == losses
     assert one.predict(away[:3]).shape == (3, CLASSES)
     assert one.evaluate(away, Y) == one.evaluate(X, Y)
+
+
+def test_the_loss_that_a_trainer_names_measures_the_same_in_another():
+    loss = cx.CrossEntropyLoss(ignore_index=0)
+    assert DistributedTrainer(mlp(), loss, optax.sgd(0.1)).loss_fn is loss
