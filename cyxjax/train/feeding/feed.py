@@ -17,7 +17,7 @@ from cyxjax.data.order import Order
 from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.feeding.loader_feed import Ask, LoaderReader, agreed, one_pass, rows_of, steps
+from cyxjax.train.feeding.loader_feed import Ask, LoaderReader, agreed, one_pass, steps
 from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Fed, Feed, Position
@@ -45,15 +45,14 @@ def build_feed(
     if reading.epoch is None:
         limits = plan.batch.batch_size, reading.max_eval_batches
         val = partial(eval_batches, RowPlacer(mesh, unpadded=unpadded), data.val, *limits)
-        local = len(local_replicas(mesh))
         reader = LoaderReader(
             data.train,
-            local,
+            len(local_replicas(mesh)),
             positions,
             accumulation=plan.batch.accumulation,
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
-            size=-(-rows_of(data.first[0]) // local) if data.first else 0,
+            first=data.first,
         )
         placer = RowPlacer(mesh, unpadded=whole_steps)
         return loader_feed(

@@ -5,7 +5,7 @@ different times: they agree on each step's number of samples, and a rank without
 """
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -38,7 +38,8 @@ class LoaderReader:
     """The steps of a loader, from any position on.
 
     An epoch is one pass over the loader, or `steps_per_epoch` steps of repeated passes, read on across
-    epochs. size: samples per replica that batches are padded to; 0: as in the first batch read.
+    epochs. first: the batches of this process's first step, to whose size batches are padded; with weight 0
+    they stand for the steps after this rank's last sample. (): as in the first batch read.
     """
 
     def __init__(
@@ -50,9 +51,12 @@ class LoaderReader:
         accumulation: int,
         depth: int,
         steps_per_epoch: int | None,
-        size: int = 0,
+        first: Sequence[tuple[Any, Any]] = (),
     ):
-        self._loader, self._local, self._positions, self._size = loader, local, positions, size
+        self._loader, self._local, self._positions = loader, local, positions
+        self._size = -(-rows_of(first[0]) // local) if first else 0
+        empty = [LoaderBatch(jax.tree.map(lambda a: a[:1], pair), range(0), None) for pair in first]
+        self._padding = _deal(empty, local, accumulation, self._size) if empty else None
         self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
         self._ahead: Generator[HostBatch, None, None] | None = None
         self._batches: Iterator[HostBatch] = iter(())
@@ -114,7 +118,8 @@ class LoaderReader:
         else:
             batches = passes(self._loader, place)
         self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
-        self._batches = agreed(self._ahead)
+        padding = self._padding and self._padding._replace(place=place)
+        self._batches = agreed(self._ahead, padding)
         if known is not None:
             return known.samples
         for _ in range(position.epoch * (self._steps_per_epoch or 0)):
@@ -193,12 +198,15 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
     return HostBatch(inputs, targets, weight.reshape(-1), total, places.reshape(-1), place=at)
 
 
-def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-    """`batches` with `total` summed over all ranks, until the last rank has run out."""
+def agreed(batches: Iterable[HostBatch], padding: HostBatch | None = None) -> Iterator[HostBatch]:
+    """`batches` with `total` summed over all ranks, until the last rank has run out.
+
+    padding: the batch of a rank that has run out before its first one.
+    """
     if jax.process_count() == 1:
         yield from batches
         return
-    for host in _then_padding(batches):
+    for host in _then_padding(batches, padding):
         total = int(multihost_utils.process_allgather(np.int64(host.total if host else 0)).sum())
         if not total:
             return
@@ -207,11 +215,11 @@ def agreed(batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         yield host._replace(total=total)
 
 
-def _then_padding(batches: Iterable[HostBatch]) -> Iterator[HostBatch | None]:
-    """`batches`, then padding without end: the last batch with weight 0, and 0 in place of values that are
-    not finite, since 0 * NaN is NaN. None if there is no batch.
+def _then_padding(batches: Iterable[HostBatch], padding: HostBatch | None) -> Iterator[HostBatch | None]:
+    """`batches`, then without end the last of them, or `padding`, with weight 0, and 0 in place of values
+    that are not finite, since 0 * NaN is NaN. None if there is neither.
     """
-    host = None
+    host = padding
     for host in batches:
         yield host
     if host is not None:

@@ -4,8 +4,10 @@ import itertools
 import sys
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
@@ -109,6 +111,21 @@ def test_places_of_ranks_are_their_own_and_not_cut_anew():
     shared = StreamPositions()
     shared.restore({"stream_places": meta["stream_places"] | {"shared": True}}, 2, 3)
     assert shared.before(Position(3, 0, 36, 3)).place == "a"
+
+
+def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_weight_0(monkeypatch):
+    peers = iter([2, 0])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: np.array([mine, next(peers)]))
+    end = packed({"number": 5, 7: (b"bytes", np.int64(3))})  # of the 5 batches
+    positions, meta = StreamPositions(), {"at": [0, 5, 65], "shared": False, "ranks": [end, None]}
+    positions.restore({"stream_places": meta}, 0, 2)
+    reader = LoaderReader(
+        *(Batches(), 1, positions), accumulation=1, depth=0, steps_per_epoch=None, first=[(X[:12], Y[:12])]
+    )
+    ((host, _),) = reader.epoch(Position(5, 0, 65, 5))  # "this rank's loader is empty" in its place
+    assert (host.inputs.shape, host.weight.tolist(), host.total) == (X[:12].shape, [0] * 12, 2)
+    assert positions.before(Position(6, 0, 67, 6)) == (67, end)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
