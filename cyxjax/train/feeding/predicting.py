@@ -15,8 +15,9 @@ from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
 from cyxjax.data.columns import is_frame, matrix_of, stack
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.data.streams import RowBatches, as_rows
 from cyxjax.errors import DataError, DesyncError
-from cyxjax.train.feeding.fit_data import for_evaluation, is_loader, one_input
+from cyxjax.train.feeding.fit_data import EVAL_ROWS, for_evaluation, is_loader, one_input
 
 _ROWS_AT_ONCE = 1024  # read at a time from a dataset
 
@@ -44,7 +45,8 @@ def source_of(X: Any, trained_on: PyTree = None) -> Source:
         rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
         first = jax.tree.map(lambda a: np.asarray(a)[:1], X)
         return Source(ArrayDataset(rows, rows), first, lambda _: iter([X]))
-    data = for_evaluation(X)
+    stream = as_rows(X)
+    data = for_evaluation(X) if stream is None else RowBatches(stream, EVAL_ROWS, 0, 1)  # not dealt
     return Source(data, one_input(data), partial(_blocks, data))
 
 
@@ -77,7 +79,7 @@ def _alike(batches: Iterable[PyTree]) -> Iterator[PyTree]:
         if (ranks != mine).any():
             raise DesyncError(
                 "predict: the loaders of the ranks give different samples. HINT: give all ranks the same "
-                "loader, without a DistributedSampler: the rows are divided among the devices."
+                "loader or stream, without a DistributedSampler: the rows are divided among the devices."
             )
         if inputs is None:
             return

@@ -13,7 +13,9 @@ from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
+from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.loader_feed import LoaderReader, passes, steps
+from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 from tests.support.brought import Place, Stream
@@ -141,6 +143,13 @@ def test_ranks_that_share_a_stream_take_each_sample_once_and_go_on_at_any_number
         it.set_state(state)
         seen += [x[: len(it.own)] for x, _ in it]
     assert sorted(np.concatenate(seen).tolist()) == list(range(20))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_each_rank_predicts_all_samples_of_a_stream(shared, monkeypatch):
+    monkeypatch.setattr(fit_data, "_place", lambda: (1, 2))  # its share has 10 samples
+    source = source_of(Rows(range(20), shared=shared))
+    assert np.concatenate([*source.blocks(4)]).tolist() == list(range(20))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
