@@ -175,9 +175,18 @@ class Rows:
 
 
 def as_rows(data: Any) -> Rows | None:
-    """`data` as `Rows` if it yields single samples: `Rows`, torch's and Hugging Face's streams; else None."""
+    """`data` as `Rows` if it yields single samples: `Rows`, torch's and Hugging Face's streams; else None.
+
+    Raises: DataError for `Rows` of an iterator: the first samples are read for the shapes, then each epoch
+        reads the stream again.
+    """
     _let_grain_work()
     if isinstance(data, Rows):
+        if isinstance(data.source, Iterator):
+            raise DataError(
+                f"Rows of {type(data.source).__name__}, which can be read only once; expected a stream that "
+                "starts over. HINT: pass an object whose __iter__ starts from the beginning."
+            )
         return data
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):

@@ -282,6 +282,8 @@ class Once:
     ("loader", "steps", "message"),
     [
         (Once(), None, "Once .*steps_per_epoch"),  # used to train without the first batch, read for shapes
+        (cx.data.Rows(zip(X, Y, strict=True)), None, "zip"),  # used to train without the first samples
+        (cx.data.Rows(zip(X, Y, strict=True)), 1, "zip"),
         (Dry(4), None, "epoch 2"),
         (Dry(4), 2, "steps_per_epoch"),
     ],
