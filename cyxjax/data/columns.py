@@ -79,7 +79,8 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A numpy array that shares the memory of `leaf` if possible; memmaps are returned unchanged.
+    """A numpy array that shares the memory of `leaf` if possible; memmaps are returned unchanged. An array of
+    the other byte order is copied.
 
     Raises: DataError like `refuse_words`, and for a masked array.
     """
@@ -94,7 +95,7 @@ def as_array(leaf: Any) -> Any:
         plain = np.array(array.tolist())
         array = plain if plain.dtype.kind in "biufc" else array
     refuse_words(array)
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def refuse_words(array: np.ndarray) -> None:

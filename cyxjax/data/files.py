@@ -127,6 +127,8 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
 def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
     """Whole numbers as int32 class labels (N,); others as float32 (N, outputs)."""
     refuse_words(raw)
+    if not raw.size:
+        return raw  # ArrayDataset says what has no samples
     if raw.dtype.kind == "f":
         return raw.astype(np.float32).reshape(len(raw), -1)
     if raw.min() < 0 or raw.max() > _LAST_LABEL:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
-from cyxjax.data.columns import is_frame, matrix_of, stack
+from cyxjax.data.columns import as_array, is_frame, matrix_of, stack
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
 from cyxjax.data.streams import RowBatches, as_rows
 from cyxjax.errors import DataError, DesyncError
@@ -42,8 +42,8 @@ def source_of(X: Any, trained_on: PyTree = None) -> Source:
     if isinstance(X, list) and X and not isinstance(X[0], tuple | dict):
         X = stack(X)
     if _is_tree(X):
-        rows = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(X))
-        first = jax.tree.map(lambda a: np.asarray(a)[:1], X)
+        X = jax.tree.map(as_array, X)
+        rows, first = tuple(jax.tree.leaves(X)), jax.tree.map(lambda a: a[:1], X)
         return Source(ArrayDataset(rows, rows), first, lambda _: iter([X]))
     stream = as_rows(X)
     data = for_evaluation(X) if stream is None else RowBatches(stream, EVAL_ROWS, 0, 1)  # not dealt

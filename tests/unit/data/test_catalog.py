@@ -233,6 +233,8 @@ NO_DATA = [  # name, existing files, of which the first is the subject; options;
     ("cifar10", CIFAR | {"data_batch_3.bin": bytes(3000)}, {}, r"data_batch_3\.bin: .*3000 .*3073"),
     ("npz", {"t.npz": npz(x_train=X)}, {}, r"t\.npz holds x_train.* y_train"),
     ("npz", {"t.npz": npz(x=np.array([print], object), y=Y)}, {}, r"t\.npz: .*allow_pickle"),
+    ("npz", {"t.npz": npz(x=X[:0], y=Y[:0] > 0)}, {}, "0 samples"),
+    ("npz", {"t.npz": npz(x=X[:0], y=np.zeros(0))}, {}, "0 samples"),
     ("npz", {"t.npz": npz(x=X, y=Y - 1)}, {}, r"t\.npz: .*labels -1 to 1"),
     ("npz", {"t.npz": npz(x=X, y=Y + 2**32)}, {}, rf"t\.npz: .*labels {2**32} to"),
     ("npz", {"t.npz": npz(x=X, y=Y)[:-40]}, {}, r"t\.npz: .*BadZipFile"),

@@ -81,6 +81,17 @@ def test_predict_takes_lists_as_fit_does(data, own_group):
     np.testing.assert_array_equal(trainer.predict(data), trainer.predict(X))
 
 
+def test_arrays_of_the_other_byte_order_have_the_same_values():
+    swapped, labels = X.astype(">f4"), Y.astype(">i8")
+    one, batches = (
+        fit(X, Y, shuffle=False, batch_size=4),
+        [(swapped[i : i + 8], labels[i : i + 8]) for i in (0, 8, 16)],
+    )
+    assert bits(fit(swapped, labels, shuffle=False, batch_size=4)) == bits(one)
+    assert bits(fit(cx.data.Batches(batches))) == bits(one)
+    np.testing.assert_array_equal(one.predict(swapped), one.predict(X))
+
+
 class Table:
     """The part of a frame that we read."""
 
