@@ -48,7 +48,8 @@ class DistributedTrainingConfig(Strict):
     seed: Numbers[int] = Field(default=42, ge=0, lt=2**32)
     """Determines the initial parameters, the order of samples, dropout and augmentation."""
     drop_last: Numbers[bool] = False
-    """Skip the last batch if it is not full; otherwise it is padded, and the padding has zero weight."""
+    """Skip the last batch if it is not full (loaders: each step with fewer samples than the first); otherwise
+    it is padded, and the padding has zero weight."""
     validation_split: Numbers[float] = Field(default=0.0, ge=0, lt=1)
     """Fraction of the training data to validate on if none is given; loaders of others are not split."""
     num_workers: Speed[int] = Field(default=0, ge=0, le=1024)

@@ -82,6 +82,7 @@ class Reading(NamedTuple):
     steps_per_epoch: int | None  # of a loader that is read continuously; None: an epoch is one pass over it
     seed: int
     shuffle: bool
+    drop_last: bool
     prefetch: int
     max_eval_batches: int | None
 
@@ -200,6 +201,7 @@ def resolve(
             steps_per_epoch=config.steps_per_epoch,
             seed=config.seed,
             shuffle=config.shuffle,
+            drop_last=config.drop_last,
             prefetch=config.prefetch,
             max_eval_batches=config.max_eval_batches,
         ),

@@ -53,6 +53,7 @@ def build_feed(
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
             first=data.first,
+            drop_last=reading.drop_last,
         )
         placer = RowPlacer(mesh, unpadded=whole_steps)
         return loader_feed(

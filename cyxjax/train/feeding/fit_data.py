@@ -221,7 +221,7 @@ def _from_loader(
     val = None if val is None else _validation(val, config.num_workers)
     if order is None:
         return FitData(watched(train), watched(val), False), config
-    config = config.model_copy(update={"drop_last": train.drop_last})
+    config = config.model_copy(update={"drop_last": config.drop_last or train.drop_last})
     known = FitData(watched(train.dataset), watched(val), True)
     held_out = _split(train.dataset, config) if val is None else known
     return held_out._replace(order=order), config

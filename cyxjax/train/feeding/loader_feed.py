@@ -39,7 +39,8 @@ class LoaderReader:
 
     An epoch is one pass over the loader, or `steps_per_epoch` steps of repeated passes, read on across
     epochs. first: the batches of this process's first step, to whose size batches are padded; with weight 0
-    they stand for the steps after this rank's last sample. (): as in the first batch read.
+    they stand for the steps after this rank's last sample. (): as in the first batch read. drop_last: steps
+    with fewer samples than the first are left out.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class LoaderReader:
         depth: int,
         steps_per_epoch: int | None,
         first: Sequence[tuple[Any, Any]] = (),
+        drop_last: bool = False,
     ):
         self._loader, self._local, self._positions = loader, local, positions
         self._size = -(-rows_of(first[0]) // local) if first else 0
+        self._least = sum(map(rows_of, first)) if drop_last else 0
         empty = [LoaderBatch(jax.tree.map(lambda a: a[:1], pair), range(0), None) for pair in first]
         self._padding = _deal(empty, local, accumulation, self._size) if empty else None
         self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
@@ -119,7 +122,7 @@ class LoaderReader:
             batches = passes(self._loader, place)
         self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
         padding = self._padding and self._padding._replace(place=place)
-        self._batches = agreed(self._ahead, padding)
+        self._batches = agreed(self._ahead, padding, self._least)
         if known is not None:
             return known.samples
         for _ in range(position.epoch * (self._steps_per_epoch or 0)):
@@ -198,21 +201,30 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
     return HostBatch(inputs, targets, weight.reshape(-1), total, places.reshape(-1), place=at)
 
 
-def agreed(batches: Iterable[HostBatch], padding: HostBatch | None = None) -> Iterator[HostBatch]:
+def agreed(
+    batches: Iterable[HostBatch], padding: HostBatch | None = None, least: int = 0
+) -> Iterator[HostBatch]:
     """`batches` with `total` summed over all ranks, until the last rank has run out.
 
-    padding: the batch of a rank that has run out before its first one.
+    padding: the batch of a rank that has run out before its first one. least: steps with fewer samples, also
+    summed over all ranks, are left out.
     """
-    if jax.process_count() == 1:
-        yield from batches
-        return
-    for host in _then_padding(batches, padding):
-        total = int(multihost_utils.process_allgather(np.int64(host.total if host else 0)).sum())
+    least = _over_ranks(least) if least else 0
+    for host in batches if jax.process_count() == 1 else _then_padding(batches, padding):
+        total = _over_ranks(host.total if host else 0)
         if not total:
             return
         if host is None:
             raise DataError("this rank's loader is empty, peers have data. HINT: give each rank a sample.")
-        yield host._replace(total=total)
+        if total >= least:
+            yield host._replace(total=total)
+
+
+def _over_ranks(count: int) -> int:
+    """`count` summed over all ranks."""
+    if jax.process_count() == 1:
+        return count
+    return int(multihost_utils.process_allgather(np.int64(count)).sum())
 
 
 def _then_padding(batches: Iterable[HostBatch], padding: HostBatch | None) -> Iterator[HostBatch | None]:

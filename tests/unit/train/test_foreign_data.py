@@ -304,6 +304,27 @@ def test_a_loader_that_runs_dry_is_an_error(loader, steps, message):
         fit(loader, epochs=9, steps_per_epoch=steps)
 
 
+SHORT = cx.data.Batches([(X[a : min(a + 4, 22)], Y[a : min(a + 4, 22)]) for a in range(0, 22, 4)])
+
+
+@pytest.mark.parametrize(("accumulation", "steps"), [(1, 5), (2, 2)])  # of 22 samples, 4 or 8 in each
+@pytest.mark.parametrize(
+    ("loader", "reads_on"),
+    [
+        (SHORT, False),
+        (SHORT, True),
+        (cx.data.Rows([*zip(X[:22], Y[:22], strict=True)]), False),
+        (cx.data.DataLoader((X[:22], Y[:22]), 4), False),
+    ],
+    ids=["passes", "steps", "rows", "ours"],
+)
+def test_drop_last_leaves_out_the_short_steps_of_loaders_too(loader, reads_on, accumulation, steps):
+    few = {"gradient_accumulation_steps": accumulation, "batch_size": 2}
+    given = few | {"epochs": 2, "shuffle": False, "drop_last": True}
+    found = fit(loader, steps_per_epoch=steps if reads_on else None, **given)
+    assert bits(found) == bits(fit(X[:22], Y[:22], **given))
+
+
 def test_a_rank_whose_loader_ran_out_has_finite_values_of_no_weight(monkeypatch):
     x, y = np.float32([[1, np.nan], [3, np.inf]]), np.float32([np.nan, 2])
     peers = iter([2, 2, 0])
