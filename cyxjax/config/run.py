@@ -112,7 +112,8 @@ class DistributedTrainingConfig(Strict):
     evaluate_every_n_steps: Course[Count] = Field(default=0, ge=0)
     """Optimizer steps between evaluations, in addition to those by epochs; 0: no evaluations by steps."""
     max_eval_batches: Course[Count | None] = Field(default=None, ge=1)
-    """Maximum number of batches in an evaluation; none: all data."""
+    """Maximum number of batches in an evaluation; none: all data. Loaders are evaluated in their own batches,
+    streams in batches of 256 samples per process."""
     comm: Arrays[str] = "mean"
     """How gradients are reduced and parameters are updated: a strategy by name, or module:function."""
     comm_options: Arrays[Options] = {}
