@@ -1,12 +1,11 @@
 """The report page: one run from its result to its audit, or several runs side by side."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from cyxjax.files import write_whole
 from cyxjax.observe.report import outcome, predictions
@@ -105,10 +104,11 @@ def place_of(scale: Sequence[Point], size: float = 1.0) -> Place:
     steps, values = zip((0.0, 0.0), *((step, value) for step, value in scale if step > 0), strict=True)
 
     def place(step: float) -> float:
-        if step <= steps[-1] or len(steps) < 2:
-            return float(np.interp(step, steps, values)) / size
-        rate = (values[-1] - values[-2]) / (steps[-1] - steps[-2])
-        return (values[-1] + (step - steps[-1]) * rate) / size
+        if len(steps) < 2:
+            return 0.0
+        right = min(max(bisect_left(steps, step), 1), len(steps) - 1)
+        rate = (values[right] - values[right - 1]) / (steps[right] - steps[right - 1])
+        return (values[right - 1] + (step - steps[right - 1]) * rate) / size
 
     return place
 
