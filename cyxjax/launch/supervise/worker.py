@@ -85,7 +85,7 @@ class Worker:
             self._log = output.open_log(log_dir, rank, start) if log_dir else None
         except OSError as error:  # a full disk must not end the job
             output.say(f"rank {rank} has no log file: {error}")
-        # The open file outlives its name. Opened first: an error would leave a started rank to nobody.
+        # The open file outlives its name. An error here must come before the start of a process.
         self._beat = os.open(files.beat, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._process = processes.start(command, env)
         self.pid = self._process.pid

@@ -137,7 +137,7 @@ class Feed(NamedTuple):
     close: Callable[[], None] = lambda: None  # closes what stays open between epochs
 
 
-def overriding(hooks: list[Hook], *names: str) -> list[Hook]:
+def overriding(hooks: Iterable[Hook], *names: str) -> list[Hook]:
     """The hooks that override a method of `names`: a step is too short to call the others."""
     own = lambda hook, name: getattr(type(hook), name) is not getattr(Hook, name)  # noqa: E731
     return [hook for hook in hooks if any(own(hook, name) for name in names)]

@@ -23,7 +23,7 @@ from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, DataError
 from cyxjax.train.experiment import prepare
 from cyxjax.train.feeding.placing import NO_SIGNAL
 from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
-from cyxjax.train.hooks.hook import Feed, Hook, Position, RunState
+from cyxjax.train.hooks.hook import Feed, Position, RunState, overriding
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.replay.inspect import first_few, inspect_step
@@ -96,12 +96,11 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
         trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
     start = earlier[-1] if earlier else 0
     print(f"Running again from step {start}.")
-    for callback in trainer.callbacks:
-        if type(callback).next_state is not Hook.next_state:
-            print(
-                f"{type(callback).__name__} is not repeated: what it changed after step {start}, such as the "
-                "learning rate, stays as it was there."
-            )
+    for callback in overriding(trainer.callbacks, "next_state"):
+        print(
+            f"{type(callback).__name__} is not repeated: what it changed after step {start}, such as the "
+            "learning rate, stays as it was there."
+        )
 
 
 def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> tuple[Step, Before] | None:

@@ -119,7 +119,8 @@ def loss_of(given: str | dict[str, Any], model: str, info: DatasetInfo) -> Any:
     name, options = (given, {}) if isinstance(given, str) else (given["name"], given["options"])
     if name == "auto" and model not in _OWN_LOSS and info.task not in _BY_TASK:
         raise ConfigError(
-            f"no loss is known for the task {info.task!r} of the dataset. HINT: name one: loss: mse.",
+            f"no loss is known for the task {info.task!r} of the dataset. HINT: name one, for example "
+            "--loss mse.",
             key="loss",
         )
     if name == "auto":
