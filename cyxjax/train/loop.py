@@ -92,9 +92,7 @@ def fit(
         if stop and not last:
             break
         position = Position(moment.position.step, moment.position.epoch + 1)
-        # The last step of a loader is not known as such, and its evaluation was made.
-        if not evaluations.after(position.step):
-            to_evaluate = evaluations.at_end_of(position.epoch, epochs)
+        to_evaluate |= evaluations.at_end_of(position.epoch, epochs)
         val = _evaluated(program, feed, moment) if to_evaluate else {}
         to_evaluate = False
         info = EpochInfo(position, training_means(program, first, moment), val)

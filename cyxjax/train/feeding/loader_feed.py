@@ -62,11 +62,11 @@ class LoaderReader:
         self._padding = _deal(empty, local, accumulation, self._size) if empty else None
         self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
         self._ahead: Generator[HostBatch, None, None] | None = None
-        self._batches: Iterator[HostBatch] = iter(())
+        self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
         self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
 
     def epoch(self, position: Position) -> Iterator[tuple[HostBatch, bool]]:
-        """(batch, whether it is known to be the last) of the rest of an epoch, each with its `stop`.
+        """(batch, whether it is the last) of the rest of an epoch, each with its `stop`.
 
         A loader whose batches have changed cannot be read from the middle of one: reading continues with the
         first batch that holds a sample after the position, with a warning.
@@ -76,7 +76,7 @@ class LoaderReader:
             return
         if self._at != (position.epoch, done):
             seen = self._open(position)
-        for host in self._batches:
+        for host, is_last in self._batches:
             before, seen = seen, seen + host.total
             if seen <= position.samples:
                 continue
@@ -88,14 +88,14 @@ class LoaderReader:
                     "same batch size and number of processes, or give fit a dataset."
                 )
             done += 1
-            is_last = done == self._steps_per_epoch
+            ends = done == self._steps_per_epoch
             self._positions.note(position.epoch, done, seen, host.place)
-            if is_last:  # the next epoch begins here
+            if ends:  # the next epoch begins here
                 self._positions.note(position.epoch + 1, 0, 0, host.place)
             if self._steps_per_epoch:
-                self._at = (position.epoch + 1, 0) if is_last else (position.epoch, done)
-            yield host._replace(stop=seen, places=before + host.places), is_last
-            if is_last:
+                self._at = (position.epoch + 1, 0) if ends else (position.epoch, done)
+            yield host._replace(stop=seen, places=before + host.places), is_last or ends
+            if ends:
                 return
         self.close()
         if not done:
@@ -122,12 +122,27 @@ class LoaderReader:
             batches = passes(self._loader, place)
         self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
         padding = self._padding and self._padding._replace(place=place)
-        self._batches = agreed(self._ahead, padding, self._least)
+        hosts = agreed(self._ahead, padding, self._least)
+        if self._steps_per_epoch is None:
+            self._batches = with_last(hosts)
+        else:
+            self._batches = ((host, False) for host in hosts)  # passes are repeated without end
         if known is not None:
             return known.samples
         for _ in range(position.epoch * (self._steps_per_epoch or 0)):
             next(self._batches)
         return 0
+
+
+def with_last(batches: Iterable[HostBatch]) -> Iterator[tuple[HostBatch, bool]]:
+    """(batch, whether it is the last) of `batches`, which are read one ahead."""
+    held = None
+    for batch in batches:
+        if held is not None:
+            yield held, False
+        held = batch
+    if held is not None:
+        yield held, True
 
 
 def one_pass(loader: Iterable[Any], place: Any = None) -> Iterator[LoaderBatch]:

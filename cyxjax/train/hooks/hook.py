@@ -123,7 +123,7 @@ class Fed(NamedTuple):
 
     batch: Batch
     samples: int  # of the epoch, consumed up to and including it, over all replicas
-    is_last: bool = False  # of the epoch; False also if that is not known
+    is_last: bool = False  # of the epoch
     place: int | None = None  # of the step in `batch`, if that holds the batches of several steps
 
 

@@ -61,11 +61,25 @@ def test_evaluations_stand_at_their_steps_and_change_nothing():
     assert same_bits(plain.params, looked.params)
 
 
+class Epochs(cx.Callback):
+    """Keeps the validation loss that `on_epoch` was given."""
+
+    def __init__(self):
+        self.losses = []
+
+    def on_epoch(self, info):
+        self.losses.append(info.val["loss"])
+
+
 @pytest.mark.parametrize("data", [ALL, (loader(), VAL)], ids=["arrays", "loader"])
-def test_an_evaluation_at_an_epochs_last_step_is_made_once(data):
+def test_an_evaluation_at_an_epochs_last_step_is_made_once_and_on_epoch_gets_it(data):
     every = 15 if data is ALL else 5
-    assert trainer().fit(*data, config(evaluate_every_n_steps=every)).val_steps == [every, 2 * every]
-    assert trainer().fit(*data, by_steps(every)).val_steps == [every, 2 * every]
+    for settings in config(evaluate_every_n_steps=every), by_steps(every):
+        one = trainer(callbacks=[Epochs()])
+        assert one.fit(*data, settings).val_steps == [every, 2 * every]
+        assert one.callbacks[0].losses == one.history.val_losses
+    cut = trainer(callbacks=[Epochs()])  # max_steps at the end of an epoch: it ends as any other
+    assert cut.fit(*data, config(max_steps=every)).val_losses == cut.callbacks[0].losses != []
 
 
 def test_early_stopping_waits_for_evaluations_within_an_epoch():
