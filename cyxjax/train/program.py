@@ -125,10 +125,12 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     fns = with_frozen(with_remat(fns, plan.remat), _is_frozen(given, plan))
     fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees the data's own types
 
-    def around(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        return adapted(all_callbacks.around(recipe.callbacks, with_schedule(optimizer, factor)))
+    def around(group: OptimizerGroup) -> OptimizerGroup:
+        # The optimizer of a group counts its own updates, the schedule counts the steps of the run.
+        rated = with_schedule(group.optimizer, lambda n: factor(n * group.every + group.offset))
+        return group._replace(optimizer=adapted(all_callbacks.around(recipe.callbacks, rated)))
 
-    groups = [group._replace(optimizer=around(group.optimizer)) for group in with_loss_value(given)]
+    groups = [around(group) for group in with_loss_value(given)]
     shapes = lambda: jax.eval_shape(fns.init, jax.random.key(0), inputs)[0]  # noqa: E731
     sync = _strategy(plan, groups, shapes, _FOR_NONFINITE[policy.needs_loss_scale or plan.on_nonfinite])
     sync = with_offload(sync, mesh, plan.offload)

@@ -136,6 +136,15 @@ def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name, two_devi
     )
 
 
+def test_a_schedule_counts_the_steps_of_the_run_also_for_terms_in_turns(two_devices):
+    """Of the steps 0, 1, 2 the generator has 0 and 2, and the factor is 0 from step 2 on."""
+    train = cx.distributed.DistributedTrainer(Gan(), gan(turns=(2, 0)))
+    settings = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP}
+    train.fit(*DATA, config(**settings), schedule=lambda step: jnp.where(step < 2, 1.0, 0.0))
+    stopped, _ = in_turns(gan(turns=(2, 0)), max_steps=2)
+    jax.tree.map(np.testing.assert_array_equal, train.params, stopped.params)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
