@@ -98,7 +98,7 @@ class Builder:
     name: str
     factory: Callable[..., Any]
 
-    def __call__(self, config: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    def __call__(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> Any:
         """Builds the module from checked options.
 
         Options are read from the config's section `model` if it has one, and from `options` in it; a `name`
@@ -107,11 +107,11 @@ class Builder:
         """
         return self.factory(**self.checked(config, **options))
 
-    def architecture(self, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    def architecture(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
         """The name and options as JSON values, for `save_model`; `build_model` builds from them."""
         return {"type": "registry", "name": self.name, "options": self.checked(config, **options)}
 
-    def checked(self, config: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    def checked(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
         """The given options, each converted to its type; raises ConfigError as calling the builder does."""
         settings, source = _settings_of(self.name, config)
         settings |= options
@@ -122,7 +122,7 @@ class Builder:
         for option in (*unknown, *missing):
             what, hint = ("needs the", "add it.") if option in known else ("has no", nearest(option, known))
             raise ConfigError(
-                f"Model {self.name!r} {what} option {option!r} (from {source}). HINT: {hint}",
+                f"Model {self.name!r} {what} option {option!r}{source}. HINT: {hint}",
                 key=f"options.{option}",
             )
         return {key: self._checked(key, value, source) for key, value in settings.items()}
@@ -145,7 +145,7 @@ class Builder:
             return adapter.validate_python(value)
         except ValidationError as error:
             raise ConfigError(
-                f"Option {option!r} of model {self.name!r} is {value!r} (from {source}): {_reason(error)}. "
+                f"Option {option!r} of model {self.name!r} is {value!r}{source}: {_reason(error)}. "
                 f"HINT: `get_model({self.name!r}).options()` lists the types and defaults.",
                 key=f"options.{option}",
             ) from error
@@ -200,18 +200,20 @@ def model_names() -> list[str]:
 
 
 def _settings_of(name: str, config: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
-    source = config._source if isinstance(config, Config) else "the call"
+    """(the options for model `name` in `config`, where they are from, for messages)."""
+    places = [config._source] if isinstance(config, Config) else []
     settings = config.to_dict() if isinstance(config, Config) else dict(config or {})
     section = settings.get("model")
     if isinstance(section, Mapping):
-        settings, source = dict(section), f"{source}: model"
+        settings, places = dict(section), [*places, "model"]
     typed = settings.pop("type", name) if isinstance(settings.get("type"), str) else name
     wanted = settings.pop("name", typed)
     if isinstance(settings.get("options"), Mapping):  # the layout of a training file: name, then options
         settings |= settings.pop("options")
+    source = f" (from {': '.join(places)})" if places else ""
     if wanted != name:
         raise ConfigError(
-            f"The configuration is for model {wanted!r} (from {source}), but {name!r} is being built. "
+            f"The configuration is for model {wanted!r}{source}, but {name!r} is being built. "
             f"HINT: call get_model({wanted!r}), or correct the name."
         )
     return settings, source

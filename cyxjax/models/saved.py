@@ -53,7 +53,7 @@ def build_model(architecture: Mapping[str, Any]) -> Any:
     """
     kind = architecture.get("type")
     if kind == "registry":
-        return get_model(architecture["name"])(architecture["options"])
+        return get_model(architecture["name"])(**architecture["options"])
     if kind == "sequential":
         return SequentialModel.from_architecture(architecture)
     raise ConfigError(

@@ -33,7 +33,7 @@ from cyxjax.core.objective.scores import (
 )
 from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
-from cyxjax.models.registry import Config, get_model
+from cyxjax.models.registry import get_model
 from cyxjax.plugins import called, checked_options, extra, named
 from cyxjax.train.hooks.callbacks import EMA, BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
@@ -99,7 +99,7 @@ def model_of(section: ModelConfig, info: DatasetInfo, seed: int) -> Any:
         from flax import nnx
 
         implied["rngs"] = nnx.Rngs(seed)
-    return builder(Config(implied | section.options, source="model.options"))
+    return builder(**(implied | section.options))
 
 
 def loss_named(name: str) -> Any:

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from cyxjax.config.sections import ModelConfig
+from cyxjax.data.splits import DatasetInfo
 from cyxjax.errors import ConfigError
 from cyxjax.models import registry
 from cyxjax.models.layers import count_params
 from cyxjax.models.networks import MLP
 from cyxjax.models.registry import Config, get_model, model_names, register
+from cyxjax.models.saved import build_model
+from cyxjax.train.start.named import model_of
 from tests.support.refusals import refused
 
 
@@ -72,6 +76,15 @@ def test_what_is_registered_is_built_with_checked_options_and_shipped_names_stay
         register("mlp")(nn.Dense)
     register("probe")(nn.Dense)  # a notebook cell run again
     assert get_model("probe")(features=2) == nn.Dense(2)
+
+
+def test_the_options_of_a_model_may_be_called_as_the_keys_of_a_file(own_names):
+    register("words")(lambda type, model, options, config: (type, model, options, config))
+    given = {"type": "a", "model": {"b": 1}, "options": {"c": 2}, "config": 3}
+    section = ModelConfig(name="words", options=given)
+    info = DatasetInfo("", "regression", 1, (2,))
+    saved = get_model("words").architecture(**given)
+    assert model_of(section, info, 0) == build_model(saved) == tuple(given.values())
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8), (2, 8, 8, 3), (2, 1, 5, 1)])
