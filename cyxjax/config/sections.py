@@ -117,7 +117,7 @@ class OptimizerConfig(Strict):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay rates of the two moments of adam, adamw, lamb and lion."""
     eps: Amount = Field(default=1e-8, gt=0)
-    """Added to the denominator of the adaptive optimizers."""
+    """Added to the denominator of adam, adamw, lamb, adagrad and rmsprop."""
     weight_decay: Amount = Field(default=0.0, ge=0)
     """Decoupled weight decay for adamw, lamb and lion; an L2 term in the gradient for the others."""
     groups: tuple[Group, ...] = ()

@@ -11,7 +11,7 @@ import cyxjax as cx
 from cyxjax.config.sections import OptimizerConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.train.start.optimizer_groups import with_groups
-from cyxjax.train.start.optimizers import build_optimizer
+from cyxjax.train.start.optimizers import build_optimizer, named_rate
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, X, Y, assert_near, by_hand, ce, config
 
@@ -92,5 +92,7 @@ def test_a_group_that_cannot_be_made_is_refused():
     for group in ({"match": "a", "lr": -1}, {"matches": "a", "lr": 1}):
         with pytest.raises(ValueError, match="match|lr"):
             with_groups(cx.SGDOptimizer(0.1), [group])
-    with pytest.raises(TypeError, match="weight_decay"):
-        with_groups(cx.MomentumOptimizer(0.1), [{"match": "a", "weight_decay": 0.1}])
+    nested = with_groups(cx.SGDOptimizer(0.1), [])
+    for rule in (cx.MomentumOptimizer(0.1), optax.adamw(0.1), named_rate(optax.adamw(0.1), 0.1), nested):
+        with refused("groups.1"):
+            with_groups(rule, [{"match": "b"}, {"match": "a", "weight_decay": 0.1}])

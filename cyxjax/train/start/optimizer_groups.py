@@ -125,12 +125,14 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
 
     Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
     {"match": "embed/*", "frozen": True}. The first match applies; names are those of checkpoints
-    (`Dense_0/kernel`). A schedule or factor scales all rates equally. Own numbers need cyxjax's optimizers.
-    Raises: ValueError for an unknown key; ConfigError, before training, for a group without parameters.
+    (`Dense_0/kernel`). A schedule or factor scales all rates equally. A group's own `lr` or `weight_decay`
+    needs an optimizer of cyxjax that takes it.
+    Raises: ValueError for an unknown key; ConfigError if the optimizer does not take a group's numbers and,
+        before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
     optimizer = for_trainer(optimizer)  # at the rate that was set
-    own = {str(n): _rule_of(optimizer, group) for n, group in enumerate(made)}
+    own = {str(n): _rule_of(optimizer, group, f"groups.{n}") for n, group in enumerate(made)}
     rules: dict[Any, Any] = {"": optimizer} | own
 
     def group_of(name: str) -> str:
@@ -155,11 +157,19 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     return result
 
 
-def _rule_of(optimizer: Any, group: GroupConfig) -> optax.GradientTransformation:
+def _rule_of(optimizer: Any, group: GroupConfig, key: str) -> optax.GradientTransformation:
     if group.frozen:
         return optax.set_to_zero()
-    changes = {"lr": group.lr, "weight_decay": group.weight_decay}
-    return optimizer.remade(**{name: value for name, value in changes.items() if value is not None})
+    numbers = {"lr": group.lr, "weight_decay": group.weight_decay}
+    changes = {name: value for name, value in numbers.items() if value is not None}
+    try:
+        return optimizer.remade(**changes) if changes else optimizer
+    except (AttributeError, TypeError) as err:  # no `remade`, or not with these numbers
+        raise ConfigError(
+            f"group {group.match!r} sets {changes}, which the optimizer does not take for a group. HINT: use "
+            "an optimizer of cyxjax that takes it, for example cx.AdamWOptimizer(0.001).",
+            key=key,
+        ) from err
 
 
 def _has_groups(lr: float) -> Any:

@@ -118,6 +118,15 @@ def test_options_are_the_rule_s_own_and_ours_have_their_keys(section, wanted, lr
     assert getattr(rule, "lr", None) == lr
 
 
+def freezing():
+    return cx.with_groups(cx.SGDOptimizer(0.1), [{"match": "a", "frozen": True}])
+
+
+def test_groups_of_one_s_own_rule_freeze():
+    rule = build_optimizer(OptimizerConfig(name=f"{HERE}:freezing"))
+    assert (rule.is_frozen("a"), rule.is_frozen("b")) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("values", "key"),
     [
@@ -126,6 +135,9 @@ def test_options_are_the_rule_s_own_and_ours_have_their_keys(section, wanted, lr
         ({"name": f"{HERE}:mine"}, "options"),
         ({"name": f"{HERE}:mine", "options": {"siz": 1}}, "options.siz"),
         ({"name": "adam", "options": {"learning_rate": 1}}, "options.learning_rate"),
+        ({"name": "adam", "nesterov": True}, "nesterov"),
+        ({"name": "sgd", "momentum": 0.5}, "momentum"),
+        ({"name": "lion", "eps": 1e-5}, "eps"),
     ],
 )
 def test_what_a_rule_does_not_take_is_named_with_its_key(values, key):
