@@ -64,6 +64,8 @@ def _options(argv: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
 
 def _add(place: dict[str, Any], name: str, words: list[str], model: type[BaseModel]) -> None:
     keys, negated = _resolve(_keys(name, model), words, model)
+    if keys == ["init_from"]:  # a path alone is a section with that path
+        keys = ["init_from", "path"]
     *path, last = keys
     for part in path:
         place = place.setdefault(part, {})

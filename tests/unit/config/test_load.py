@@ -99,6 +99,10 @@ def test_a_path_of_init_from_is_merged_as_a_section(experiment):
     )
     found = load_config(["--config", rules, "--init-from", "other"]).init_from
     assert (found.path, found.map, found.strict) == ("other", {"x": "y"}, False)
+    words = ["--init-from", "w", "--init-from.strict", "false"]
+    for given in (words, words[2:] + words[:2]):
+        found = load_config(given).init_from
+        assert (found.path, found.strict) == ("w", False)
 
 
 def test_a_name_in_a_file_of_weights_is_one_key():
