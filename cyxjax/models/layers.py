@@ -69,7 +69,12 @@ def layer_to_dict(one: Layer) -> dict[str, Any]:
 
 
 def layer_from_dict(values: dict[str, Any]) -> Layer:
-    """The layer that `layer_to_dict` described; raises KeyError for an unknown kind."""
+    """The layer that `layer_to_dict` described; raises ConfigError for an unknown kind."""
+    if values["kind"] not in _kinds:
+        raise ConfigError(
+            f"No layer of the kind {values['kind']!r} is known. HINT: import the module that defines "
+            "it before the model is loaded."
+        )
     settings = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "kind"}
     return _kinds[values["kind"]](**settings)
 

@@ -15,9 +15,10 @@ import numpy as np
 from flax import nnx
 
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.trees import PyTree
+from cyxjax.errors import CheckpointError
 
 # Importing a module of layers makes its kinds known to `load`.
-from cyxjax.core.trees import PyTree
 from cyxjax.models import convolution, norms  # noqa: F401
 from cyxjax.models.files import read_model, save_model
 from cyxjax.models.layers import Layer, check_layer, count_params, layer_from_dict, layer_to_dict
@@ -147,8 +148,16 @@ class SequentialModel(nnx.Module):
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "SequentialModel":
-        """The model in a file written by `save`; raises CheckpointError for any other file."""
+        """The model in a file written by `save`.
+
+        Raises: CheckpointError for any other file, ConfigError for a kind of layer that is not known.
+        """
         architecture, *values = read_model(path)
+        if architecture.get("type") != "sequential":
+            raise CheckpointError(
+                f"{path} holds a model of type {architecture.get('type')!r}, expected 'sequential'. HINT: "
+                "cx.load_model(path) reads it."
+            )
         model = cls.from_architecture(architecture)
         model.set_values(*values)
         return model

@@ -52,6 +52,9 @@ def test_a_sequential_model_comes_back_bit_for_bit(model, tmp_path, monkeypatch)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     x = np.ones((1, 5, 10, 1), np.float32)
     np.testing.assert_array_equal(model.eval()(x), back.eval()(x))
+    del layers_file._kinds["doubling"]  # as in a program that does not import the class
+    with pytest.raises(ConfigError, match="'doubling'"):
+        SequentialModel.load(path)
     # Other readers can use the numbers.
     arrays = safetensors.numpy.load_file(path)
     np.testing.assert_array_equal(arrays["params/0_conv2d/kernel"], model.parameters()["0_conv2d"]["kernel"])
@@ -84,6 +87,8 @@ def test_a_model_is_rebuilt_from_its_file(tmp_path):
     assert build_model(load_model(tmp_path / "m").architecture) == get_model("mlp")(
         hidden=(4, 3), dropout=0.1
     )
+    with pytest.raises(CheckpointError, match="'registry'"):
+        SequentialModel.load(tmp_path / "m")
     assert build_model(SequentialModel([LinearModule(2, 3)]).architecture()).layers == (LinearModule(2, 3),)
     with pytest.raises(ConfigError, match="'own' .*'registry' .*'sequential'"):
         build_model({"type": "own"})

@@ -248,6 +248,7 @@ def test_a_loss_by_its_name_takes_options():
             INFO.task,
             "label_smoothing='much'",
         ),
+        ({"name": "model", "options": {"beta": 2}}, INFO.task, "'model' .*'beta'"),
         ({"name": "msee", "options": {"by": 2}}, INFO.task, "loss='msee'.*'mse'"),
         ({"nam": "mse"}, INFO.task, "loss = .*expected"),
         ("auto", "ranking", "'ranking'"),
