@@ -104,7 +104,7 @@ class DistributedTrainingConfig(Strict):
     monitor_mode: Course[Literal["min", "max"] | None] = None
     """Which values of `monitor` are better; none: the metric's own mode (loss: min, accuracy: max)."""
     max_steps: Length[Count | None] = Field(default=None, ge=1)
-    """Stop a run after this many optimizer steps, regardless of `epochs`; a second fit is a new run."""
+    """Stop after this many optimizer steps, or after `epochs` if that is less; a second fit counts anew."""
     max_time: Course[Seconds | None] = Field(default=None, gt=0)
     """Save and stop after this time: a number of seconds, or a text such as 90s, 30m or 1h30m."""
     evaluate_every_n_epochs: Course[Count] = Field(default=1, ge=0)

@@ -27,7 +27,7 @@ class RatePlan(NamedTuple):
     name: str = "constant"
     peak: float = 1.0
     warmup_steps: int = 0
-    decay_steps: int = 0  # below 1 counts as 1; 0 if nothing decays
+    decay_steps: int = 0  # of a decay, at least 1; 0 if nothing decays
     final_fraction: float = 0.0
     options: dict[str, Any] = {}  # of a schedule given by its name
     own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
@@ -87,7 +87,7 @@ def rate_plan(
             f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "
             "HINT: set schedule.decay_steps or max_steps (for a stream, steps_per_epoch)."
         )
-    decay_steps = section.decay_steps or total - config.warmup_steps
+    decay_steps = section.decay_steps or max(total - config.warmup_steps, 1)
     return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
 
 
@@ -106,11 +106,11 @@ def build_schedule(plan: RatePlan) -> Schedule:
     warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak.
     Raises: ConfigError for a schedule that cannot be created.
     """
-    peak, decay_steps = plan.peak, max(plan.decay_steps, 1)
+    peak = plan.peak
     after: dict[str, Callable[[], Schedule]] = {
         "constant": lambda: optax.constant_schedule(peak),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, decay_steps, plan.final_fraction),
-        "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, decay_steps),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, plan.decay_steps, plan.final_fraction),
+        "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, plan.decay_steps),
     }
     rest = after[plan.name]() if plan.name in after else _scaled(_own(plan), peak)
     if not plan.warmup_steps:
