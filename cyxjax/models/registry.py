@@ -35,7 +35,7 @@ _SHIPPED = {  # name -> the file that registers it
     "gpt": "cyxjax.models.gpt",
 }
 _builders: dict[str, "Builder"] = {}
-_FLAX_FIELDS = ("parent", "name")  # every linen module has these; they are not options
+_FLAX_FIELDS = ("parent", "name")  # every linen module has both; they are not options
 
 
 class MissingSettingError(ConfigError, AttributeError, KeyError):
@@ -130,10 +130,11 @@ class Builder:
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that can be set: name -> type (`.annotation`) and default (`.default`)."""
         parameters = _parameters(self.factory)
+        flax = _FLAX_FIELDS if "parent" in parameters else ()
         return {
             key: value
             for key, value in parameters.items()
-            if key not in _FLAX_FIELDS and value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
+            if key not in flax and value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
         }
 
     def _checked(self, option: str, value: Any, source: str) -> Any:

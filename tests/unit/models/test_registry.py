@@ -79,8 +79,8 @@ def test_what_is_registered_is_built_with_checked_options_and_shipped_names_stay
 
 
 def test_the_options_of_a_model_may_be_called_as_the_keys_of_a_file(own_names):
-    register("words")(lambda type, model, options, config: (type, model, options, config))
-    given = {"type": "a", "model": {"b": 1}, "options": {"c": 2}, "config": 3}
+    register("words")(lambda name, type, model, options, config: (name, type, model, options, config))
+    given = {"name": "n", "type": "a", "model": {"b": 1}, "options": {"c": 2}, "config": 3}
     section = ModelConfig(name="words", options=given)
     info = DatasetInfo("", "regression", 1, (2,))
     saved = get_model("words").architecture(**given)
