@@ -211,13 +211,13 @@ class Controller:
             self._num_ranks -= host.nproc
 
     def _leave(self, host: Member, is_awaited: bool) -> None:
-        """Ends a start that waits for `host`, and a fixed job that cannot be started again without it."""
+        """Ends a start that waits for `host`, and a fixed job that has no other host for its ranks."""
         self._forget(host)
         if self._start is not None:
             self._start.note_leaving(host)
             if is_awaited:
                 self._ask_to_end(self._start, f"host {host.host} was asked to stop", polite=False)
-        elif self.size.is_fixed and not self.size.choose(self.hosts):
+        elif self.size.is_fixed and all(other.base_rank != host.base_rank for other in self.hosts):
             self.finish(EXIT_PREEMPTED, ASKED)
 
     def _ask_to_end(self, current: GroupStart, why: str, *, polite: bool) -> None:
@@ -225,7 +225,7 @@ class Controller:
             return
         current.ordered = not polite
         for host in current.running:
-            reason = {} if host.is_first else {"say": why}  # on the first host the log is read
+            reason = {} if host.is_first else {"say": why}  # the first host has logged it
             self._orders.send(host, {"end": current.number, "polite": polite, **reason})
 
     # -- what follows ---------------------------------------------------------------------------------

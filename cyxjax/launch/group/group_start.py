@@ -112,7 +112,7 @@ def describe(record: ErrorRecord) -> str:
 
 
 MAX_WITHOUT_PROGRESS = 3
-LONGEST_DELAY_S = 60.0
+MAX_DOUBLINGS = 6  # of a delay of 1 s
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ class Budget:
 
         asked_to_end: a signal has asked the launcher to stop, so nothing is restarted.
 
-        The first restart after progress is immediate; without progress restarts wait 1, 2, 4 ... 60 s.
+        The first restart, and the first one after progress, are immediate; others wait 0.5, 1, 2 ... 64 s. If
+        ranks report steps, the job ends after MAX_WITHOUT_PROGRESS restarts that came no further.
         """
         progressed = step > self.best_step and self.used > 0
         self.best_step = max(self.best_step, step)
@@ -153,17 +154,18 @@ class Budget:
         elif code == EXIT_CONFIG:
             why = "a restart does not fix a configuration error"
         elif repeated:
-            why = f"the same error at step {first.step} again: a restart does not fix it"
+            at = f" at step {first.step}" if first.step >= 0 else ""
+            why = f"the same error{at} again: a restart does not fix it"
         elif self.max_restarts == 0:
             why = "--max-restarts is 0"
         elif self.used >= self.max_restarts:
             why, code = f"all {self.max_restarts} restarts are used", EXIT_INFRASTRUCTURE
-        elif self.without_progress > MAX_WITHOUT_PROGRESS:
+        elif self.best_step >= 0 and self.without_progress > MAX_WITHOUT_PROGRESS:
             why = f"{MAX_WITHOUT_PROGRESS} restarts came no further than step {self.best_step}"
             code = EXIT_INFRASTRUCTURE
         if why:
             return Decision(False, f"not started again: {why}", exit_code=code)
         self.used += 1
         waits = self.used > 1 and self.without_progress > 0
-        delay_s = min(LONGEST_DELAY_S, 2.0 ** (self.without_progress - 2)) if waits else 0.0
+        delay_s = 2.0 ** min(MAX_DOUBLINGS, self.without_progress - 2) if waits else 0.0
         return Decision(True, f"restart {self.used} of {self.max_restarts}", delay_s)

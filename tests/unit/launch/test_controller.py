@@ -186,6 +186,16 @@ def test_a_host_that_leaves_between_two_starts_ends_a_fixed_job_that_has_no_othe
     assert job.sent(a, "over") == ([] if code is None else [code])
 
 
+def test_a_spare_that_leaves_while_another_host_is_awaited_does_not_end_the_job():
+    job, a, b = pair(restarts=1)
+    spare = Member("c", 0, 2)  # for a's ranks
+    job.join(spare)
+    job.lose(b)
+    job.end(a, 0, "failed", 3, FOLLOWS)
+    job.end(spare, NO_START, "left", -1)
+    assert job.code is None
+
+
 @pytest.mark.parametrize("moment", ["before its ranks begin", "after they have failed"])
 def test_a_host_that_leaves_while_only_others_run_ranks_ends_a_fixed_job(moment):
     job, a, b = pair(restarts=9)
@@ -289,6 +299,7 @@ BUG = failure("ValueError", EXIT_USER_ERROR)
 ENDINGS = {
     "all 2 restarts are used": (2, [(failure(), 3), (failure(), 9), (failure(), 15)], EXIT_INFRASTRUCTURE),
     "the same error at step 3": (10, [(BUG, 3), (BUG, 3)], EXIT_USER_ERROR),
+    "all 2000 restarts are used": (2000, [(failure(), -1)] * 2001, EXIT_INFRASTRUCTURE),  # no steps reported
     "came no further than step 3": (100, [(failure(), 3)] * 4, EXIT_INFRASTRUCTURE),
     "a configuration error": (5, [(failure("ConfigError", EXIT_CONFIG), -1)], EXIT_CONFIG),
     "--max-restarts is 0": (0, [(BUG, 3)], EXIT_USER_ERROR),
