@@ -109,6 +109,7 @@ STOPS = {
     "R11": (signal.SIGTERM, "light", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
     "R11 under jax": (signal.SIGTERM, "jax", "save", (), EXIT_PREEMPTED, "SIGTERM: the ranks have 30 s"),
     "R11 no room": (signal.SIGTERM, "light", "fail to save", (), EXIT_USER_ERROR, "CheckpointError: no room"),
+    "R11 bug": (signal.SIGTERM, "light", "raise", (), EXIT_USER_ERROR, "KeyError: 'export'"),
     "R12": (signal.SIGTERM, "light", "ignore", ("--grace", "1"), EXIT_PREEMPTED, "killed after 1 s"),
     "R13": (signal.SIGINT, "light", "end", (), EXIT_INTERRUPT, "SIGINT: the ranks have 30 s"),
     "hangup": (signal.SIGHUP, "light", "save", (), EXIT_PREEMPTED, "SIGHUP: the ranks have 30 s"),
@@ -121,7 +122,7 @@ def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_ter
     run.process.send_signal(number)
     assert (run.wait().code, run.survivors()) == (code, []), run.err
     assert message in run.err
-    assert "Traceback" not in run.err
+    assert run.err.count("Traceback") == (on_term == "raise")
     assert run.out.count("saved") == (2 if on_term == "save" else 0)
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,6 +55,14 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
     assert scratch_of(run) == []
 
 
+def test_ranks_go_on_where_the_folder_cannot_be_made_again(monkeypatch):
+    words = ["--no-python", "sh", "-c", "rm -r $(dirname $CYXJAX_BEAT_FILE); sleep 0.6"]
+    with WorkerGroup(parse(words, os.environ), os.environ) as group:
+        monkeypatch.setattr(group._scratch, "_take", Mock(side_effect=OSError("no room")))
+        assert group.run(group.options.place, 0).workers[0].returncode == EXIT_OK
+    assert group._scratch._take.called
+
+
 def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_path):
     (tmp_path / "parent.py").write_text(
         "import subprocess, sys, time\n"
@@ -87,7 +96,7 @@ def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monke
     assert {end.returncode for end in ends} == {1}
     records = sorted(path for path in tmp_path.glob("cyxjax-*/first_error.json") if path.parent != other)
     assert len(records) == KEPT_RECORDS + 1  # before the last one ended there was the kept number
-    named = [end.stderr.partition("record: ")[2].splitlines()[0] for end in ends]
+    named = [end.stderr.partition("first error: ")[2].splitlines()[0] for end in ends]
     assert records == sorted(map(Path, named[-KEPT_RECORDS - 1 :]))
     assert sorted(path.name for path in other.iterdir()) == ["first_error.json", "notes"]
 
@@ -203,6 +212,24 @@ def test_the_record_of_a_job_stays_where_a_host_joins_it_later(tmp_path, monkeyp
     assert (tmp_path / "first_error.json").exists()
 
 
+def test_the_error_of_a_start_is_shown_when_another_begins_not_as_the_last(tmp_path, monkeypatch, capfd):
+    once = f"test -e {tmp_path}/failed || {{ touch {tmp_path}/failed; exit 75; }}"
+    supervisor = Supervisor(parse(["--no-python", "sh", "-c", once], os.environ), os.environ)
+    here, first = socket.socketpair()
+
+    def take_part():
+        for number in range(2):
+            supervisor._one_start(Channel(here), {"start": number, "base_rank": 0, "world_size": 1})
+        supervisor._show("no more hosts")
+
+    monkeypatch.setattr(supervisor, "_take_part", take_part)
+    with here, first:
+        supervisor.run()
+    output.flush()
+    shown = capfd.readouterr().err
+    assert shown.index("ended with exit code 75") < shown.index("no more hosts\n")
+
+
 def test_ranks_that_the_group_ended_were_not_killed_by_a_signal_that_came_after():
     with WorkerGroup(parse(["--no-python", "sleep", "100"], os.environ), os.environ) as group:
         group.put({"end": 0, "polite": False})
@@ -233,8 +260,8 @@ def test_a_rank_that_opens_its_file_when_the_folder_was_made_again_is_heard(tmp_
     Reporter(worker.files.beat).report(7, "step")
     worker.watch(lambda _: ended.set())
     assert ended.wait(60)
-    worker.close()
     assert worker.progress().step == 7
+    worker.close()
 
 
 def test_no_rank_starts_where_its_file_cannot_be_opened(tmp_path, monkeypatch):

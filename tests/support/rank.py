@@ -159,12 +159,18 @@ def fail_to_save(number, frame):
     raise CheckpointError("no room for step 7")
 
 
+def fail_to_stop(number, frame):
+    raise KeyError("export")
+
+
 if __name__ == "__main__":
     if os.environ.get("ON_TERM") == "save":
         signal.signal(signal.SIGTERM, save_and_stop)
         signal.signal(signal.SIGUSR1, lambda number, frame: print("asked to save", flush=True))
     if os.environ.get("ON_TERM") == "fail to save":
         signal.signal(signal.SIGTERM, fail_to_save)
+    if os.environ.get("ON_TERM") == "raise":
+        signal.signal(signal.SIGTERM, fail_to_stop)
     if os.environ.get("ON_TERM") == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -58,7 +58,7 @@ class Pauses:
         return begins
 
     def touches(self, progress: Progress) -> bool:
-        """True while `progress` may be from before the last pause ended: the next one counts it as work."""
+        """True until `progress` is newer than the last pause: the first report after it counts it as work."""
         return bool(self._spans) and progress.at_s <= self._spans[-1][1]
 
     def excuse(self, progress: Progress) -> Progress:

@@ -28,18 +28,15 @@ class Scratch:
         self._take()
 
     def ensure(self) -> None:
-        """Creates the folder again, with a line, if it was removed."""
+        """Creates the folder again, with a line, if it was removed. Raises: OSError."""
         if os.path.isdir(self.path):
             return
-        old = self.path
-        os.close(self._lock)
-        try:
-            os.mkdir(old, 0o700)  # where the ranks look; not one that another user has put there meanwhile
-        except OSError:
-            self.path = tempfile.mkdtemp(prefix=PREFIX)
+        old = self._lock
+        os.mkdir(self.path, 0o700)  # where the ranks look; not one that another user has put there meanwhile
         self._take()
+        os.close(old)
         output.say(
-            f"{old} was removed while the job was running and was created again as {self.path}. "
+            f"{self.path} was removed while the job was running and was created again. "
             f"HINT: keep cleaners off {PREFIX}*, or set TMPDIR to a folder that they do not clean."
         )
 

@@ -107,6 +107,8 @@ class Supervisor:
 
     def _one_start(self, channel: Channel, call: Message) -> int | None:
         """Runs one start and reports how it ended; the exit code if this host then leaves the job."""
+        if self._failed is not None:  # a host was lost, or the group changed its size: nothing was decided
+            self._show(f"started again as start {call['start']}")
         self._followed = False
         if self._options.log_dir and call["start"] == 0:  # hosts that join later may find this job's record
             with suppress(OSError):  # an earlier job's
@@ -142,7 +144,8 @@ class Supervisor:
         start, self._failed = self._failed, None
         if start is None:
             output.say(line)
-        elif (first := _first(start)) is not None:
+        else:
+            first = first_of(start.records, start.ended_early)
             self._followed = first.secondary
             self._show_failure(start, first, line)
 

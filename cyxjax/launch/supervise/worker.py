@@ -89,7 +89,6 @@ class Worker:
         self._beat = os.open(files.beat, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._process = processes.start(command, env)
         self.pid = self._process.pid
-        self._last_pulse: Progress | None = None
         self._loads_until_s = time.monotonic() + LOADING_S
         out, err = (output.screen(stream) if shown else None for stream in (sys.stdout, sys.stderr))
         self._out = output.Pump(self._process.stdout, prefix, out, self._log)
@@ -118,9 +117,7 @@ class Worker:
                 os.killpg(self.pid, number)
 
     def progress(self) -> Progress:
-        """The rank's last report; the one at its end once this worker is closed."""
-        if self._last_pulse is not None:
-            return self._last_pulse
+        """The rank's last report. Not once this worker is closed."""
         found = heartbeat.read_from(self._beat)
         # If our file was removed before the rank opened it, the rank has created another one.
         return found if found.at_s else heartbeat.read(self.files.beat)
@@ -132,7 +129,6 @@ class Worker:
 
     def close(self) -> None:
         """Collects the last output and closes the files."""
-        self._last_pulse = self.progress()
         os.close(self._beat)
         self._out.finish()
         self._err.finish()
@@ -179,9 +175,9 @@ class Worker:
 class Start:
     """One start of the group on this host.
 
-    deadline_s: when ranks that still run are killed. signalled, signalled_s: what asked it to end, and when;
-    hurried: when ranks that save are killed too, in words. nudged: the group, which changes its size, asked,
-    not a signal.
+    step: the furthest that a rank has reported, once all have ended. deadline_s: when ranks that still run
+    are killed. signalled, signalled_s: what asked it to end, and when; hurried: when ranks that save are
+    killed too, in words. nudged: the group, which changes its size, asked, not a signal.
     """
 
     number: int
@@ -189,6 +185,7 @@ class Start:
     records: list[ErrorRecord] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
     ended_early: list[int] = field(default_factory=list)
+    step: int = -1
     deadline_s: float | None = None
     signalled: int | None = None
     signalled_s: float = 0.0
@@ -198,11 +195,6 @@ class Start:
     @property
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.returncode is None]
-
-    @property
-    def step(self) -> int:
-        """The furthest step that a rank has reported."""
-        return max(worker.progress().step for worker in self.workers)
 
     @property
     def is_asked_to_end(self) -> bool:
@@ -221,7 +213,7 @@ class Start:
         self.end_within(within_s)
 
     def note_clean_end(self, rank: int) -> None:
-        """Records that `rank` ended with exit code 0: early, unless it was the last or there was an error.
+        """Records that `rank` ended with exit code 0, if others run or have failed, perhaps because of it.
 
         Ends are noticed in any order: ranks that failed because this one left may be noticed before it.
         """

@@ -6,6 +6,7 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 
 from cyxjax.errors import EXIT_OK, ConfigError
@@ -86,6 +87,7 @@ class WorkerGroup:
         finally:
             for worker in start.running:  # only after an error of our own
                 worker.signal_group(signal.SIGKILL)
+            start.step = max((worker.progress().step for worker in start.workers), default=-1)
             for worker in start.workers:
                 worker.close()
         return start
@@ -156,7 +158,8 @@ class WorkerGroup:
                 self._obey(start, event)
             elif event is not None:
                 self._follow(start, event)
-            self._scratch.ensure()
+            with suppress(OSError):  # no room: running ranks do not need the folder
+                self._scratch.ensure()
             self._kill_if_due(start)
             if start.deadline_s is None and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
@@ -165,7 +168,7 @@ class WorkerGroup:
         """Records how `worker` ended, except for ranks that we killed.
 
         A signal that asks for a stop and ended one rank is handled like a signal to this process. Once the
-        ranks are asked to end only an error of ours counts, such as a checkpoint that could not be saved.
+        ranks are asked to end only an exception counts, such as that a checkpoint could not be saved.
         """
         if worker.rank in start.killed:
             return
@@ -173,11 +176,11 @@ class WorkerGroup:
             start.note_clean_end(worker.rank)
         elif start.is_asked_to_end:
             record = worker.record(start.number)
-            if record is not None and record.says_all and not record.secondary:
+            if record is not None and record.traceback and not record.secondary:
                 start.note(record, within_s=self.options.grace_s)
         elif (number := worker.stopped_by()) is not None:
             how = "was interrupted" if number == signal.SIGINT else "was asked to stop"
-            output.say(f"rank {worker.rank} {how}, and the job ends with it")
+            output.say(f"rank {worker.rank} {how}, and this host stops with it")
             self._is_asked_to_end = True
             self._obey(start, number)
         elif (record := worker.record(start.number)) is not None:
@@ -194,7 +197,11 @@ class WorkerGroup:
                 worker.signal_group(signal.SIGKILL)
 
     def _is_saving(self, start: Start) -> bool:
-        """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM."""
+        """True while a rank that was asked to end writes a checkpoint, within the grace of a SIGTERM.
+
+        It matters where a failure was noted just before the signal: a scheduler signals all processes, and a
+        data worker ends first.
+        """
         within = time.monotonic() < start.signalled_s + self.options.grace_s
         return within and not start.hurried and any(w.progress().phase == "checkpoint" for w in start.running)
 
@@ -216,11 +223,12 @@ class WorkerGroup:
                 start.end_within(0.0)
             return
         if name == "SIGUSR1" or not start.is_asked_to_end:
-            for worker in start.running:  # that a terminal closes is no request of its own to a rank
+            for worker in start.running:  # SIGHUP is passed on as SIGTERM: ranks have no terminal
                 worker.signal(signal.SIGTERM if name == "SIGHUP" else number)
         if name != "SIGUSR1":
             output.say(
-                f"{name}: the ranks have {self.options.grace_s:g} s to stop; a second signal kills them"
+                f"{name}: the ranks have {self.options.grace_s:g} s to stop; another signal, at least "
+                f"{ONE_REQUEST_S:g} s later, kills them"
             )
             start.ask_to_end(number, within_s=self.options.grace_s)
 
