@@ -10,7 +10,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,11 +49,10 @@ class Reporter:
         if not path:
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(descriptor, _LAYOUT.size)
+        with suppress(OSError):  # no room: in a sparse file (ftruncate) the first report would be a SIGBUS
+            os.pwrite(descriptor, bytes(_LAYOUT.size), 0)
             self._map = mmap.mmap(descriptor, _LAYOUT.size)
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)
 
     def report(self, step: int, phase: str) -> None:
         """Notes that this process is now in `phase` of `step`, and how long it was in the phase before."""

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, islice
 from typing import IO, BinaryIO
 
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50
+NAMED = 16  # of the hosts, or of the runs of ranks, in a line: some lines go to all hosts in one message
 WAITING_BYTES = 4 * 2**20  # for a reader; further lines are left out, and one line counts them
 PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it counts as stopped
 LAST_WORDS_S = 2.0  # at our end, without any progress of the reader
@@ -73,7 +74,7 @@ class Screen:
                     moves, end = self._moves, time.monotonic() + patience_s
 
     def _has_room(self, data: bytes) -> bool:
-        return self._gone or self._bytes + len(data) <= WAITING_BYTES
+        return self._gone or not self._bytes or self._bytes + len(data) <= WAITING_BYTES
 
     def _add(self, data: bytes) -> None:
         self._waiting.append(data)
@@ -210,11 +211,12 @@ def printable(text: object, limit: int = 2000, keep: str = "") -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """'rank 3', or 'ranks 0-2, 5'."""
+    """'rank 3', or 'ranks 0-2, 5'; of more than NAMED runs of numbers the first ones."""
     numbers = sorted(ranks)
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(texts)
+    more = ", ..." if len(runs) > NAMED else ""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(texts[:NAMED]) + more
 
 
 def disagreement(
@@ -222,12 +224,16 @@ def disagreement(
     values: Mapping[int, object],
     hint: str = "start every rank with the same program and environment",
 ) -> str:
-    """'ranks differ in jax: 0.10.2 on ranks 0, 1; 0.10.3 on rank 2', with a hint. values: by rank."""
+    """'ranks differ in jax: 0.10.2 on ranks 0, 1; 0.10.3 on rank 2', with a hint.
+
+    values: by rank; of more than NAMED different ones the first are named.
+    """
     holders: dict[str, list[int]] = {}
     for rank, value in values.items():
         holders.setdefault(str(value), []).append(rank)
-    shown = "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in holders.items())
-    return f"ranks differ in {what}: {shown}. HINT: {hint}."
+    shown = [f"{value} on {ranks_text(ranks)}" for value, ranks in islice(holders.items(), NAMED)]
+    more = "; ..." if len(holders) > NAMED else ""
+    return f"ranks differ in {what}: {'; '.join(shown)}{more}. HINT: {hint}."
 
 
 def unequal_facts(facts: Mapping[int, Mapping[str, object]], **hint: str) -> Iterator[str]:

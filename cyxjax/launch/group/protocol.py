@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-MAX_LINE = 16_384  # bytes of one message; the largest real one (a rank's versions) is below 1 kB
+MAX_LINE = 16_384  # bytes of one message; what a message names is bounded (output.NAMED)
 PROTOCOL = 2
 _MAC = 64  # hex digits
 

@@ -28,9 +28,9 @@ from cyxjax.launch.group.protocol import Channel, Message
 
 TICK_S = 0.5
 HANDSHAKE_S = 5.0  # from the connection to the whole hello
-# Handshakes at the same time. One more drops the oldest of the address with the most: a flood from an address
-# never displaces other addresses, and leaves a client at its own address the time that so many connections
-# take (with a limit of 128, 300 clients that reconnected immediately displaced a host that took 0.3 s).
+# Handshakes at the same time. One more drops the oldest of the address that has the most: a flood displaces
+# only its own address, and there only clients slower than 512 connections (with a limit of 128, 300 clients
+# that reconnected immediately displaced a host that took 0.3 s).
 MAX_PENDING = 512
 LINE_EVERY_S = 60.0
 WRONG_TOKEN = "wrong or missing job token. HINT: set the same CYXJAX_TOKEN on every host of the job."

@@ -95,11 +95,11 @@ def test_who_left_early_is_known_in_whatever_order_the_ends_are_noticed(codes, b
     assert start.ended_early == early
 
 
-def test_a_cut_off_record_is_no_record(tmp_path):
+def test_a_record_that_cannot_be_read_is_no_record(tmp_path):
     path = tmp_path / "e.json"
     path.write_text('{"rank": 1, "ty')
     assert records.load(str(path)) is None
-    assert records.load(str(tmp_path / "none")) is None
+    assert records.load(str(tmp_path / "none")) is records.load(str(tmp_path)) is None
 
 
 ENDING = """

@@ -163,6 +163,12 @@ def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
     assert heartbeat.read(str(tmp_path / "none")) == heartbeat.read(str(short)) == heartbeat.Progress()
 
 
+def test_a_rank_goes_on_where_its_file_has_no_room():
+    reporter = heartbeat.Reporter("/dev/full")
+    reporter.report(7, "step")
+    assert reporter.last.step == 7
+
+
 def test_who_waits_for_the_others_says_so_while_it_does(monkeypatch):
     off = heartbeat.Reporter()
     monkeypatch.setattr(heartbeat, "_reporter", off)

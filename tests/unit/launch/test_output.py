@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import pytest
 
 from cyxjax.launch import output
-from cyxjax.launch.output import WAITING_BYTES, Screen
+from cyxjax.launch.group.protocol import MAX_LINE
+from cyxjax.launch.output import WAITING_BYTES, Screen, disagreement, ranks_text
 
 LINE = b"x" * 1023 + b"\n"
 
@@ -73,6 +74,19 @@ def test_a_pipe_that_does_not_block_loses_nothing(pipe):
     data = LINE * 1000 + b"end\n"  # ten times what a pipe holds
     Screen(writer).put(data)
     assert read_until(reader, b"end\n") == data
+
+
+def test_a_text_larger_than_the_queue_is_shown(pipe):
+    reader, writer = pipe
+    data = b"x" * WAITING_BYTES + b"end\n"
+    Screen(writer).put(data)
+    assert read_until(reader, b"\n") == data
+
+
+def test_a_line_about_very_many_ranks_fits_one_message():
+    assert ranks_text([4, 2, 1, 0]) == "ranks 0-2, 4"
+    assert len(disagreement("jax", {rank: rank % 900 for rank in range(100_000)})) < MAX_LINE // 4
+    assert ranks_text(range(0, 100, 2)) == f"ranks {', '.join(map(str, range(0, 32, 2)))}, ..."
 
 
 def test_a_file_that_is_closed_and_opened_again_loses_nothing(tmp_path):
