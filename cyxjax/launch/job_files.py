@@ -75,7 +75,8 @@ def slurm_script(spec: JobSpec) -> str:
 
 set -euo pipefail
 # One launcher per node; it finds the nodes, its own number and the meeting place from Slurm's variables.
-srun --kill-on-bad-exit=1 --wait=60 \\
+# One that fails ends the others, which still report how they ended: hence no --kill-on-bad-exit.
+srun --wait={SAVE_S} \\
     {_launcher(spec)} \\
     {shlex.join(spec.command)}
 """
@@ -87,7 +88,7 @@ def submit_slurm(path: str, *, check_only: bool = False) -> str:
     Raises: GroupError when Slurm refuses the script; FileNotFoundError where it is not installed.
     """
     command = ["sbatch", *(["--test-only"] if check_only else []), path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     answer = (done.stdout + done.stderr).strip()
     if done.returncode != 0:
         raise GroupError(
@@ -127,6 +128,7 @@ def _job(spec: JobSpec) -> dict[str, Any]:
     pod = {
         "subdomain": spec.name,
         "restartPolicy": "Never",
+        "shareProcessNamespace": True,  # then not the launcher but pause is process 1, which reaps orphans
         "terminationGracePeriodSeconds": SAVE_S,
         "containers": [_container(spec)],
     }
@@ -192,7 +194,7 @@ _HELP = {
     "image": "Kubernetes: container image with cyxjax and jax, such as one of .github/Dockerfile",
     "namespace": "Kubernetes: namespace",
     "max_restarts": "how often the group may be restarted",
-    "port": "port of the group's server",
+    "port": "Kubernetes: port of the group's server",
 }
 
 

@@ -49,6 +49,7 @@ def test_ranks_have_the_time_to_save_that_the_engine_gives():
     for given_s, command in [
         (pod["terminationGracePeriodSeconds"], pod["containers"][0]["command"][3:]),
         (int(script.partition("--signal=TERM@")[2].split()[0]), shlex.split(words)),
+        (int(script.partition("--wait=")[2].split()[0]), shlex.split(words)),  # for the other launchers
     ]:
         grace_s = parse(command, kubernetes_environment(SPEC) | {"JOB_COMPLETION_INDEX": "0"}).grace_s
         assert given_s - 20 < grace_s < given_s
