@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 EXIT_OK = 0
 EXIT_USER_ERROR = 1  # an exception in the training program
 EXIT_CONFIG = 2  # bad configuration, environment or argument; nothing was written
-EXIT_INFRASTRUCTURE = 3  # the restart budget is spent
+EXIT_INFRASTRUCTURE = 3  # the restart budget is spent, a signal killed a rank, or the group could not form
 EXIT_SECONDARY = 75  # this rank failed only because a peer failed first
 EXIT_HANG = 124  # the watchdog ended a run that made no progress
 EXIT_INTERRUPT = 130  # Ctrl-C

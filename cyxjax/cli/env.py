@@ -1,7 +1,6 @@
 """`cyxjax env`: the rank, world size and address that this process would use, and their source."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,7 +69,7 @@ def describe_place(env: Mapping[str, str]) -> list[str]:
     gpus = environment.visible_gpus(env)
     try:
         wires = environment.settle(first, env)
-        notes = environment.advice(wires, sys.platform, first)
+        notes = environment.advice(wires, first)
     except CyxjaxError as err:  # the error that a start would raise
         wires, notes = "none", [str(err)]
     lines = [

@@ -115,7 +115,7 @@ def _join(topology: Topology, cpu_devices: int | None = None, threads: int | Non
     backend = backends.check_started(topology, chosen, mesh.devices.flat[0].platform, processes)
     _current = ProcessGroup(topology, backend, mesh, backends.pool_threads(len(local_replicas(mesh))))
     atexit.register(finalize)
-    for line in backends.advice(backend, sys.platform, topology) if topology.is_master else []:
+    for line in backends.advice(backend, topology) if topology.is_master else []:
         print(f"cyxjax: {line}", file=sys.stderr)
     return _current
 

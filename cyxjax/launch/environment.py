@@ -67,14 +67,14 @@ def check_started(topology: Topology, chosen: str, started: str, processes: int)
     return chosen if chosen == "nccl" or started == "cpu" else started
 
 
-def advice(backend: str, platform: str, topology: Topology) -> list[str]:
-    """A warning if processes share cores and so gain nothing, or no line. platform: `sys.platform`."""
+def advice(backend: str, topology: Topology) -> list[str]:
+    """A warning if processes share cores and so gain nothing, or no line."""
     here = topology.local_world_size
-    if backend != "gloo" or here <= (1 if platform == "darwin" else os.cpu_count() or 1):
+    if backend != "gloo" or here <= (os.cpu_count() or 1):
         return []
     return [
         f"{here} CPU processes share {os.cpu_count()} cores: no parallel benefit. "
-        "HINT: start at most one process per core, and one on a Mac."
+        "HINT: start at most one process per core."
     ]
 
 
