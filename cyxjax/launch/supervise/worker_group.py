@@ -161,7 +161,8 @@ class WorkerGroup:
             with suppress(OSError):  # no room: running ranks do not need the folder
                 self._scratch.ensure()
             self._kill_if_due(start)
-            if start.deadline_s is None and (record := watch.look(start.workers)):
+            # Not after each event: a look is at every rank, and thousands may end at the same moment.
+            if event is None and start.deadline_s is None and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
 
     def _note_end(self, start: Start, worker: Worker) -> None:
