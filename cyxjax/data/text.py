@@ -49,7 +49,9 @@ def _by_file(text: str, path: Path) -> tuple[npt.NDArray[np.int32], int]:
     library = extra("tokenizers", "cyxjax[tokenizers]")
     with readable(path, hint="name the tokenizer.json that transformers saved"):
         found = library.Tokenizer.from_file(str(path))
-    return np.array(found.encode(text).ids, np.int32), found.get_vocab_size()
+    found.no_truncation()  # the file may store both: a limit of a model's sequences, and their padding
+    found.no_padding()
+    return np.array(found.encode(text, add_special_tokens=False).ids, np.int32), found.get_vocab_size()
 
 
 def python_help() -> str:
@@ -89,13 +91,13 @@ def _code_points(text: str) -> npt.NDArray[np.uint32]:
 
 
 class Packed(NamedTuple):
-    """Rows (N, T), int32, with padding at their ends."""
+    """Rows (N, T), int32, with padding at their ends. As a dataset: three inputs and the targets."""
 
     tokens: npt.NDArray[np.int32]
-    targets: npt.NDArray[np.int32]  # the next token of the same text; IGNORED for padding
     # 1, 2, ... for the texts of a row, 0 for padding: a token attends to those of its own segment
     segments: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]  # place in the text, from 0
+    targets: npt.NDArray[np.int32]  # the next token of the same text; IGNORED for padding
 
     @property
     def filled(self) -> float:
@@ -136,10 +138,10 @@ def _pieces(text: Sequence[int], length: int) -> list[npt.NDArray[np.int32]]:
 def _in_rows(rows: list[list[npt.NDArray[np.int32]]], length: int, pad: int) -> Packed:
     shape = (len(rows), length)
     packed = Packed(
-        np.full(shape, pad, np.int32),
-        np.full(shape, IGNORED, np.int32),
-        np.zeros(shape, np.int32),
-        np.zeros(shape, np.int32),
+        tokens=np.full(shape, pad, np.int32),
+        segments=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+        targets=np.full(shape, IGNORED, np.int32),
     )
     for row, pieces in enumerate(rows):
         at = 0

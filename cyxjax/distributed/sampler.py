@@ -17,10 +17,10 @@ class DistributedSampler:
     """Indices of one rank: positions rank, rank + W, rank + 2W, ... of the epoch's order, as in torch.
 
     With `shuffle=False` the indices equal torch's exactly, padding included: without `drop_last` the order
-    wraps around until every rank has the same number, so at most W - 1 samples are repeated per epoch; with
-    `drop_last` its tail is left out. (The trainer needs neither: it weights padding with 0, see
-    `cyxjax.data.BatchPlan`.) The shuffle differs from torch's and depends on (seed, epoch): call `set_epoch`
-    every epoch.
+    wraps around until every rank has the same number, so at most W - 1 of all indices are repeats (of one
+    sample, if there is only one); with `drop_last` its tail is left out. (The trainer needs neither: it
+    weights padding with 0, see `cyxjax.data.BatchPlan`.) The shuffle differs from torch's and depends on
+    (seed, epoch): call `set_epoch` every epoch.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ LENGTH, WIDTH = 48, 32
 
 
 class Model(linen.Module):
-    """One transformer block; its arguments have the names of the inputs."""
+    """One transformer block; its arguments are the inputs of a packed dataset, in their order."""
 
     vocabulary: int
 
@@ -37,13 +37,12 @@ def main(epochs=2, texts=120):
     sentences = [part.strip() for part in re.split(r"\n\n|\. ", text) if part.strip()][:texts]
     tokens = [np.array([vocabulary[character] for character in part], np.int32) for part in sentences]
     packed = cx.data.pack(tokens, LENGTH)
-    inputs = {"tokens": packed.tokens, "segments": packed.segments, "positions": packed.positions}
     loss = cx.CrossEntropyLoss(ignore_index=-100)  # the target of padding
     trainer = cx.distributed.DistributedTrainer(Model(len(vocabulary)), loss, cx.SGDOptimizer(0.5))
     config = cx.distributed.DistributedTrainingConfig(
         epochs=epochs, global_batch_size=16, max_grad_norm=1.0, checkpoint_every_n_epochs=0
     )
-    return trainer.fit(inputs, packed.targets, config).train_losses
+    return trainer.fit(packed, config).train_losses
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cyxjax.data import catalog
 from cyxjax.data.catalog import as_splits, load_dataset
 from cyxjax.data.formats import read_table
-from cyxjax.data.sources import Subset
+from cyxjax.data.sources import Subset, as_dataset
 from cyxjax.data.splits import DatasetInfo, Splits, split_rows, stratified_rows
 from cyxjax.data.text import IGNORED, decode, pack
 from cyxjax.errors import ConfigError, DataError
@@ -377,6 +377,9 @@ def test_texts_share_rows():
     assert packed.segments.tolist() == [[1, 1, 2, 3], [1, 1, 1, 1]]
     assert packed.positions.tolist() == [[0, 1, 0, 0], [0, 1, 2, 3]]
     assert packed.filled == 1.0
+    inputs, targets = as_dataset(packed).take(np.array([1]))
+    assert [one.tolist() for one in inputs] == [[[7, 8, 9, 10]], [[1, 1, 1, 1]], [[0, 1, 2, 3]]]
+    assert targets.tolist() == [[8, 9, 10, 11]]
 
 
 @given(st.lists(st.lists(st.integers(1, 9), max_size=12), min_size=1, max_size=90), st.integers(1, 7))

@@ -139,17 +139,25 @@ def test_array_records_by_number(tmp_path):
 
 def test_a_text_by_a_tokenizer_of_its_own(tmp_path, monkeypatch):
     words = ["the", "and", "cat", "dog", "emu", "unused"]
-    made = SimpleNamespace(  # like the library's Tokenizer
-        encode=lambda text: SimpleNamespace(ids=[words.index(word) for word in text.split()]),
+    stored = {"max_length": 512, "pad_to": 2048}
+
+    def encode(text, add_special_tokens=True):
+        ids = [5] * add_special_tokens + [words.index(word) for word in text.split()][: stored["max_length"]]
+        return SimpleNamespace(ids=ids + [5] * (stored["pad_to"] - len(ids)))
+
+    made = SimpleNamespace(  # like the library's Tokenizer, of a file that stores truncation and padding
+        encode=encode,
         get_vocab_size=lambda: len(words),
+        no_truncation=lambda: stored.update(max_length=None),
+        no_padding=lambda: stored.update(pad_to=0),
     )
     library = SimpleNamespace(from_file={str(tmp_path / "tokenizer.json"): made}.__getitem__)
     monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=library))
-    (tmp_path / "a.txt").write_text("the cat and the dog and the emu \n" * 40)
+    (tmp_path / "a.txt").write_text("the cat and the dog and the emu \n" * 200)
     named = {"tokenizer": str(tmp_path / "tokenizer.json"), "sequence_length": 4}
     splits = cx.data.load_dataset("text", tmp_path / "a.txt", **named)
     first, after = splits.train.take(np.arange(1))
     assert (first.tolist(), after.tolist()) == ([[0, 2, 1, 0]], [[2, 1, 0, 3]])
-    assert splits.info.num_classes == 6
+    assert (splits.info.num_classes, len(splits.train)) == (6, 319)  # 1,280 of 1,600 tokens
     with pytest.raises(DataError, match=r"bad\.json: "):
         cx.data.load_dataset("text", tmp_path / "a.txt", tokenizer=str(tmp_path / "bad.json"))
