@@ -36,9 +36,10 @@ class LocalRanks:
     token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.base_rank <= self.world_size - self.nproc:
+        if not 0 <= self.base_rank < self.base_rank + self.nproc <= self.world_size:
             raise ConfigError(
-                f"nprocs={self.nproc} from RANK={self.base_rank} on exceeds WORLD_SIZE={self.world_size}. "
+                f"nprocs={self.nproc} from RANK={self.base_rank} on; expected at least 1, "
+                f"within WORLD_SIZE={self.world_size}. "
                 "HINT: WORLD_SIZE counts the processes of all hosts, RANK is this host's first; --node-rank "
                 "counts hosts, from 0."
             )

@@ -169,5 +169,6 @@ def test_spawn_from_a_notebook_gives_the_command_instead(monkeypatch):
 def test_spawn_refuses_more_ranks_than_the_world_has(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="nprocs=2 .*RANK=3 .*WORLD_SIZE=4"):
-        cx.distributed.spawn(print, nprocs=2)
+    for nprocs in (2, 0):
+        with pytest.raises(ConfigError, match=f"nprocs={nprocs} .*RANK=3 .*WORLD_SIZE=4"):
+            cx.distributed.spawn(print, nprocs=nprocs)

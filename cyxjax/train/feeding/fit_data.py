@@ -77,7 +77,8 @@ def whole_dataset(loader: Any) -> Dataset | None:
     if type(loader) is not DataLoader or loader.drop_last:
         return None
     sampler, (rank, world_size) = loader.sampler, _place()
-    known = sampler is None or sampler == range(rank, len(loader.dataset), world_size)
+    share = range(rank, len(loader.dataset), world_size)
+    known = sampler is None or (isinstance(sampler, range) and sampler == share)
     return loader.dataset if known or _is_our_share(sampler) else None
 
 
