@@ -9,6 +9,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,18 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """`fn` of each leaf of `tree` and its counterparts in `others`; KeyError or IndexError if they differ."""
+    """`fn` of each leaf of `tree` and its counterparts in `others`; KeyError or ValueError if they differ."""
     if type(tree) is np.ndarray:  # fast path: most trees are one array, and this runs in each step
         return fn(tree, *others)
     if isinstance(tree, Mapping):
-        return {key: map_leaves(fn, tree[key], *(other[key] for other in others)) for key in tree}
+        return {
+            key: map_leaves(fn, tree[key], *(other[key] for other in others))
+            for key in dict.fromkeys(chain(tree, *others))
+        }
     if isinstance(tree, tuple):
-        values = [map_leaves(fn, value, *(other[i] for other in others)) for i, value in enumerate(tree)]
+        values = [map_leaves(fn, *parts) for parts in zip(tree, *others, strict=True)]
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
-    return None if tree is None else fn(tree, *others)
+    return None if all(one is None for one in (tree, *others)) else fn(tree, *others)
 
 
 def as_array(leaf: Any) -> Any:
@@ -198,12 +202,14 @@ def of_frame(frame: Any, columns: Columns) -> tuple[Any, Any]:
 
     Raises: DataError that names an input column without numbers.
     """
-    given, targets = split({str(name): frame[name] for name in frame.columns}, columns)
-    if isinstance(given, Mapping):
-        found = {name: _numbers(name, column) for name, column in given.items()}
-        inputs: Any = found if columns.inputs else np.stack(list(found.values()), 1)
+    record = {str(name): frame[name] for name in frame.columns}
+    given, targets = split(record, columns)
+    names = columns.inputs or [name for name, one in record.items() if one is given or one is not targets]
+    found = {name: _numbers(name, record[name]) for name in names}
+    if columns.inputs:
+        inputs: Any = found if len(found) > 1 else found[names[0]]
     else:
-        inputs = _numbers("of inputs", given)
+        inputs = np.stack(list(found.values()), 1)
     return inputs, inputs if targets is given else _array(targets)
 
 

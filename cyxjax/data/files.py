@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import refuse_words
-from cyxjax.data.formats import read_cifar10, read_csv, read_idx, read_npy, read_npz
+from cyxjax.data.columns import as_array, refuse_words
+from cyxjax.data.formats import in_mode, read_cifar10, read_csv, read_idx, read_npy, read_npz
 from cyxjax.data.sources import ArrayDataset, Dataset, ItemDataset
 from cyxjax.data.splits import (
     VAL_NAMES,
@@ -88,7 +88,7 @@ def load_npz(root: Path, **split: Any) -> Splits:
     """
     arrays = {name.lower(): array for name, array in read_npz(root).items()}
     if {"x", "y"} <= arrays.keys():
-        whole = ArrayDataset(arrays["x"], _targets(root, arrays["y"]))
+        whole = ArrayDataset(as_array(arrays["x"]), _targets(root, arrays["y"]))
         return split_arrays(whole, describe("npz", whole), **split)
     names = [f"{kind}_{part}" for part in _PARTS for kind in ("x", "y")]
     if not set(names) <= arrays.keys():
@@ -97,7 +97,7 @@ def load_npz(root: Path, **split: Any) -> Splits:
             f"HINT: save x and y, or {', '.join(names)}."
         )
     train, val, test = (
-        ArrayDataset(arrays[f"x_{part}"], _targets(root, arrays[f"y_{part}"])) for part in _PARTS
+        ArrayDataset(as_array(arrays[f"x_{part}"]), _targets(root, arrays[f"y_{part}"])) for part in _PARTS
     )
     info = describe("npz", train)
     if info.task == "classification":
@@ -109,7 +109,7 @@ def load_npz(root: Path, **split: Any) -> Splits:
 def load_npy(root: Path, **split: Any) -> Splits:
     """A folder with x.npy and y.npy, read from disk row by row, so that they may be larger than memory."""
     targets = _targets(root / "y.npy", np.asarray(read_npy(_file(root, "y.npy"))))
-    whole = ArrayDataset(read_npy(_file(root, "x.npy")), targets)
+    whole = ArrayDataset(as_array(read_npy(_file(root, "x.npy"))), targets)
     return split_dataset(whole, describe("npy", whole), targets, **split)
 
 
@@ -120,8 +120,8 @@ def load_csv(root: Path, target: str | None = None, task: Task | None = None, **
     """
     features, raw, classes, columns = read_csv(root, target, task)
     whole = ArrayDataset(features, _targets(root, raw))
-    info = describe("csv", whole, class_names=tuple(classes))
-    return split_arrays(whole, replace(info, column_names=tuple(columns)), **split)
+    info = describe("csv", whole, class_names=tuple(classes), column_names=tuple(columns))
+    return split_arrays(whole, info, **split)
 
 
 def _targets(path: Path, raw: np.ndarray) -> np.ndarray:
@@ -153,7 +153,7 @@ def _file(folder: Path, *names: str) -> Path:
     raise DataError(f"{folder}: no file {names[0]} (or {names[0]}.gz). HINT: set root to where it is.")
 
 
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm"}
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ImageFiles:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         path = self.paths[index]
         with readable(path), _pillow().open(path) as image:
-            pixels = image.convert("L" if self.grey else "RGB").resize((self.size, self.size))
+            pixels = in_mode(image, "L" if self.grey else "RGB").resize((self.size, self.size))
         array = np.asarray(pixels, np.float32) / np.float32(255)
         return array.reshape(self.size, self.size, -1), self.labels[index]
 

@@ -7,6 +7,7 @@ import csv
 import gzip
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,13 @@ def read_npy(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
+def in_mode(image: Any, mode: str) -> Any:
+    """A Pillow image in `mode`, "L" or "RGB". Raises: ValueError for one of more than 8 bits per channel."""
+    if image.mode[0] in "IF":
+        raise ValueError(f"mode {image.mode} of more than 8 bits, which Pillow would clip: convert it to 8")
+    return image.convert(mode)
+
+
 def read_csv(
     path: Path, target: str | None = None, task: str | None = None
 ) -> tuple[npt.NDArray[np.float32], np.ndarray, list[str], list[str]]:
@@ -84,10 +92,15 @@ def read_csv(
     """
     header, *rows = _csv_rows(path)
     name = header[-1] if target is None else target
-    if not rows or name not in header:
-        hint = nearest(name, header) if rows else "give a header and data rows."
-        raise DataError(f"{path}: no column {name!r} with samples below. HINT: {hint}")
-    column = header.index(name)
+    if not rows or name not in header or len(header) < 2:
+        hint = (
+            "give a header, two columns or more, and data rows." if name in header else nearest(name, header)
+        )
+        raise DataError(
+            f"{path}: {len(header)} columns, {len(rows)} rows; expected {name!r}, others and rows. "
+            f"HINT: {hint}"
+        )
+    column = len(header) - 1 if target is None else header.index(name)
     values = [row[column] for row in rows]
     if "" in values:  # else a class of its own, which changes the numbers of the others
         raise DataError(

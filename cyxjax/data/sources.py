@@ -137,8 +137,6 @@ class ItemDataset:
     def __init__(self, source: Any, num_workers: int = 0, columns: Columns | None = None) -> None:
         self._source, self._columns = source, columns or Columns()
         self._pool = ThreadPoolExecutor(num_workers, "cyxjax-data") if num_workers > 0 else None
-        # torch's batched fetch: one call for many items, if the source has it.
-        self._get_many = getattr(source, "__getitems__", None)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -150,14 +148,7 @@ class ItemDataset:
         """
         wanted = [int(i) for i in indices]
         each: Any = map if self._pool is None else self._pool.map
-        rows = self._get_many(wanted) if self._get_many else list(each(self._item, wanted))
-        return stack_rows(rows, self._columns, wanted)
-
-    def close(self) -> None:
-        """Ends the worker threads; the dataset then reads in the calling thread."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        return stack_rows(list(each(self._item, wanted)), self._columns, wanted)
 
     def _item(self, index: int) -> Any:
         try:

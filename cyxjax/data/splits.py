@@ -68,6 +68,7 @@ def describe(
     task: Task | None = None,
     num_classes: int | None = None,
     class_names: tuple[str, ...] = (),
+    column_names: tuple[str, ...] = (),
 ) -> DatasetInfo:
     """The DatasetInfo of `dataset`, from its first sample: integer targets are classes, unless `task` says
     otherwise.
@@ -87,7 +88,8 @@ def describe(
                 key="options.num_classes",
             )
         width = num_classes or len(class_names) or int(np.max(np.asarray(every))) + 1
-    return DatasetInfo(name, task, width or 1, np.shape(inputs)[1:], class_names=class_names)
+    shape = np.shape(inputs)[1:]
+    return DatasetInfo(name, task, width or 1, shape, class_names=class_names, column_names=column_names)
 
 
 def split_dataset(

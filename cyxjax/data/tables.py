@@ -1,7 +1,6 @@
 """Datasets in Parquet files, Hugging Face folders and ArrayRecord files."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +28,35 @@ def load_parquet(
     input.
     """
     parquet: Any = extra("pyarrow.parquet", "cyxjax[parquet]")
-    wanted = [*inputs, *([target] if target else [])] if inputs else None
     with readable(root):
-        table = parquet.read_table(root, columns=wanted)
-    label = target or next((name for name in TARGET_NAMES if name in table.column_names), "label")
-    for name in (*(inputs or ()), label):
-        if name not in table.column_names:
-            raise ConfigError(
-                f"{root} has no column {name!r}. HINT: {nearest(name, table.column_names)}",
-                key="options.target",
-            )
+        stored = parquet.ParquetDataset(root)
+        known = stored.schema.names
+        label = target or next((name for name in TARGET_NAMES if name in known), "label")
+        wanted = [*inputs, label] if inputs else known
+        for name in (*wanted, label):
+            if name not in known or len(known) < 2:
+                raise ConfigError(
+                    f"{root} has {len(known)} columns; expected {name!r} and others. "
+                    f"HINT: {nearest(name, known)}",
+                    key="options.target",
+                )
+        table = stored.read(columns=wanted)
     columns = {name: _column(root, name, table.column(name)) for name in table.column_names}
     targets = columns.pop(label)
     names: tuple[str, ...] = ()
     if targets.dtype.kind == "U":
         classes, targets = np.unique(targets, return_inverse=True)
         names, targets = tuple(classes.tolist()), targets.astype(np.int32)
-    together = bool(columns) and all(np.ndim(a) == 1 and a.dtype.kind in "biuf" for a in columns.values())
+    together = all(np.ndim(a) == 1 and a.dtype.kind in "biuf" for a in columns.values())
     if together:
         given: Any = np.stack(list(columns.values()), 1).astype(np.float32)
     else:
         given = columns if len(columns) > 1 else next(iter(columns.values()))
     whole = as_dataset((given, targets))
-    info = describe("parquet", whole, task, class_names=names)
+    column_names = tuple(columns) if together else ()
+    info = describe("parquet", whole, task, class_names=names, column_names=column_names)
     if info.task == "regression":
         whole = ArrayDataset(given, targets.astype(np.float32).reshape(len(targets), -1))
-    info = replace(info, column_names=tuple(columns) if together else ())
     return split_dataset(whole, info, targets, **split)
 
 
@@ -76,10 +78,10 @@ def load_hugging_face(
 ) -> Splits:
     """A folder written by `Dataset.save_to_disk`: train, validation and test; missing ones are drawn."""
     datasets: Any = extra("datasets", "cyxjax[hf]")
-    with readable(root, hint="write it with dataset.save_to_disk"):
+    with readable(root, hint="write it with dataset.save_to_disk, with a part 'train' if there are several"):
         found = datasets.load_from_disk(str(root))
-    parts = dict(found) if isinstance(found, dict) else {"train": found}
-    first = parts["train"]
+        parts = dict(found) if isinstance(found, dict) else {"train": found}
+        first = parts["train"]
     labels = target or next((name for name in TARGET_NAMES if name in first.features), "")
     names = tuple(getattr(first.features.get(labels), "names", None) or ())
     made = {part: as_dataset(one, inputs=inputs, targets=target) for part, one in parts.items()}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cyxjax.data.formats import in_mode
 from cyxjax.errors import DataError
 from cyxjax.files import readable
 from cyxjax.plugins import extra
@@ -28,7 +29,7 @@ class _Place(NamedTuple):
 
 def _image(data: bytes) -> np.ndarray:
     with extra("PIL.Image", "pillow").open(io.BytesIO(data)) as image:
-        return np.asarray(image.convert("RGB"), np.float32) / np.float32(255)
+        return np.asarray(in_mode(image, "RGB"), np.float32) / np.float32(255)
 
 
 def _array(data: bytes) -> np.ndarray:
@@ -108,9 +109,12 @@ def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
     """(sample, member, position) of every regular file in a tar."""
     import tarfile  # here: most runs read no tar
 
-    hint = "shards are read at random positions: unpack .tar.gz to .tar"
-    with readable(path, hint=hint), tarfile.open(path, "r:") as archive:
+    hint = "take another copy, or unpack .tar.gz to .tar: shards are read at random positions"
+    with readable(path, hint=hint), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         files = [info for info in archive if info.isfile()]
+        file.seek(archive.offset)  # tarfile takes a damaged or missing header for the end
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise ValueError(f"damaged or cut short after byte {archive.offset}")
     found = []
     for info in files:
         folder, slash, name = info.name.rpartition("/")

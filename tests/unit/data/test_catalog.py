@@ -187,10 +187,12 @@ def test_npz(tmp_path):
     assert (splits.info.num_classes, splits.info.input_shape) == (3, (4,))
     assert sum(len(part) for part in splits[:3]) == 30
     y = Y + 0.5
-    path.write_bytes(npz(x_train=X, y_train=y, x_val=X, y_val=y, x_test=X[:7], y_test=y[:7]))
+    x = X.astype(">f4")  # the other byte order: jax refuses it
+    path.write_bytes(npz(x_train=x, y_train=y, x_val=x, y_val=y, x_test=x[:7], y_test=y[:7]))
     splits = load_dataset("npz", path)
     assert (splits.info.task, splits.info.num_classes, len(splits.test)) == ("regression", 1, 7)
-    assert take_all(splits.test)[1].shape == (7, 1)
+    inputs, targets = take_all(splits.test)
+    assert (inputs.dtype, inputs.tolist(), targets.shape) == (np.float32, X[:7].tolist(), (7, 1))
 
 
 def test_npy_stays_on_disk(tmp_path):
@@ -215,6 +217,8 @@ def test_csv(tmp_path):
     inputs, targets = take_all(splits.train)
     assert np.array_equal(inputs[:, 0] % 3, targets)
     assert np.array_equal(inputs[:, 1] * 2, inputs[:, 0])
+    path.write_text("a,b,a\n" + "".join(f"{i},{i / 2},{'xyz'[i % 3]}\n" for i in range(30)))
+    assert load_dataset("csv", path).info.class_names == ("x", "y", "z")
     path.write_text("a,price\n" + "".join(f"{i},{10**10 * i}\n" for i in range(30)))  # no labels
     assert read_table(path).shape == (30, 2)
     (tmp_path / "head.csv").write_text("a,price\n")
@@ -256,6 +260,7 @@ NO_DATA = [  # name, existing files, of which the first is the subject; options;
     ("csv", {"t.csv": b"a,c,b\n1,0.1,0.2,0\n"}, {}, r"t\.csv, row 2: 4 .*3"),  # as R writes names of rows
     ("csv", {"t.csv": b"a,b\n"}, {}, r"t\.csv: .*'b'"),
     ("csv", {"t.csv": b""}, {}, r"t\.csv: .*''"),
+    ("csv", {"t.csv": b"a\n1\n2\n"}, {}, r"t\.csv: 1 column.*'a'"),
     ("csv", {"t.csv": b"a,c\n1,2\n"}, {"target": "b"}, r"t\.csv: .*'b'.* c"),
     ("csv", {"t.csv": PRICES}, {}, "30 samples .*30 classes .*3 splits.*regression"),
     ("csv", {"t.csv": b"a,y\n1,0\n2,1\n3,nan\n"}, {"task": "classification"}, "'nan'"),
@@ -304,6 +309,10 @@ def test_image_folder(tmp_path):
     (tmp_path / "ant").rmdir()
     (tmp_path / "cat" / "0.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"cat/0\.png"):
+        [take_all(part) for part in load_dataset("image_folder", tmp_path)[:3]]
+    write_image(tmp_path / "cat" / "0.png")
+    write_image(tmp_path / "dog" / "deep.tif", mode="I;16", color=300)  # Pillow would clip it at 255
+    with pytest.raises(DataError, match=r"dog/deep\.tif: .*I;16"):
         [take_all(part) for part in load_dataset("image_folder", tmp_path)[:3]]
 
 

@@ -39,6 +39,7 @@ def test_a_parquet_file_of_numbers_and_words(parquet, tmp_path):
     assert (splits.info.class_names, splits.info.num_classes) == (("cat", "dog"), 2)
     assert splits.info.column_names == ("a", "b")
     assert (splits.info.task, splits.info.input_shape) == ("classification", (2,))
+    assert cx.data.load_dataset("parquet", path, inputs=["b"]).info.column_names == ("b",)
     inputs, targets = everything(splits)
     assert sorted(inputs.tolist()) == X.tolist()
     assert targets.tolist() == [int(x / 2 % 2 == 0) for x in inputs[:, 0]]  # dog is 1, and comes first
@@ -70,6 +71,10 @@ def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
         cx.data.load_dataset("parquet", ragged)
     with pytest.raises(ConfigError, match="'labels'.* 'label'"):
         cx.data.load_dataset("parquet", ragged, target="labels")
+    for name, columns in (("lab", {}), ("label", {"label": [0, 1]})):
+        path = written(parquet, tmp_path / "l.parquet", **columns or {"b": [1, 2], "label": [0, 1]})
+        with pytest.raises(ConfigError, match=f"{name!r}.* 'label'"):
+            cx.data.load_dataset("parquet", path, inputs=[name])
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"x\.parquet: "):
         cx.data.load_dataset("parquet", tmp_path / "x.parquet")
@@ -115,6 +120,10 @@ def test_of_a_folder_of_hugging_face_only_the_missing_part_is_drawn(tmp_path, mo
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_from_disk=lambda path: stored))
     with pytest.raises(ConfigError, match="options.num_classes"):
         cx.data.load_dataset("hf", tmp_path)
+    monkeypatch.setattr(sys.modules["datasets"], "load_from_disk", lambda path: {"test": stored["test"]})
+    with pytest.raises(DataError, match="'train'"):
+        cx.data.load_dataset("hf", tmp_path)
+    monkeypatch.setattr(sys.modules["datasets"], "load_from_disk", lambda path: stored)
     splits = cx.data.load_dataset("hf", tmp_path, num_classes=2)
     assert ([len(part) for part in splits[:3]], splits.info.num_classes) == ([18, 2, 3], 2)
     assert cx.data.load_dataset("hf", tmp_path, task="regression").info.num_classes == 1

@@ -116,10 +116,11 @@ def test_predict_takes_a_frame_as_the_fit_did(names):
     inputs, labels = Table(**{name: X[:, i] for i, name in enumerate(names)}), Table(target=Y)
     one = fit(inputs, labels)
     np.testing.assert_array_equal(one.predict(inputs), one.predict(X[:, : len(names)]))
-    alone = Table(a=X[:, 0], b=X[:, 1], label=Y)
+    features = {name: X[:, i] for i, name in enumerate("abc"[: len(names)])}
+    alone = Table(**features, label=Y)
     two = fit(alone)
-    for frame in (alone, Table(a=X[:, 0], b=X[:, 1])):
-        np.testing.assert_array_equal(two.predict(frame), two.predict(X[:, :2]))
+    for frame in (alone, Table(**features)):
+        np.testing.assert_array_equal(two.predict(frame), two.predict(X[:, : len(names)]))
 
 
 @pytest.mark.parametrize(
