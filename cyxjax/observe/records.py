@@ -1,8 +1,8 @@
-"""A record: one event of a run as a line, `{"kind": "step", "step": 120, "loss": 0.31, ...}`.
+"""A record: numbers of a run at a step, `{"step": 120, "loss": 0.31, ...}`.
 
-Displayed keys: kind (step, epoch), epoch, batch, step, loss, accuracy, train_loss, train_accuracy,
-val_loss, val_accuracy, learning_rate, samples_per_second, seconds (of the epoch), total_time_seconds (of
-the run so far); other keys are passed on unchanged.
+Displayed keys: epoch, batch, step, loss, accuracy, train_loss, train_accuracy, val_loss, val_accuracy,
+learning_rate, samples_per_second, seconds (of the epoch); the report also uses total_time_seconds (of the
+run so far). Other keys are passed on unchanged. A record of goodput, test results or a rollback has a `kind`.
 """
 
 import json

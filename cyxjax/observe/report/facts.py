@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,19 +107,23 @@ def _try(notes: list[str], path: Path, read: Callable[[Path], Any]) -> Any:
 def curves_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
     """The finite numbers of records by name and step.
 
-    Of two records of a step the later one is used: a resumed run repeated the step.
+    Of two records of a step the later one is used. The points after the step of a rollback were undone.
     """
-    found: dict[str, dict[float, float]] = defaultdict(dict)
+    found: dict[str, dict[float, float]] = {}
     for record in records:
         values = {name: x for name, value in record.items() if (x := number(value)) is not None}
         step = values.get("step")
         if step is None or record.get("kind") == "goodput":  # that record is of the whole run
             continue
+        if record.get("kind") == "rollback":
+            found = {
+                name: {at: x for at, x in points.items() if at <= step} for name, points in found.items()
+            }
         if "train_loss" in values and "epoch" in values:  # of a whole epoch, counted from 0
-            found[EPOCHS][step] = values["epoch"] + 1
+            found.setdefault(EPOCHS, {})[step] = values["epoch"] + 1
         for name in values.keys() - _NOT_CURVES:
-            found[name][step] = values[name]
-    return {name: sorted(points.items()) for name, points in sorted(found.items())}
+            found.setdefault(name, {})[step] = values[name]
+    return {name: sorted(points.items()) for name, points in sorted(found.items()) if points}
 
 
 def _by_epoch(history: DistributedTrainingHistory) -> list[dict[str, Any]]:

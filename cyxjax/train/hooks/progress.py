@@ -131,10 +131,13 @@ class RecordHook(Hook):
     ):
         self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
-        self._every, self._rate = every, learning_rate
+        self._every, self._rate, self._begun = every, learning_rate, False
         self._reset(Position())
 
     def on_start(self, moment: RunState) -> None:
+        if self._begun:  # the records of later steps are of steps that were undone
+            self._sink.log({"kind": "rollback", **_place(moment)})
+        self._begun = True
         self._reset(moment.position)
         self._epoch_started = time.monotonic()
 

@@ -15,7 +15,9 @@ from cyxjax.cli import audit
 from cyxjax.core.losses import MSELoss
 from cyxjax.core.optimizer import LearningRateFactor
 from cyxjax.errors import CheckpointError, LossSpikeError
+from cyxjax.files import read_json_lines
 from cyxjax.launch import heartbeat
+from cyxjax.observe.report.facts import curves_of
 from cyxjax.train import resume
 from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
@@ -106,7 +108,7 @@ def fit(folder, *callbacks, xy=None, **changes):
 
 def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys, printed):
     # Steps count from 1: 13 to 15 are high, 12 may be the cause, so the checkpoint is of step 10.
-    one = fit(tmp_path / "a")
+    one = fit(tmp_path / "a", log_every_n_batches=3)
     shown = capsys.readouterr().out
     assert "in steps 13 to 15, usually" in shown
     assert f"step 10, continuing with the samples after sample {15 * BATCH} of epoch 1." in shown
@@ -116,6 +118,8 @@ def test_a_poisoned_batch_is_rolled_back_and_left_out(tmp_path, capsys, printed)
     assert (history.num_steps, math.isfinite(history.train_losses[0])) == (15, True)
     # without the steps that the rollback gave up
     assert json.loads((tmp_path / "a" / "goodput.json").read_text())["steps"] == 15
+    curves = curves_of(read_json_lines(tmp_path / "a" / "metrics.jsonl"))
+    assert [step for step, _ in curves["loss"]] == [3, 6, 9, 13]  # not 12 and 15 before the rollback to 10
     # As if the excluded samples had never existed (same bits: the same steps on the same batches).
     other = fit(tmp_path / "b", xy=data(without=range(10, 15)))
     assert not other.history.rollback_steps
