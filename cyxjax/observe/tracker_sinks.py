@@ -46,7 +46,7 @@ class TensorBoardSink(Sink):
 
 
 class RunSink(Sink):
-    """Feeds a run of wandb or trackio, which have the same methods."""
+    """Feeds a run of trackio."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -58,7 +58,17 @@ class RunSink(Sink):
         self._run.finish()
 
 
-def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:
+class WandbSink(RunSink):
+    """Feeds a run of wandb. It drops what is logged at an earlier step than its newest, as after a rollback:
+    such a record is logged at its next step, and "step" is a value of its own, for the x-axis of charts.
+    """
+
+    def log(self, record: Record) -> None:
+        step, newest = step_of(record), self._run.step
+        self._run.log(_scalars(record) | {"step": step}, step=step if step >= newest else newest + 1)
+
+
+def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> WandbSink:
     """A Weights & Biases run in `folder`; offline unless `config["wandb"]["mode"]` says otherwise.
 
     The run's id is stored in `folder`/wandb_id.json, so that a resumed training continues the same run.
@@ -81,7 +91,8 @@ def wandb_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None 
             disable_git=True,
         ),
     )
-    return RunSink(run)
+    run.define_metric("*", step_metric="step")
+    return WandbSink(run)
 
 
 def trackio_sink(folder: Path, config: Mapping[str, Any], resume_step: int | None = None) -> RunSink:

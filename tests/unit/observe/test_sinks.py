@@ -196,9 +196,13 @@ def test_wandb_offline_writes_into_the_run_folder_and_resumes(tmp_path):
     pytest.importorskip("wandb", reason="pip install 'cyxjax[wandb]'")
     ids = []
     for resume_step in (None, 1, 0):
-        tracked("wandb", tmp_path, resume_step, {"step": 1, "loss": 0.5}, wandb={"mode": "offline"})
+        # back to step 2: wandb drops what is logged at an earlier step
+        records = [{"step": step, "loss": 1 / step} for step in (1, 4, 8, 3, 5)]
+        tracked("wandb", tmp_path, resume_step, *records, wandb={"mode": "offline"})
         ids.append(json.loads((tmp_path / "wandb_id.json").read_text())["id"])
     parts = [p.name.rpartition("-")[2] for p in (tmp_path / "wandb").glob("offline-run-*")]
     assert sorted(parts) == sorted(ids)
     assert ids[0] == ids[1] != ids[2]  # a sync joins the parts of the first run, and no other run
     assert not list((tmp_path / "wandb").glob("run-*"))
+    logged = next((tmp_path / "wandb").glob("offline-run-*/*.wandb")).read_bytes()
+    assert all(repr(1 / record["step"]).encode() in logged for record in records)
