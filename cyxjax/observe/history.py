@@ -17,8 +17,11 @@ _MOST_ROWS = 12  # shown in a notebook
 
 
 def _curve(values: list[Any]) -> list[Any]:
-    """A list of numbers, or of lists of them; text such as "nan" becomes a float again."""
-    return [_curve(entry) if isinstance(entry, list) else float(entry) for entry in values]
+    """A list of numbers, or of lists of them; text such as "nan" becomes a float again; None stays."""
+    return [
+        _curve(entry) if isinstance(entry, list) else entry if entry is None else float(entry)
+        for entry in values
+    ]
 
 
 @dataclass
@@ -42,7 +45,8 @@ class DistributedTrainingHistory:
     steps: list[int] = field(default_factory=list)  # number of steps at the end of each entry of epochs
     val_steps: list[int] = field(default_factory=list)  # number of steps at each entry of val_losses
     metrics: dict[str, Annotated[list[Any], AfterValidator(_curve)]] = field(default_factory=dict)
-    """Metrics of the user: train_top2, val_top2, ...; a confusion matrix as a list of rows."""
+    """Metrics of the user: train_top2, val_top2, ...; a confusion matrix as a list of rows. None: an epoch
+    before the metric was added. Shorter than `epochs`: it was removed."""
     total_time_seconds: float = 0.0
     samples_per_second: float = 0.0  # real training samples per second of total_time_seconds
     effective_batch_size: int = 0  # batch_size * num_replicas * gradient_accumulation_steps
@@ -105,9 +109,9 @@ class DistributedTrainingHistory:
                 columns[name] = (by_train if name.startswith("train_") else by_val, values)
         table: dict[int, dict[str, float]] = {}
         for name, (epochs, values) in columns.items():
-            # From the end: a metric may have been added later.
-            for epoch, value in zip(reversed(epochs), reversed(values), strict=False):
-                table.setdefault(epoch, {"epoch": epoch}).setdefault(name, value)
+            for epoch, value in zip(epochs, values, strict=False):
+                if value is not None:
+                    table.setdefault(epoch, {"epoch": epoch})[name] = value
         return [table[epoch] for epoch in sorted(table)]
 
     def to_pandas(self) -> Any:
@@ -168,10 +172,10 @@ class DistributedTrainingHistory:
             axes.legend()
 
 
-def curve(history: DistributedTrainingHistory, monitor: str) -> list[float]:
-    """All values of `monitor` (val_loss, train_top2, ...) in the history; [] before the first."""
+def curve(history: DistributedTrainingHistory, monitor: str) -> list[tuple[int, float]]:
+    """(step, value) of each measurement of `monitor` (val_loss, train_top2, ...); [] before the first."""
     split, _, name = monitor.partition("_")
     kept = {"loss": "losses", "accuracy": "accuracies"}
-    if name in kept:
-        return list(getattr(history, f"{split}_{kept[name]}"))
-    return list(history.metrics.get(monitor, []))
+    values = getattr(history, f"{split}_{kept[name]}") if name in kept else history.metrics.get(monitor, [])
+    steps = history.steps if split == "train" else history.val_steps
+    return [(step, value) for step, value in zip(steps, values, strict=False) if value is not None]

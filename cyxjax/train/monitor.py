@@ -32,10 +32,8 @@ class Monitor(NamedTuple):
 
     def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
         """The values of a run that continues from `step`, without those that a rollback undid."""
-        steps = history.steps if self.name.startswith("train_") else history.val_steps
-        found, before, values = [], step + 1, curve(history, self.name)
-        # From the end: a metric may have been added later.
-        for at, value in zip(reversed(steps), reversed(values), strict=False):
+        found, before = [], step + 1
+        for at, value in reversed(curve(history, self.name)):
             if at < before:
                 found.append(value)
                 before = at
@@ -43,7 +41,7 @@ class Monitor(NamedTuple):
 
     def is_best(self, history: DistributedTrainingHistory) -> bool:
         """Whether the newest value is finite, and better than all before it."""
-        *before, last = map(self.score, curve(history, self.name) or [math.nan])
+        *before, last = [self.score(value) for _, value in curve(history, self.name)] or [math.nan]
         return math.isfinite(last) and all(last < value for value in before if math.isfinite(value))
 
 

@@ -237,7 +237,7 @@ class BestCheckpoint(Callback):
         seen = curve(run.history, self._plateau.monitor.name)  # also what a rollback left behind
         if seen:  # a resumed run; a second fit of this object starts an empty history and keeps its best
             self._plateau.restart()
-        for value in seen:
+        for _, value in seen:
             self._plateau.improves(value)
 
     def on_epoch(self, info: EpochInfo) -> None:

@@ -24,6 +24,11 @@ def _rate_entry(rate: float | None) -> dict[str, float]:
     return {} if rate is None else {"learning_rate": rate}
 
 
+def _add(values: list[Any], newest: Any, epochs: list[int], missing: Any) -> None:
+    """Appends the entry of the last of `epochs`, after one for each earlier epoch that has none."""
+    values += [missing] * (len(epochs) - 1 - len(values)) + [newest]
+
+
 class HistoryHook(SavingHook):
     """Fills the history: one entry per epoch and evaluation; totals at each, at saves and at the end.
 
@@ -62,24 +67,24 @@ class HistoryHook(SavingHook):
         h.steps.append(info.position.step)
         h.train_losses.append(info.train["loss"])
         h.train_accuracies.append(info.train["accuracy"])
-        h.learning_rates.extend(_rate_entry(self._rate(info.position.step)).values())
+        if (rate := self._rate(info.position.step)) is not None:
+            _add(h.learning_rates, rate, h.epochs, math.nan)
         self._evaluated(info, info.position.epoch - 1)
         if GRAD_NORM in info.train:
             h.grad_norm_epochs.append(info.position.epoch - 1)
             h.grad_norms.append(info.train[GRAD_NORM])
-        self._own("train", info.train)
+        self._own("train", info.train, h.epochs)
 
     def _drop_row(self, epoch: int) -> None:
         """Removes the entry of an epoch that was cut short and now continues: it gets a complete one."""
         h = self._history
         if h.epochs[-1:] != [epoch]:
             return
-        if len(h.learning_rates) == len(h.epochs):
-            h.learning_rates.pop()
+        h.epochs.pop()
         own = [values for name, values in h.metrics.items() if name.startswith("train_")]
-        rows: list[list[Any]] = [h.epochs, h.steps, h.train_losses, h.train_accuracies, *own]
+        rows: list[list[Any]] = [h.steps, h.train_losses, h.train_accuracies, h.learning_rates, *own]
         for values in rows:
-            values.pop()
+            del values[len(h.epochs) :]
         if h.grad_norm_epochs[-1:] == [epoch]:
             h.grad_norm_epochs.pop()
             h.grad_norms.pop()
@@ -95,12 +100,12 @@ class HistoryHook(SavingHook):
             h.val_steps.append(info.position.step)
             h.val_losses.append(info.val["loss"])
             h.val_accuracies.append(info.val["accuracy"])
-            self._own("val", info.val)
+            self._own("val", info.val, h.val_epochs)
 
-    def _own(self, split: str, means: dict[str, Any]) -> None:
+    def _own(self, split: str, means: dict[str, Any], epochs: list[int]) -> None:
         for name in means.keys() - {"loss", "accuracy", GRAD_NORM}:
             kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
-            self._history.metrics.setdefault(f"{split}_{name}", []).append(kept)
+            _add(self._history.metrics.setdefault(f"{split}_{name}", []), kept, epochs, None)
 
     def on_state(self, moment: RunState) -> None:
         self._totals(moment.position)

@@ -32,6 +32,7 @@ def test_save_and_load_give_the_same_value(tmp_path):
     path = tmp_path / "h.json"
     history = example()
     history.train_losses = [math.nan, math.inf, np.float32(0.5)]  # type: ignore[list-item]
+    history.metrics = {"val_top2": [None, 0.5], "val_table": [[[1.0, 0.0], [0.0, 1.0]]]}
     history.save(path)
     again = DistributedTrainingHistory.load(path)
     assert str(again) == str(history).replace("np.float32(0.5)", "0.5")
@@ -88,7 +89,12 @@ TABLE = DistributedTrainingHistory(
     epochs=[0, 1, 2],
     val_losses=[2.5, 1.5],
     val_epochs=[0, 2],
-    metrics={"train_top2": [0.1, 0.2, 0.3], "val_top2": [0.5, 0.6], "train_added_later": [0.7, 0.8]},
+    metrics={
+        "train_top2": [0.1, 0.2, 0.3],
+        "val_top2": [0.5, 0.6],
+        "train_added_later": [None, 0.7, 0.8],
+        "train_removed": [0.9],
+    },
 )
 
 
@@ -108,6 +114,7 @@ def test_rows_are_epochs_without_what_was_not_measured():
             "learning_rate": 0.1,
             "val_loss": 2.5,
             "train_top2": 0.1,
+            "train_removed": 0.9,
             "val_top2": 0.5,
         },
         {"epoch": 1, "train_loss": 2.0, "learning_rate": 0.1, "train_top2": 0.2, "train_added_later": 0.7},

@@ -42,6 +42,22 @@ def test_values_of_own_metrics_are_kept_saved_and_restored(tmp_path):
     assert again["val_margin"][0] != again["val_margin"][0]
 
 
+def test_values_stay_at_the_epochs_in_which_they_were_measured(tmp_path):
+    values = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+    for own, until in (
+        (metrics(), {"epochs": 1}),
+        (Metrics(), {"epochs": 3, "max_steps": 20}),
+        (metrics(), {"epochs": 3}),
+    ):
+        history = trainer(metrics=own).fit(X, Y, *VAL, config(**values | until))
+    rows = [{name for name in row if "margin" in name} for row in history.rows()]
+    assert rows == [{"train_margin", "val_margin"}, set(), {"train_margin", "val_margin"}]
+    monitor = Monitor("val_margin", "max")
+    first, _, last = history.metrics["val_margin"]
+    assert monitor.up_to(history, history.num_steps) == [first, last]
+    assert monitor.is_best(history) == (last > first)
+
+
 @pytest.mark.parametrize("source", ["metric", "mode"])
 def test_the_best_by_a_metric_that_is_good_when_high_is_kept_also_by_a_resumed_run(tmp_path, source):
     # `margin` falls from epoch to epoch: the first is the best. Minimised, the last would be kept.
@@ -118,7 +134,9 @@ def test_directions_are_words():
 
 def test_values_of_a_course_that_was_left_behind_do_not_count():
     steps, losses = [5, 10, 15, 20, 12, 17, 12], [5.0, 4.0, 3.0, 2.0, 3.5, 2.5, 3.4]  # back to 10, to 12
-    history = DistributedTrainingHistory(val_steps=steps, val_losses=losses, metrics={"val_f1": [0.1, 0.2]})
+    history = DistributedTrainingHistory(
+        val_steps=steps, val_losses=losses, metrics={"val_f1": [None] * 5 + [0.1, 0.2]}
+    )
     monitor = Monitor("val_loss", "min")
     assert monitor.up_to(history, 12) == [5.0, 4.0, 3.4]
     assert monitor.up_to(history, 10) == [5.0, 4.0]
