@@ -26,6 +26,7 @@ def evaluate(argv: Sequence[str]) -> int:
 
     with _stored_run(given) as run:
         from cyxjax.core.metrics import numbers
+        from cyxjax.observe.records import plain_tree
         from cyxjax.train.experiment import data_of
         from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 
@@ -41,14 +42,16 @@ def evaluate(argv: Sequence[str]) -> int:
         found = run.trainer.evaluate_metrics(
             samples, batch_size=given.batch_size, max_batches=given.max_batches
         )
-        known = {name: value for name, value in numbers(found).items() if not math.isnan(value)}
+        known = {n: value for n, value in numbers(found).items() if n == "loss" or not math.isnan(value)}
         if given.json:
             tables = {name: value.tolist() for name, value in found.items() if name not in numbers(found)}
-            about = {"step": run.step, "part": given.part, "samples": len(samples)}
-            text = json.dumps(about | known | tables)
+            about = {"step": run.step, "part": given.part}
+            about |= {} if given.max_batches else {"samples": len(samples)}
+            text = json.dumps(plain_tree(about | known | tables), allow_nan=False)
         else:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
-            text = f"step {run.step}, {given.part}, {len(samples)} samples: {shown}"
+            of = f"at most {given.max_batches} batches of " if given.max_batches else ""
+            text = f"step {run.step}, {given.part}, {of}{len(samples)} samples: {shown}"
         _print(run, text)
 
     return EXIT_OK

@@ -145,7 +145,12 @@ def test_evaluate_says_the_run_s_numbers(moved, run, capsys):
     assert (printed["step"], printed["part"], printed["samples"]) == (2, "test", 8)
     assert printed["loss"] == pytest.approx(run[2]["loss"], rel=1e-6)
     assert command("evaluate", moved, "--part", "val", "--max-batches", "1") == 0
-    assert capsys.readouterr().out.startswith("step 2, val, 8 samples: loss ")
+    assert capsys.readouterr().out.startswith("step 2, val, at most 1 batches of 8 samples: loss ")
+    diverged = {"loss": np.inf, "accuracy": np.nan, "table": np.array([np.nan, 1.0])}
+    with mock.patch.object(cx.DistributedTrainer, "evaluate_metrics", return_value=diverged):
+        assert command("evaluate", moved, "--max-batches", "2", "--json") == 0
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN is not JSON
+    assert printed == {"step": 2, "part": "test", "loss": "inf", "table": ["nan", 1.0]}
 
 
 def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
