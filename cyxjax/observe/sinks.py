@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cyxjax.files import append, describe, open_plain, read_json_lines
+from cyxjax.observe import tracker_sinks
 from cyxjax.observe.records import Record, Sink, Warn, once, plain_tree, write_atomic
 from cyxjax.plugins import named
 from cyxjax.run_folder import RunFolder
@@ -192,20 +193,20 @@ def warn_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-_FILES = ("jsonl", "csv")
-_TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+_OURS: dict[str, Callable[[RunFolder, Mapping[str, Any], int | None], Sink]] = {
+    "jsonl": lambda folder, values, step: JsonlSink(folder.metrics, step),
+    "csv": lambda folder, values, step: CsvSink(folder.metrics_table, step),
+    "tensorboard": lambda folder, values, step: tracker_sinks.TensorBoardSink(folder.tensorboard, step),
+    "wandb": lambda folder, values, step: tracker_sinks.wandb_sink(folder.root, values, step),
+    "trackio": lambda folder, values, step: tracker_sinks.trackio_sink(folder.root, values, step),
+    "mlflow": lambda folder, values, step: tracker_sinks.MlflowSink(folder.root, values, step),
+}
 
 
 def check_names(names: Sequence[str]) -> None:
     """Checks that `names` are sinks; `module:attribute` is imported. Raises: ConfigError if one is not."""
     for name in names:
-        named(
-            "sink",
-            name,
-            dict.fromkeys((*_FILES, *_TRACKERS)),
-            unknown=f"sinks: unknown {name!r}.",
-            key="sinks",
-        )
+        named("sink", name, _OURS, unknown=f"sinks: unknown {name!r}.", key="sinks")
 
 
 def build_sinks(
@@ -225,23 +226,14 @@ def build_sinks(
     one begins.
     Raises: ConfigError for an unknown name.
     """
-    from cyxjax.observe import tracker_sinks
-
     check_names(names)
     if not is_master or not names:
         return NullSink()
-    folder, values = RunFolder(Path(run_dir)), config or {}
-    ours: dict[str, Callable[[], Sink]] = {
-        "jsonl": partial(JsonlSink, folder.metrics, resume_step),
-        "csv": partial(CsvSink, folder.metrics_table, resume_step),
-        "tensorboard": partial(tracker_sinks.TensorBoardSink, folder.tensorboard, resume_step),
-        "wandb": partial(tracker_sinks.wandb_sink, folder.root, values, resume_step),
-        "trackio": partial(tracker_sinks.trackio_sink, folder.root, values, resume_step),
-        "mlflow": partial(tracker_sinks.MlflowSink, folder.root, values, resume_step),
-    }
+    folder = RunFolder(Path(run_dir))
     sinks: list[Sink] = []
     for name in names:
-        open_sink = ours.get(name) or partial(named("sink", name, {}, key="sinks"), folder.root)
-        kind = BackgroundSink if name in _TRACKERS else GuardedSink
-        sinks.append(kind(name, open_sink, warn))
+        found = named("sink", name, _OURS, key="sinks")
+        given = (folder, config or {}, resume_step) if name in _OURS else (folder.root,)
+        kind = GuardedSink if name in ("jsonl", "csv") else BackgroundSink
+        sinks.append(kind(name, partial(found, *given), warn))
     return MultiSink(sinks)

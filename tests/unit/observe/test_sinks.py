@@ -17,6 +17,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.files import read_json_lines
 from cyxjax.observe import MultiSink, NullSink, build_sinks
 from cyxjax.observe.sinks import BackgroundSink, CsvSink, GuardedSink, JsonlSink
+from tests.support import brought
 
 
 def log_all(sink, *records):
@@ -99,6 +100,15 @@ def test_build_sinks(tmp_path):
         build_sinks(["wandbb"], tmp_path, is_master=True)
     log_all(build_sinks(["jsonl", "csv"], tmp_path, is_master=True), {"step": 1})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.csv", "metrics.jsonl"]
+
+
+def test_a_sink_of_your_own_does_not_delay_training_either(tmp_path, monkeypatch):
+    threads = []
+    opens = lambda folder: threads.append(threading.current_thread()) or Mock()  # noqa: E731
+    monkeypatch.setattr(brought, "Lines", opens)
+    log_all(build_sinks([f"{brought.__name__}:Lines"], tmp_path, is_master=True), {"step": 1})
+    assert len(threads) == 1
+    assert threads != [threading.main_thread()]
 
 
 @pytest.mark.parametrize("name", ["jsonl", "wandb", "tensorboard", "mlflow", "trackio"])
