@@ -81,14 +81,7 @@ _mean_grad = compiled_for_ours(jax.grad(_mean, argnums=1))
 
 def _no_class_is_nan(labels: jax.Array) -> jax.Array:
     """`labels`, with negative ones out of range so that their loss is NaN: jax would index from the end."""
-    labels = labels.astype(jnp.int32)
     return jnp.where(labels < 0, jnp.iinfo(jnp.int32).max, labels)
-
-
-def _one_hot(labels: jax.Array, classes: int) -> jax.Array:
-    """float32 (..., C); a label that is not a class gives NaN, where jax gives zeros."""
-    known = (labels >= 0) & (labels < classes)
-    return jnp.where(known[..., None], jax.nn.one_hot(labels, classes), jnp.nan)
 
 
 @dataclass(frozen=True)
@@ -117,33 +110,30 @@ class CrossEntropyLoss(Loss):
         target = _fitting(self, output, target, labels=True)
         logits = output.astype(jnp.float32)
         if jnp.issubdtype(target.dtype, jnp.integer):
-            if self.weight is not None or self.ignore_index is not None:
-                return self._weighed(logits, target)
-            if not self.label_smoothing:
-                return mean_of_each(
-                    optax.softmax_cross_entropy_with_integer_labels(logits, _no_class_is_nan(target))
-                )
-            target = _one_hot(target, output.shape[-1])
+            values, weights = self._of_labels(logits, target)
+            is_plain = self.weight is None and self.ignore_index is None
+            return mean_of_each(values) if is_plain else (values, weights)
         smooth = self.label_smoothing / output.shape[-1]
         target = target * (1 - self.label_smoothing) + smooth
-        target = target if self.weight is None else target * self._class_weight(logits)
+        target = target if self.weight is None else target * self._class_weight(target.shape)
         return mean_of_each(optax.softmax_cross_entropy(logits, target))
 
-    def _class_weight(self, logits: jax.Array) -> jax.Array:
-        """The weight of each class, float32, broadcast to the shape of `logits`."""
-        return jnp.broadcast_to(jnp.float32(1.0 if self.weight is None else self.weight), logits.shape)
+    def _class_weight(self, shape: tuple[int, ...]) -> jax.Array:
+        """float32 (..., C), of this shape: the weight of each class."""
+        return jnp.broadcast_to(jnp.float32(1.0 if self.weight is None else self.weight), shape)
 
-    def _weighed(self, logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _of_labels(self, logits: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(losses, weights), each of the shape of `target`."""
         counts = jnp.ones(target.shape, bool) if self.ignore_index is None else target != self.ignore_index
         label = _no_class_is_nan(jnp.where(counts, target, 0))  # ignored: any valid class
-        classes, log_p = self._class_weight(logits), jax.nn.log_softmax(logits)
-        pick = lambda a: jnp.take_along_axis(a, label[..., None], axis=-1)[..., 0]  # noqa: E731
-        weights = jnp.where(counts, jnp.nan_to_num(pick(classes), nan=1.0), 0.0)  # no class: weight 1
-        # As in torch: smoothing weights all classes, and the mean still divides by the labels' weights.
-        smooth = self.label_smoothing / logits.shape[-1] * -(classes * log_p).sum(-1)
-        summed = (1 - self.label_smoothing) * -weights * pick(log_p) + smooth
-        return summed / jnp.where(weights > 0, weights, 1.0), weights
+        values = optax.softmax_cross_entropy_with_integer_labels(logits, label)
+        own = self._class_weight(logits.shape[-1:])
+        weights = jnp.where(counts, own.at[label].get(mode="fill", fill_value=1.0), 0.0)
+        if self.label_smoothing:  # of all classes, while the mean divides by the labels' weights, as in torch
+            each = -self._class_weight(logits.shape) * jax.nn.log_softmax(logits)
+            spread = each.mean(-1) / jnp.where(weights != 0, weights, 1.0)
+            values = (1 - self.label_smoothing) * values + self.label_smoothing * spread
+        return values, weights
 
 
 @dataclass(frozen=True)

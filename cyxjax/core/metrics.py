@@ -27,8 +27,8 @@ GRAD_NORM = "grad_norm"
 
 def counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
     """Mask of the labels that count in a metric. Labels below 0 are padding, not classes."""
-    labels = target >= 0
-    return labels if ignore_index is None else labels & (target != ignore_index)
+    target = as_labels(target)
+    return (target >= 0) if ignore_index is None else (target >= 0) & (target != ignore_index)
 
 
 def accuracy(
@@ -45,7 +45,7 @@ def accuracy(
     is_logits = output.shape[:-1] == target.shape and output.shape[-1] > 1
     if not jnp.issubdtype(target.dtype, jnp.integer) or not is_logits:
         return None
-    right = jnp.argmax(output, -1).astype(jnp.int32) == target.astype(jnp.int32)
+    right = jnp.argmax(output, -1).astype(jnp.int32) == target
     hit, kept = (a.reshape(len(a), -1) for a in (right, counts(target, ignore_index)))
     labels = kept.sum(1)
     return (hit & kept).sum(1) / jnp.maximum(labels, 1), labels / kept.shape[1]

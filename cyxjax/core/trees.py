@@ -87,8 +87,9 @@ def unchanged(tree: PyTree) -> PyTree:
 
 
 def as_labels(target: jax.Array) -> jax.Array:
-    """`target`; booleans, which are labels of two classes, as int32."""
-    return target.astype(jnp.int32) if target.dtype == bool else target
+    """`target`; integers and booleans, which are labels, as int32: uint8 cannot hold -100."""
+    is_label = target.dtype == bool or jnp.issubdtype(target.dtype, jnp.integer)
+    return target.astype(jnp.int32) if is_label else target
 
 
 def joined(*parts: PyTree) -> PyTree:

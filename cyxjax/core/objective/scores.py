@@ -14,7 +14,6 @@ import numpy as np
 
 from cyxjax.core.metrics import Metric, counts
 from cyxjax.core.statistics import Statistic, of_sums
-from cyxjax.core.trees import as_labels
 from cyxjax.errors import ConfigError, DataError
 
 
@@ -117,7 +116,7 @@ def AUC(bins: int = 1000, *, positive: int = 1, ignore_index: int | None = None)
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
         score, label = _score(output, target, positive)
-        weight = jnp.where(counts(as_labels(target).reshape(-1), ignore_index), weight, 0.0)
+        weight = jnp.where(counts(target.reshape(-1), ignore_index), weight, 0.0)
         place = jnp.clip((jax.nn.sigmoid(score / 4) * bins).astype(jnp.int32), 0, bins - 1)
         weights = jnp.where(jnp.isfinite(score), weight, jnp.where(weight > 0, jnp.nan, 0.0))
         return jnp.zeros((2, bins)).at[label, place].add(weights)

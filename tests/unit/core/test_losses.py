@@ -24,16 +24,24 @@ def by_torch(weight, smoothing, counts):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("weight", [None, WEIGHT, np.float32([1, -3, 0.7])])
 @pytest.mark.parametrize("ignore_index", [None, 1])
 def test_cross_entropy_is_torch_s(weight, smoothing, ignore_index):
     counts = np.ones(LABELS.shape) if ignore_index is None else (ignore_index != LABELS)
     loss = cx.CrossEntropyLoss(weight=weight, label_smoothing=smoothing, ignore_index=ignore_index)
-    expected = by_torch(np.ones(3) if weight is None else WEIGHT, smoothing, counts.astype(np.float32))
+    expected = by_torch(np.ones(3) if weight is None else weight, smoothing, counts.astype(np.float32))
     np.testing.assert_allclose(loss(LOGITS, LABELS), expected, rtol=1e-6)
     grads = loss.backward(jnp.asarray(LOGITS), jnp.asarray(LABELS))
     assert np.isfinite(grads).all()
     assert (np.asarray(grads)[counts == 0] == 0).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": -100}, {"weight": WEIGHT}])
+def test_a_class_that_the_model_excludes_has_probability_0(options):
+    loss, excluded = cx.CrossEntropyLoss(**options), np.eye(3, dtype=bool)[(LABELS + 1) % 3]
+    logits, low = (np.where(excluded, value, LOGITS) for value in (-np.inf, np.float32(-1e9)))
+    assert loss(logits, LABELS) == loss(low, LABELS)
+    assert (loss.backward(logits, LABELS) == loss.backward(low, LABELS)).all()
 
 
 def test_weights_of_probabilities_do_not_divide():
@@ -67,11 +75,13 @@ def values(value):
     [
         cx.CrossEntropyLoss(),
         cx.CrossEntropyLoss(label_smoothing=0.1),
-        cx.CrossEntropyLoss(weight=[1, 2, 3], ignore_index=7),
+        cx.CrossEntropyLoss(weight=[1, 2, 3], ignore_index=-6),
         cx.NLLLoss(),
     ],
 )
-@pytest.mark.parametrize(("label", "dtype"), [(-1, jnp.int32), (-100, jnp.int8), (3, jnp.int32)])
+@pytest.mark.parametrize(
+    ("label", "dtype"), [(-1, jnp.int32), (-100, jnp.int8), (3, jnp.int32), (250, jnp.uint8)]
+)
 def test_a_label_that_is_no_class_is_not_counted_from_the_end(loss, label, dtype):
     logits, good, bad = jnp.asarray(TWO), jnp.array([2, 0], dtype), jnp.array([2, label], dtype)
     run = jax.jit(lambda logits, labels: values(loss.per_example(logits, labels)))

@@ -52,8 +52,10 @@ def test_top_k_recall_and_precision_are_scikit_learn_s_over_any_split(cuts):
 
 
 def test_no_class_and_no_number_are_misses_of_top_k():
-    labels = jnp.array([3, 255, 3])
-    hit, kept = cx.top_k(2)(jnp.asarray(LOGITS[:3]).at[:, 3].set(jnp.array([9, 9, jnp.nan])), labels)
+    labels = jnp.array([3, 255, 3], jnp.uint8)  # 255 is not -1
+    hit, kept = cx.top_k(2, ignore_index=-1)(
+        jnp.asarray(LOGITS[:3]).at[:, 3].set(jnp.array([9, 9, jnp.nan])), labels
+    )
     assert (hit.tolist(), kept.tolist()) == ([1, 0, 0], [1, 1, 1])
 
 
