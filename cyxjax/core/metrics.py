@@ -84,7 +84,7 @@ class Metrics:
         labels: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda output, target: (output, target),
         means: int = 0,
     ):
-        self.own, self._better = dict(extra or {}), dict(better or {})
+        self.own, self.own_better = dict(extra or {}), dict(better or {})
         self.ignore_index, self.labels = ignore_index, labels
         self._first = 1 + means  # rows of the loss
         hit = lambda output, target: accuracy(*self.labels(output, target), ignore_index)  # noqa: E731
@@ -92,13 +92,13 @@ class Metrics:
             Packed(name, metric if isinstance(metric, Statistic) else _mean_of(name, metric))
             for name, metric in {"accuracy": hit, **self.own}.items()
         ]
-        taken, ways, known = {"loss", GRAD_NORM} & {*self.own}, {*self._better.values()}, {*self.own}
+        taken, ways, known = {"loss", GRAD_NORM} & {*self.own}, {*self.own_better.values()}, {*self.own}
         # `names` evaluates every statistic on no samples: only do so for a name that is not in `extra`.
-        unknown = not taken and not {*self._better} <= known and not {*self._better} <= {*self.names}
+        unknown = not taken and not {*self.own_better} <= known and not {*self.own_better} <= {*self.names}
         if taken or not ways <= {"min", "max"} or unknown:
             raise ConfigError(
-                f"metrics {sorted(self.own)} with better={self._better}: 'loss' and 'grad_norm' are always "
-                "measured, and better maps names of metrics to 'min' or 'max'. HINT: write "
+                f"metrics {sorted(self.own)} with better={self.own_better}: 'loss' and 'grad_norm' are "
+                "always measured, and better maps names of metrics to 'min' or 'max'. HINT: write "
                 "Metrics({'top2': f}, better={'top2': 'max'})."
             )
 
@@ -112,9 +112,9 @@ class Metrics:
         """name -> "min" or "max", for the numbers whose direction is known."""
         known = {"loss": "min", "accuracy": "max"}
         for measure in self._measures:
-            if way := self._better.get(measure.name) or measure.statistic.better:
+            if way := self.own_better.get(measure.name) or measure.statistic.better:
                 known |= dict.fromkeys(measure.names, way)
-        return known | self._better
+        return known | self.own_better
 
     @cached_property
     def num_rows(self) -> int:
@@ -125,16 +125,6 @@ class Metrics:
     def num_training_rows(self) -> int:
         """Number of rows in training: those of `sums`, and one for the norm of the mean gradients."""
         return self.num_rows + 1
-
-    def joined(self, other: "Metrics", ignore_index: int | None = None) -> "Metrics":
-        """These metrics and the `extra` ones of `other`. ignore_index: for accuracy; None keeps it."""
-        return Metrics(
-            {**self.own, **other.own},
-            better={**self._better, **other._better},
-            ignore_index=self.ignore_index if ignore_index is None else ignore_index,
-            labels=self.labels,
-            means=self._first - 1,
-        )
 
     def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (num_rows, 2): the weighted sum and weight of each mean, the numbers of each statistic."""
@@ -191,6 +181,7 @@ def numbers(means: Mapping[str, Any]) -> dict[str, float]:
 def metrics_of(loss: Any, given: Metrics | Mapping[str, Any] | None) -> Metrics:
     """The metrics of a run: those of `loss`, if it is a task, and those `given`.
 
+    Accuracy leaves out the label that `loss` ignores, or, if it ignores none, the one of `given`.
     Raises: ConfigError if `given` is neither a `Metrics` nor a dict of functions by name.
     """
     given = Metrics(given) if isinstance(given, Mapping) else given
@@ -199,7 +190,7 @@ def metrics_of(loss: Any, given: Metrics | Mapping[str, Any] | None) -> Metrics:
             f"metrics: expected a cx.Metrics, got {type(given).__name__}. HINT: pass cx.Metrics({{'name': "
             "function}); loss and accuracy are always measured."
         )
-    given = given or Metrics()
-    if hasattr(loss, "to_metrics"):
-        return loss.to_metrics().joined(given)
-    return given.joined(Metrics(), getattr(loss, "ignore_index", None))
+    given, ignored = given or Metrics(), getattr(loss, "ignore_index", None)
+    ignored = given.ignore_index if ignored is None else ignored
+    made = Metrics(given.own, better=given.own_better, ignore_index=ignored, labels=given.labels)
+    return loss.to_metrics(made) if hasattr(loss, "to_metrics") else made

@@ -57,7 +57,8 @@ class DistributedTrainer:
         augment: Any = None,
     ):
         self._recipe = recipe_of(model, loss_fn, optimizer, metrics, callbacks, augment)
-        self._model, self._loss_fn, self._model_sync = model, loss_fn, ModelSync(model)
+        self._model, self._loss_fn, self._metrics = model, loss_fn, metrics
+        self._model_sync = ModelSync(model)
         self._group = process_group.ensure()
         self._run = Run()
 
@@ -65,7 +66,7 @@ class DistributedTrainer:
     model = property(attrgetter("_model"))
     loss_fn = property(attrgetter("_loss_fn"))
     optimizer = property(attrgetter("_recipe.optimizer"))
-    metrics = property(attrgetter("_recipe.metrics"))
+    metrics = property(attrgetter("_metrics"))
     callbacks = property(attrgetter("_recipe.callbacks"))
     augment = property(attrgetter("_recipe.augment"))
     recipe = property(attrgetter("_recipe"))

@@ -34,8 +34,9 @@ class Task:
     """What a trainer takes in place of a loss: `DistributedTrainer(model, task, optimizer)`.
 
     loss: a loss as for the trainer, or {name: loss}, {name: (loss, factor)}, {name: cx.Term(...)}: their
-    weighted sum, where each loss has its own mean and is measured under its name. output, target: the parts
-    of the model's output and of the target that losses and metrics see. metrics, better: as in `cx.Metrics`.
+    weighted sum, where each loss has its own mean and each of several is measured under its name. output,
+    target: the parts of the model's output and of the target that losses and metrics see, also those metrics
+    that are given to the trainer. metrics, better: as in `cx.Metrics`.
     """
 
     loss: Any
@@ -69,16 +70,17 @@ class Task:
             )
         return SumOfTerms(tuple(terms))
 
-    def to_metrics(self) -> Metrics:
-        """The metrics of a run: the loss, accuracy, each term, and the task's own metrics."""
+    def to_metrics(self, given: Metrics) -> Metrics:
+        """The metrics of a run: the loss, accuracy, each of several terms, the task's own, those `given`."""
         terms = {} if len(self._terms) == 1 else {t.name: as_per_example(t.loss) for t in self._terms}
-        own = {name: self._seen(metric) for name, metric in {**terms, **self.metrics}.items()}
-        better = {**dict.fromkeys(terms, "min"), **self.better}
-        means = num_means(self.to_per_example())
-        return Metrics(own, better=better, ignore_index=self.ignore_index, labels=self._labels, means=means)
-
-    def _labels(self, output: PyTree, target: PyTree) -> tuple[PyTree, PyTree]:
-        return picked(output, self.output), picked(target, self.target)
+        own = {name: self._seen(metric) for name, metric in {**terms, **self.metrics, **given.own}.items()}
+        return Metrics(
+            own,
+            better={**dict.fromkeys(terms, "min"), **self.better, **given.own_better},
+            ignore_index=given.ignore_index,
+            labels=lambda o, t: given.labels(picked(o, self.output), picked(t, self.target)),
+            means=num_means(self.to_per_example()),
+        )
 
     def _seen(self, measure: Any) -> Any:
         return seen_through(measure, self.output, self.target)

@@ -119,7 +119,8 @@ def _watch(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
     Raises: DataError naming a label of no class; for samples read one by one, when they are read.
     """
     if takes_labels(recipe.loss):
-        check_labels(data, *recipe.metrics.labels(*looked), what, recipe.metrics.ignore_index)
+        output, labels = jax.eval_shape(recipe.metrics.labels, *looked)
+        check_labels(data, output, labels, what, recipe.metrics.ignore_index)
 
 
 # ---- what a step must have at once ------------------------------------------------------------------------

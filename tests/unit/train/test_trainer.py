@@ -205,6 +205,7 @@ def test_numpy_s_own_dtypes_and_data_on_any_device_are_taken():
     assert one.evaluate(away, Y) == one.evaluate(X, Y)
 
 
-def test_the_loss_that_a_trainer_names_measures_the_same_in_another():
-    loss = cx.CrossEntropyLoss(ignore_index=0)
-    assert DistributedTrainer(mlp(), loss, optax.sgd(0.1)).loss_fn is loss
+def test_the_loss_and_metrics_that_a_trainer_names_measure_the_same_in_another():
+    loss, metrics = cx.Task(cx.CrossEntropyLoss(ignore_index=0), output=0), cx.Metrics({"f1": cx.F1()})
+    one = DistributedTrainer(mlp(), loss, optax.sgd(0.1), metrics=metrics)
+    assert (one.loss_fn, one.metrics) == (loss, metrics)
