@@ -140,7 +140,7 @@ class Metrics:
     def settled(self, sums: jax.Array) -> jax.Array:
         """`sums` of one step over all replicas, with a loss of several means joined into the first row.
 
-        The loss of an epoch is then the mean over its steps, each weighted by its number of samples.
+        The loss of an epoch is then the mean over its steps, weighted by their samples that count.
         """
         if self._first == 1:
             return sums

@@ -57,13 +57,18 @@ Losses: TypeAlias = "list[Weighed] | jax.Array"
 
 
 def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
-    """float32 (count, 2): first the mean over samples (or the only mean), then the others, then zeros."""
+    """float32 (count, 2): first the mean over samples (or the only mean), then the others, then zeros.
+
+    If there is no mean over samples, the first row counts the samples that have a weight in another.
+    """
     each = losses if isinstance(losses, list) else [Weighed(losses, None)]
-    apart = [one.pair(weight) for one in each if one.weights is not None and count > 1]
+    apart = [one for one in each if one.weights is not None and count > 1]
     first = [one for one in each if one.weights is None or count == 1]
-    none = Weighed(jnp.zeros(weight.shape, jnp.float32), None)
-    total = reduce(lambda a, b: Weighed(a.values + b.values, None), first) if first else none
-    rows = jnp.stack([total.pair(weight), *apart])
+    none = jnp.zeros(weight.shape, jnp.float32)
+    weights = sum([jnp.abs(one.weights) for one in apart if one.weights is not None], none)
+    counted = jnp.where(weights != 0, weight, 0.0)
+    total = reduce(lambda a, b: Weighed(a.values + b.values, None), first or [Weighed(none, counted)])
+    rows = jnp.stack([one.pair(weight) for one in (total, *apart)])
     return jnp.pad(rows, ((0, count - len(rows)), (0, 0)))
 
 

@@ -128,6 +128,15 @@ def test_terms_that_weigh_by_themselves_are_cut_by_nothing():
     assert whole == pytest.approx(terms["tokens"] + 0.3 * terms["rare"] + 0.1 * terms["small"], rel=1e-5)
 
 
+def test_a_step_in_which_no_term_counts_is_not_in_the_loss():
+    task = cx.Task({"a": cx.CrossEntropyLoss(ignore_index=0), "b": (cx.CrossEntropyLoss((0, 1, 2)), 0.5)})
+    labels = np.where(np.arange(16) < 8, 1 + Y[:16] % 2, 0)
+    both, first = (trained(LINEAR, task, X[:n], labels[:n]) for n in (16, 8))
+    assert both.history.train_losses == first.history.train_losses
+    with pytest.raises(DataError, match="evaluated .*ignore_index"):
+        both.evaluate(X[8:16], labels[8:])
+
+
 def test_terms_and_metrics_are_measured_by_name():
     make, x, y, task, _ = TASKS["two terms"]
     train = trained(make(), task, x, y, x, y, monitor="val_near")
