@@ -98,11 +98,11 @@ class DistributedTrainer:
         is saved, because a scheduler would consider a run that exits with 0 finished.
         """
         data, config = fit_arguments(data, config, validation_data, settings)
+        if isinstance(config, TrainConfig):
+            reporting.fetch(config, self._group)  # before a resume is planned
         if ckpt_path is not None and not resumes(config, self._group):
             self.load_checkpoint(ckpt_path)
         schedule = schedule_of(schedule, lr_schedule, self.recipe.optimizer)
-        if isinstance(config, TrainConfig):
-            reporting.fetch(config, self._group)  # before a resume is planned
         plan = self.prepare(*data, config=config, schedule=schedule)
         if isinstance(config, TrainConfig):
             history = reporting.fit_into_folder(self, plan, config, console)
