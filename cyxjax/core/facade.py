@@ -148,11 +148,16 @@ def build_update(
 def build_reduce(
     reducer: Reducer, reducer_spec: PyTree, mesh: Mesh, options: dict[str, Any] | None = None
 ) -> Callable:
-    """A function (grads, reducer state, params) -> (mean grads, reducer state), all processes together."""
+    """A function (grads, reducer state, params) -> (mean grads, reducer state), all processes together.
+
+    The reducer's state does not change if the mean is not finite: what a NaN left in it would never go away.
+    """
 
     def local(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         grads, state = to_replica(grads, PER_REPLICA), to_replica(state, reducer_spec)
-        mean_grads, state = reducer.update(grads, state, params)
+        mean_grads, new = reducer.update(grads, state, params)
+        holds = _are_finite(mean_grads)
+        state = jax.tree.map(lambda n, old: jnp.where(holds, n, old), new, state)
         return mean_grads, from_replica(state, reducer_spec)
 
     in_specs = (PER_REPLICA, reducer_spec, REPLICATED)
@@ -170,7 +175,11 @@ def init_on(mesh: Mesh, transformation: optax.GradientTransformation, spec: PyTr
 def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array]:
     """(grads * factor, whether all of them are finite)."""
     scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-    return scaled, jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(scaled)]).all()
+    return scaled, _are_finite(scaled)
+
+
+def _are_finite(grads: PyTree) -> jax.Array:
+    return jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
 
 
 @compiled_for_ours

@@ -13,6 +13,7 @@ import cyxjax as cx
 from cyxjax.distributed import comm_hooks
 from cyxjax.distributed.ddp_state import DDPConfig, compiler_options
 from cyxjax.errors import ConfigError, GroupError
+from cyxjax.sync.compressed import RESIDUAL_SPEC, cast_reducer
 from tests.support.models import CRITERION, Net, data, largest_gap
 from tests.support.wrapped import step, wrap
 
@@ -77,6 +78,24 @@ def test_autocast_computes_in_the_dtype_and_returns_float32():
     assert output.dtype == jnp.float32
     assert float(output[0, 0]) == 1  # bfloat16 has 8 bits
     assert ddp.sync_gradients()["w"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        (comm_hooks.PowerSGDState(start_powerSGD_iter=0, min_compression_rate=0.5), comm_hooks.powerSGD_hook),
+        lambda state: comm_hooks.CommHook(cast_reducer(jnp.bfloat16), RESIDUAL_SPEC),
+    ],
+)
+def test_a_hook_s_error_feedback_forgets_a_step_that_overflowed(hook):
+    dataset, optimizer, scaler = data(8), optax.sgd(0.1), cx.amp.GradScaler()
+    ddp = wrap(Net(), 2, config=DDPConfig(comm_hook=hook))
+    kept = []
+    for factor in (1.0, np.inf, 1.0):
+        scaler.scale(ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets) * factor).backward()
+        kept.append(scaler.step(optimizer))
+        scaler.update(2.0)
+    assert kept == [True, False, True]
 
 
 def test_a_scaler_backs_off_grows_and_changes_no_number():
