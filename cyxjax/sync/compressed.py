@@ -97,11 +97,15 @@ def _exchange(codec: Codec, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
 def cast_reducer(dtype: Any, error_feedback: bool = True) -> Reducer:
     """Averages gradients over axis `data`, sending `dtype` (float16 or bfloat16); summed in float32.
 
-    State: Residual (spec RESIDUAL_SPEC). A gradient above 65504 becomes infinite in float16.
+    State: Residual (spec RESIDUAL_SPEC). With error feedback, what a finite value exceeds the largest of
+    `dtype` by (65504 in float16) is sent in later steps; without it, such a value becomes infinite.
     """
+    largest = float(jnp.finfo(dtype).max)
 
     # As integers: XLA on CPU widens 16-bit floats before it sends them (jax 0.10.2), but not integers.
     def encode(values: jax.Array) -> jax.Array:
+        if error_feedback:
+            values = jnp.where(jnp.isinf(values), values, jnp.clip(values, -largest, largest))
         return lax.bitcast_convert_type(values.astype(dtype), jnp.uint16)
 
     def decode(sent: jax.Array) -> jax.Array:
@@ -147,7 +151,7 @@ def int8(optimizer: optax.GradientTransformation, block: int = 256, error_feedba
 
 _RESIDUAL = "a residual per replica, as large as the gradients"
 ENTRIES = {
-    "fp16": Strategy(fp16, ("half", _RESIDUAL, "a network at its limit, gradients below 65504"), learns={}),
+    "fp16": Strategy(fp16, ("half", _RESIDUAL, "a network at its limit"), learns={}),
     "bf16": Strategy(
         bf16,
         ("half", _RESIDUAL, "a network at its limit"),

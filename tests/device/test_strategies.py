@@ -143,6 +143,16 @@ def test_a_step_rounds_by_no_more_than_its_format(name, within):
     assert not np.any(alone.state.sync[0].unsent)
 
 
+def test_what_float16_cannot_hold_is_sent_later():
+    alone = Alone(build_sync("fp16", optax.sgd(1.0)), 2, params(0))
+    rows = jax.tree.map(lambda p: np.zeros((2, *p.shape), np.float32), params())
+    large = {**rows, "gain": np.array([70_000, 0], np.float32)}
+    assert alone.step(large).copies()[0]["gain"] == -65_504 / 2
+    assert alone.step(rows).copies()[0]["gain"] == -70_000 / 2
+    large["gain"][0] = np.inf
+    assert not np.isfinite(alone.step(large).copies()[0]["gain"])
+
+
 def test_sums_are_taken_in_float32():
     # 256 + 8 x 1: in bfloat16 (8 bits of mantissa) each 1 would vanish beside 256.
     alone = Alone(build_sync("bf16", optax.sgd(1.0), {"error_feedback": False}), 8, params(0))
