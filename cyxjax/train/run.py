@@ -126,15 +126,16 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
             )
 
     saves_at = lambda position: any(hook.saves_at(position) for hook in hooks)  # noqa: E731
-    go_back = lambda good_step: _saved(fit, start, good_step, saves_at)  # noqa: E731
+    go_back = lambda good_step: _saved(fit, good_step, saves_at)  # noqa: E731
     return rollback.fit(once, start, go_back, fit.console.note, settings, fit.run.history)
 
 
-def _saved(fit: Fit, like: RunState, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:
+def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:
     """The newest good checkpoint at or before `good_step`; later ones are set aside. None without one.
 
-    History and ledger are kept. Waits for a save in progress. An exact run uses only checkpoints of its
-    schedule: one that was saved at a signal or at an earlier end would make the run take a different course.
+    History and ledger are kept; the bad state is freed leaf by leaf. Waits for a save in progress. An exact
+    run uses only checkpoints of its schedule: one that was saved at a signal or at an earlier end would make
+    the run take a different course.
     """
     report_progress(good_step, "checkpoint")
     fit.checkpointer.wait()
@@ -146,5 +147,9 @@ def _saved(fit: Fit, like: RunState, good_step: int, saves_at: Callable[[Positio
         return None
     fit.checkpointer.rewind(good_step if step is None else step)  # acts on rank 0, which sees what it saved
     on_any_rank(group, "rollback: later checkpoints are set aside")
-    found = resume.load(fit.checkpointer, like.state, fit.program.sync, fit.plan.group.mesh)
-    return None if found is None else found[0]
+    bad = fit.run.state.state
+    found = resume.load(fit.checkpointer, bad, fit.program.sync, group.mesh, in_place=True)
+    if found is None:
+        return None
+    fit.run.state = found[0]
+    return found[0]

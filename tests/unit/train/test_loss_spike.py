@@ -23,7 +23,7 @@ from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
 from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
-from tests.support.trainers import At, does, lose, trainer
+from tests.support.trainers import At, does, lose, says, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -178,6 +178,21 @@ def test_a_stop_that_a_callback_asked_for_outlives_a_rollback(tmp_path):
     asks = does(on_step=lambda self, info: next(steps) == 14)
     history = fit(tmp_path, asks, steps_per_dispatch=1).history
     assert (history.rollback_steps, history.stopped_by, history.num_steps) == ([5], "callback", 10)
+
+
+def test_a_rollback_holds_one_state(tmp_path, monkeypatch):
+    load, more = resume.load, []
+
+    def counted(*of, **how):
+        before = len(jax.live_arrays())
+        found = load(*of, **how)
+        more.append(len(jax.live_arrays()) - before)
+        return found
+
+    monkeypatch.setattr(resume, "load", counted)
+    one = fit(tmp_path, says("on_start", lambda: one.params))
+    assert one.history.rollback_steps == [5]
+    assert more[-1] <= 0
 
 
 def test_a_trace_under_way_goes_on_over_a_rollback(tmp_path, capsys):
