@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import read_plain
+from cyxjax.files import read_plain, write_whole
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.records import Sink, once, warn_if_unwritten, write_atomic
+from cyxjax.observe.records import Sink, once, warn_if_unwritten
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 
 CAUSES = ("start", "compile", "input", "evaluation", "checkpoint", "restore", "restart", "redone")
@@ -129,7 +129,8 @@ class GoodputHook(Hook):
             "ended": ended,
         }
         with warn_if_unwritten(self._path, self._warn):
-            write_atomic(self._path, json.dumps(values, indent=1) + "\n")
+            # Not synced: beside a save in the background, a step would wait for its bytes.
+            write_whole(self._path, json.dumps(values, indent=1) + "\n", synced=False)
         return seconds
 
 

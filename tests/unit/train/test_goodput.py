@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from cyxjax import files
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
 from cyxjax.observe import devices
@@ -81,9 +82,12 @@ def test_the_peak_of_a_device_is_that_of_its_kind():
 
 
 def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "sync_file", lambda path: synced.append(str(path)))
     monkeypatch.setattr(goodput, "_EVERY_S", 0.0)
     with pytest.raises(RuntimeError, match="lost"):
         fit(tmp_path, At(7, lose))
+    assert not [name for name in synced if "goodput" in name]  # a step would wait for a save beside it
     before = read(tmp_path / "goodput.json")
     assert (before["ended"], before["step"]) == (False, 6)  # written before the hook that failed
     monkeypatch.setattr(heartbeat, "_reporter", heartbeat.Reporter())  # as in a new process
