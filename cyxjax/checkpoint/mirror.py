@@ -210,7 +210,7 @@ class Mirror:
             shutil.copytree(source, stage, copy_function=_link)
             manifest = manifest_bytes(stage)
         except (OSError, shutil.Error, CheckpointError):
-            if mark != self._mark(step):
+            if mark is None or mark != self._mark(step):
                 return  # pruned or replaced
             raise
         there = self._manifest_of(remote)

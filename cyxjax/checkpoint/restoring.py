@@ -16,7 +16,7 @@ import numpy as np
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.folders import ARRAYS, list_aside, list_steps, step_folder
-from cyxjax.checkpoint.manifest import Manifest, find_problems, manifest_bytes, read_manifest
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, is_share
 from cyxjax.checkpoint.writers import ALONE, Writers
 from cyxjax.errors import CheckpointError, DamagedStep
@@ -100,16 +100,22 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
     Raises: DamagedStep on all if one finds a problem; CheckpointError if they do not see the same step.
     """
     folder = step_folder(directory, step)
-    seals = writers.exchange(f"looking at checkpoint step {step}", _seal(folder))
+    seal, manifest = _look_at(folder)
+    seals = writers.exchange(f"looking at checkpoint step {step}", seal)
     if None in seals and any(seals):
         _refuse_elsewhere(directory, f"step {step} is not there", seals.index(None))
-    found = find_problems(folder, step, share=(writers.rank, len(seals)))
+    # The manifest is not read again: a step that its own job prunes now must not fail on one process alone.
+    share = writers.rank, len(seals)
+    found = (
+        find_problems(folder, step, share) if manifest else [seal or f"{MANIFEST}: No such file or directory"]
+    )
     problems = writers.exchange(f"verifying checkpoint step {step}", found)
     if lines := _each_once(problems):
         raise DamagedStep("; ".join(lines))
     if other := [rank for rank, seal in enumerate(seals) if seal != seals[0]]:
         _refuse_elsewhere(directory, f"step {step} is another one", other[0])
-    return read_manifest(folder)
+    assert manifest is not None  # else it has a problem
+    return manifest
 
 
 def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, StoredArrays]:
@@ -143,14 +149,17 @@ def _refuse_elsewhere(directory: Path, what: str, rank: int) -> None:
     )
 
 
-def _seal(folder: Path) -> str | None:
-    """A digest of the manifest of a step, or the error in reading it; None if the step does not exist."""
+def _look_at(folder: Path) -> tuple[str | None, Manifest | None]:
+    """(a digest of the manifest of a step, the manifest), or (the error in reading it, None); (None, None) if
+    the step does not exist.
+    """
     if not folder.is_dir():
-        return None
+        return None, None
     try:
-        return hashlib.sha256(manifest_bytes(folder)).hexdigest()
+        data = manifest_bytes(folder)
+        return hashlib.sha256(data).hexdigest(), decode(data)
     except CheckpointError as error:  # a problem of the step
-        return str(error)
+        return str(error).partition(" HINT:")[0].rstrip("."), None
 
 
 def _each_once(problems: list[list[str]]) -> list[str]:

@@ -110,6 +110,7 @@ def test_steps_that_are_pruned_here_go_there_too_once_newer_ones_are_up(here, ot
         here.save(8, 12, 16, keep=2)
         assert until(lambda: 16 in here.stored(), 30)
         here.save(16, value=2.0, keep=2)  # saved again, as after a rollback
+        here.mirror()._send(4)  # pruned since it was found
     assert here.stored() == [12, 16]
     assert other.mirror().fetch() == 16
     assert other.value() == 2.0

@@ -12,7 +12,7 @@ import pytest
 
 from cyxjax.checkpoint import checkpointer as checkpointer_module
 from cyxjax.checkpoint import manifest as manifests
-from cyxjax.checkpoint import tree, writers
+from cyxjax.checkpoint import restoring, tree, writers
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import find_problems, read_manifest
@@ -230,6 +230,22 @@ def test_what_one_process_finds_damaged_no_process_goes_on_from(tmp_path, proces
     finder = process % 2
     assert all(f"damaged: process {finder}: arrays/process_{process:05d}" in lines[0] for lines in warnings)
     assert sorted(name[:18] for name in os.listdir(tmp_path)) == ["step_00000001", "step_00000002.corr"]
+
+
+def test_a_step_that_is_pruned_while_it_is_verified_fails_on_all(tmp_path, monkeypatch):
+    real = restoring.find_problems
+    save(tmp_path / "a", 2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+
+    def pruned(folder, *args):
+        found = real(folder, *args)
+        shutil.rmtree(folder) if folder.parent.name == "b" else None
+        return found
+
+    monkeypatch.setattr(restoring, "find_problems", pruned)
+    found, _ = restore([tmp_path / "a", tmp_path / "b"], 3)
+    assert "process 1: " in str(found[0])
+    assert isinstance(found[1], OSError | CheckpointError)
 
 
 def test_damage_on_the_disk_of_one_host_is_found_though_another_compared_the_digests(tmp_path):
