@@ -66,11 +66,12 @@ def read_file(path: Path) -> dict[str, Stored]:
         is_swapped = (
             f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") == b"big"
         )
-        found = _tensors(_walk(archive.read(pickled)))
-        return {
-            name: Stored(one.shape, one.storage.dtype, partial(_read, path, folder, is_swapped, one))
-            for name, one in found
-        }
+        found: dict[str, Stored] = {}
+        for name, one in _tensors(_walk(archive.read(pickled))):
+            if name in found:
+                raise ValueError(f"it holds {name!r} twice")
+            found[name] = Stored(one.shape, one.storage.dtype, partial(_read, path, folder, is_swapped, one))
+        return found
 
 
 def _tensors(tree: Any, above: str = "") -> list[tuple[str, _Tensor]]:
@@ -172,7 +173,11 @@ def _persistent(stack: list[Any], arg: Any) -> None:
     stack.append(_Storage(dtype_of(_STORAGES[kind]), str(key)))
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Tensor:
+def _tensor(
+    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = None, hooks: Any = None, bits: Any = None
+) -> _Tensor:
+    if bits:  # that the stored numbers are to be conjugated or negated
+        raise ValueError(f"a tensor is not resolved ({', '.join(map(str, bits))}): call resolve_conj() on it")
     return _Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
 
 

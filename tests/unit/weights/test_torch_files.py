@@ -106,6 +106,22 @@ def test_a_tensor_by_hand_is_taken(tmp_path):
     np.testing.assert_array_equal(read_weights(path).arrays["a"].read(), [[1, 3], [2, 4]])
 
 
+PLAIN = tensor(0, (2,), (1,), 2)
+VALUE = PLAIN[6:-1]  # without the dict and the name "a"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "named"),
+    [
+        (PLAIN.replace(b"\x89Nt", b"\x89N}U\x04conj\x88st"), "conj"),  # to be conjugated when it is read
+        (b"\x80\x02}U\x010" + VALUE + b"K\x00" + VALUE + b".", "'0'"),  # "0" and 0
+    ],
+)
+def test_a_tensor_of_other_numbers_and_two_of_one_name_are_refused(tmp_path, pickled, named):
+    with pytest.raises(CheckpointError, match=named):
+        read_weights(packed(tmp_path / "x.pt", pickled, **{"0": bytes(8)}))
+
+
 @pytest.mark.parametrize(
     ("numbers", "size"),
     [
