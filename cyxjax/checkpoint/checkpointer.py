@@ -84,8 +84,6 @@ class Checkpointer:
             return
         if not self._async:
             self._write(Snapshot(step, leaves, frozen_meta, metric))
-            if self._unsaved is not None and not is_spread(leaves):  # it may be tried again at the end
-                self._unsaved = self._unsaved._replace(arrays=tree.host_copy(leaves))
             self._raise_after_failures()
             return
         written = {name: leaf for name, leaf in leaves.items() if self._store.is_writer or is_share(leaf)}

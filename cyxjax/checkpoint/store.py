@@ -118,7 +118,9 @@ class StepStore:
             yield folder
 
     def metrics(self) -> dict[int, float | None]:
-        """Metric by step, of steps with a readable manifest; None if the newest has a different metric."""
+        """Metric by step, of steps with a readable manifest; None for a step without one, or whose metric is
+        not that of the newest step.
+        """
         found: dict[int, float | None] = {}
         measured: list[str] = []
         for step in reversed(list_steps(self.directory)):

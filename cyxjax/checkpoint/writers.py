@@ -2,7 +2,8 @@
 
 open: the first process creates the private folder -> each process writes its own file, leaf by leaf, and a
 note about its contents -> publish: the first process joins the notes to the manifest and renames the folder.
-After each of these phases all processes receive all failures, so that all continue or all give up.
+After each of these phases all processes receive all failures, so that all continue or all give up. The notes
+are files because an exchange sends all of them to every process: 11 MB for 2,000 leaves of 64 processes.
 """
 
 import json

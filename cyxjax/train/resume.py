@@ -176,7 +176,10 @@ def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
 
 
 def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: RunState) -> None:
-    """Saves `moment` as the only step of the folder `path`. Raises: CheckpointError if it cannot."""
+    """Saves `moment` as the newest step of the folder `path`, where only the best older step is kept.
+
+    Raises: CheckpointError if it cannot.
+    """
     stored = portable.to_portable(moment.state, program.sync, plan.group.mesh)
     together = is_spread(dict(named_leaves(stored)))
     with open_checkpoints(

@@ -84,7 +84,7 @@ def newest_to_go_back_to(
 ) -> int | None:
     """The newest step with a checkpoint that is `good_step` or before, and counts.
 
-    If there is none, the step after it, whose update may have caused the spike; None without that one either.
+    Without one, the step after it, though its update may have caused the spike; else None.
     """
     steps = []
     for step in checkpointer.steps():

@@ -199,9 +199,9 @@ class DistributedTrainer:
         self._run.warn_if_untrained(call)
 
     def save_checkpoint(self, path: str) -> None:
-        """Saves everything that the next step depends on to the checkpoint folder `path`; rank 0 writes it.
-        All ranks must call it if the strategy keeps a part of the state on each (zero1, local_sgd, ...).
-        Raises: CheckpointError if it cannot be written.
+        """Saves everything that the next step depends on in the folder `path`, and deletes the older steps
+        there but for the best, also those of a run (`./checkpoints`). Rank 0 writes; all ranks must call it
+        where each keeps a part of the state (zero1, ...). Raises: CheckpointError if it cannot be written.
         """
         resume.save_at(path, self.plan, self.program, self._run, self.run_state)
 

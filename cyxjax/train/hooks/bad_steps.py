@@ -61,8 +61,8 @@ class TerminateOnNaN(SavingHook):
         if not bool(local_value(_are_finite(moment.state.params))):
             raise NonFiniteError(
                 f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
-                "gradient was not finite, though the loss was. HINT: on_nonfinite=skip leaves such steps "
-                "out; look for roots and logarithms of 0 in the loss.",
+                "gradient was not finite, though the loss was. HINT: look for roots and logarithms of 0 in "
+                "the loss; in a new run (init_from) on_nonfinite=skip leaves such steps out.",
                 moment.position,
             )
 
