@@ -3,15 +3,35 @@
 Only this module uses orbax. One process reads and writes alone, without orbax's barriers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cyxjax.checkpoint.arrays import Entry, write_file
+from cyxjax.checkpoint.arrays import Entry, StoredArrays, write_file
+from cyxjax.checkpoint.manifest import Leaf, Manifest
 from cyxjax.errors import CheckpointError
 from cyxjax.files import readable, replacing
+
+Shape = tuple[int, ...]
+_IN_ROWS = ("local_sgd", "diloco")  # strategies whose replicas have parameters of their own
+
+
+def read_of(manifest: Manifest, stored: StoredArrays, leaf: Leaf) -> tuple[Shape, Callable[[], np.ndarray]]:
+    """(shape, how to read it) of a leaf as others use it: where each replica has parameters of its own, a row
+    each, their mean.
+    """
+    read = partial(stored.whole, leaf.name)
+    if leaf.name.split("/")[0] != "params" or manifest.meta.get("config", {}).get("comm") not in _IN_ROWS:
+        return leaf.shape, read
+
+    def mean() -> np.ndarray:
+        rows = read()
+        return rows.mean(0, dtype=np.result_type(rows.dtype, np.float32)).astype(rows.dtype)
+
+    return leaf.shape[1:], mean
 
 
 def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str, str]) -> None:

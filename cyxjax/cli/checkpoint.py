@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from cyxjax.checkpoint.folders import (
     remove_aside,
     step_folder,
 )
-from cyxjax.checkpoint.manifest import find_problems, read_manifest
+from cyxjax.checkpoint.manifest import Leaf, find_problems, read_manifest
 from cyxjax.checkpoint.run_lock import locked
 from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run
@@ -159,7 +160,7 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
 
 def _export(directory: Path, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.arrays import Entry
-    from cyxjax.checkpoint.exporting import to_orbax, to_safetensors
+    from cyxjax.checkpoint.exporting import read_of, to_orbax, to_safetensors
     from cyxjax.checkpoint.restoring import open_step
 
     manifest, stored = open_step(directory, given.step)
@@ -169,13 +170,19 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
     if not wanted:
         known = ", ".join(sorted({leaf.name.split("/")[0] for leaf in manifest.leaves}))
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
+    arrays = {name: read_of(manifest, stored, leaf) for name, leaf in wanted.items()}
+
+    def entry_of(name: str, leaf: Leaf) -> Entry:
+        shape, read = arrays[name]
+        blocks = partial(stored.blocks, name) if shape == leaf.shape else lambda: [read()]
+        return Entry(shape, leaf.numpy_dtype, blocks)
+
+    entries = {name: entry_of(name, leaf) for name, leaf in wanted.items()}
     if given.to == "orbax":
-        to_orbax(given.file, {name: stored.whole(name) for name in wanted})
+        to_orbax(given.file, {name: read() for name, (_, read) in arrays.items()})
     else:
-        blocks = {name: partial(stored.blocks, name) for name in wanted}
-        entries = {name: Entry(leaf.shape, leaf.numpy_dtype, blocks[name]) for name, leaf in wanted.items()}
         to_safetensors(given.file, entries, {"cyxjax_step": str(step)})
-    num_bytes = sum(leaf.num_bytes for leaf in wanted.values())
+    num_bytes = sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries.values())
     print(f"step {step}: {len(wanted)} arrays, {num_bytes / 1e6:.2f} MB -> {given.file}")
     return EXIT_OK
 

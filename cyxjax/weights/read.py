@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import safe_open
 
 from cyxjax.checkpoint.arrays import NATIVE, StoredArrays
-from cyxjax.checkpoint.exporting import read_tree
+from cyxjax.checkpoint.exporting import read_of, read_tree
 from cyxjax.checkpoint.folders import ARRAYS, list_steps
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, dtype_of, find_problems, read_manifest
 from cyxjax.checkpoint.restoring import open_step
@@ -61,11 +61,9 @@ def _of_checkpoint(folder: Path) -> dict[str, Stored]:
 
 
 def _of_state(manifest: Manifest, stored: StoredArrays) -> dict[str, Stored]:
-    return {
-        leaf.name: Stored(leaf.shape, leaf.numpy_dtype, lambda name=leaf.name: stored.whole(name))  # type: ignore[misc]
-        for leaf in manifest.leaves
-        if leaf.name.split("/")[0] in ("params", "model_state")
-    }
+    kept = [leaf for leaf in manifest.leaves if leaf.name.split("/")[0] in ("params", "model_state")]
+    found = [(leaf, *read_of(manifest, stored, leaf)) for leaf in kept]
+    return {leaf.name: Stored(shape, leaf.numpy_dtype, read) for leaf, shape, read in found}
 
 
 def _of_file(path: Path) -> Weights:

@@ -9,6 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps
+from cyxjax.cli.checkpoint import main as export
 from cyxjax.errors import CheckpointError, ConfigError, OtherStateError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.reporting import audit_of
@@ -104,6 +105,15 @@ def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
     with refused("init_from", f"{saved}/other"):
         one.fit(*DATA, config(init_from=saved + "/other"))
     assert one.fit(*DATA, config()).num_steps == 18
+
+
+@pytest.mark.parametrize("comm", ["local_sgd", "diloco"])
+def test_what_continues_from_replicas_with_parameters_of_their_own_takes_their_mean(comm, tmp_path):
+    folder, file = str(tmp_path / "c"), tmp_path / "m.safetensors"
+    one = fitted(epochs=1, comm=comm, checkpoint_dir=folder, checkpoint_every_n_epochs=1)
+    assert export(["export", folder, str(file)]) == 0
+    for source in (folder, str(file)):
+        assert same_bits(fitted(options=STILL, epochs=1, init_from=source).params, one.params)
 
 
 def test_a_second_fit_has_its_own_max_steps_and_precision(as_users_promote):
