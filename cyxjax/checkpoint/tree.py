@@ -130,6 +130,8 @@ def _copy(leaf: Any) -> Any:
         if leaf.is_whole:
             return elements.reshape(leaf.shape)
         return HostShare(tuple(leaf.shape), np.dtype(leaf.dtype), leaf.start, leaf.stop, elements)
-    # From a CPU device numpy gets a view of the buffer that donation reuses; from other devices a copy.
-    is_copied = hasattr(leaf, "devices") and all(device.platform != "cpu" for device in leaf.devices())
-    return host_value(leaf) if is_copied else np.array(host_value(leaf))
+    # From a device's own memory numpy gets a copy; from that of a CPU, or of the host where a GPU's offloaded
+    # state is kept, it may get a view of the buffer that donation reuses.
+    on_host = getattr(getattr(leaf, "sharding", None), "memory_kind", None) == "pinned_host"
+    on_cpu = not hasattr(leaf, "devices") or any(device.platform == "cpu" for device in leaf.devices())
+    return np.array(host_value(leaf)) if on_host or on_cpu else host_value(leaf)

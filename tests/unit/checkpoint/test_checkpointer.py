@@ -6,6 +6,7 @@ import shutil
 import stat
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -171,6 +172,21 @@ def test_a_save_that_is_waited_for_holds_one_leaf_on_the_host_at_a_time(tmp_path
     assert [count for _, count in held] == others
     whole = dict.fromkeys("abc", rows)
     assert_same_bits(Checkpointer(tmp_path).restore(whole).state, whole)
+
+
+@pytest.mark.parametrize(("memory", "is_view"), [("pinned_host", False), ("device", True)])
+def test_what_a_gpu_keeps_in_the_host_s_memory_is_copied_too(memory, is_view):
+    class Leaf:
+        buffer, sharding = np.zeros(2), SimpleNamespace(memory_kind=memory)
+
+        def devices(self):
+            return [SimpleNamespace(platform="gpu")]
+
+        def __array__(self, dtype=None, copy=None):
+            return self.buffer
+
+    copied = tree.host_copy({"mu": Leaf()})["mu"]
+    assert np.shares_memory(copied, Leaf.buffer) == is_view
 
 
 def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):
