@@ -163,7 +163,7 @@ def _is_set(one: _Variable) -> bool:
     if now is pushed:
         return False
     if jax.tree.map(np.shape, now) != jax.tree.map(np.shape, pushed):
-        return one.is_param  # what a call sows into a variable grows, and is no state of the model
+        return True
     pairs = zip(jax.tree.leaves(now), jax.tree.leaves(pushed), strict=True)
     return any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs)
 

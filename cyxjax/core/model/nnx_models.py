@@ -71,21 +71,21 @@ def draw_missing_values(module: nnx.Module) -> None:
             part.ensure_values()
 
 
-def is_sown(path: Any, variable: Any) -> bool:
-    """Whether a variable of a module is no state: `sow` makes a tuple, which grows with each call."""
-    return isinstance(variable.get_value(), tuple)
+def is_sown(path: Any, leaf: Any) -> bool:
+    """Whether a call sowed this leaf of a module: an intermediate value, or a tuple of losses."""
+    return isinstance(leaf, nnx.Intermediate) or (_is_loss(leaf) and isinstance(leaf.get_value(), tuple))
+
+
+def _is_loss(leaf: Any) -> bool:
+    """Whether the type of this leaf of a module is named for losses (`AuxLoss`)."""
+    return holds_losses(_CAPITAL.sub("_", type(leaf).__name__).lower())
 
 
 def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:
-    """(type, value) of the new variables after a call whose type is named for losses (`AuxLoss`)."""
+    """(type, value) of the losses among the new variables after a call."""
     known = {path for path, _ in nnx.to_flat_state(rest)}
-    found = [(type(v).__name__, v) for path, v in nnx.to_flat_state(after) if path not in known]
-    return [
-        (name, leaf)
-        for name, v in found
-        if holds_losses(_CAPITAL.sub("_", name).lower())
-        for leaf in jax.tree.leaves(v.get_value())
-    ]
+    found = [v for path, v in nnx.to_flat_state(after) if path not in known and _is_loss(v)]
+    return [(type(v).__name__, leaf) for v in found for leaf in jax.tree.leaves(v.get_value())]
 
 
 def _filled(template: nnx.State, values: PyTree) -> nnx.State:

@@ -125,6 +125,27 @@ def test_what_an_nnx_module_of_two_inputs_sows_is_a_loss_in_training_or_nothing(
     assert fns.apply(params, state, (x, x), KEY, False)[0].shape == (4, 3)
 
 
+class Carrying(nnx.Module):
+    """Has a plain array, and a variable that holds a tuple."""
+
+    def __init__(self, frequencies):
+        self.frequencies, self.carry = frequencies, nnx.Variable((jnp.zeros(3), jnp.ones(3)))
+
+    def __call__(self, x):
+        h, c = self.carry.get_value()
+        self.carry.set_value((h + 1, c))
+        return x * self.frequencies[None]
+
+
+@pytest.mark.parametrize("array", [np.arange(2.0, dtype=np.float32), jnp.arange(2.0)])
+def test_plain_arrays_and_tuples_of_an_nnx_module_are_state(array):
+    fns, x = adapt(Carrying(array)), jnp.ones((4, 2))
+    params, state = fns.init(KEY, x)
+    output, after = fns.apply(params, state, x, KEY, True)
+    assert (output[0].tolist(), after["frequencies"].tolist()) == ([0, 1], [0, 1])
+    assert [float(one[0]) for one in after["carry"]] == [1, 1]
+
+
 def test_a_bound_module_keeps_its_values():
     variables = linen.Dense(3).init(jax.random.key(9), jnp.ones((1, 2)))
     params, _ = adapt(linen.Dense(3).bind(variables)).init(KEY, jnp.ones((1, 2)))

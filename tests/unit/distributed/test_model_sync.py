@@ -78,6 +78,13 @@ def test_what_was_read_of_an_nnx_module_outlives_the_next_step():
     assert np.abs(np.asarray(model.dense.kernel[...]) - kernel).max() > 0
 
 
+def test_a_state_set_to_another_shape_is_the_wrappers():
+    model = Flax()
+    ddp = wrap(model)
+    model.seen.set_value(np.zeros(3, np.float32))
+    assert ddp.state_dict()["model_state"]["seen"].shape == (3,)
+
+
 def test_values_set_in_the_model_are_the_wrappers(model):
     ddp = wrap(model)
     ddp.eval()
