@@ -48,14 +48,15 @@ class DistributedTrainingConfig(Strict):
     seed: Numbers[int] = Field(default=42, ge=0, lt=2**32)
     """Determines the initial parameters, the order of samples, dropout and augmentation."""
     drop_last: Numbers[bool] = False
-    """Skip the last batch if it is not full (loaders: each step with fewer samples than the first); otherwise
+    """Skip the last batch if it is not full (loaders: batches with fewer samples than the first); otherwise
     it is padded, and the padding has zero weight."""
     validation_split: Numbers[float] = Field(default=0.0, ge=0, lt=1)
     """Fraction of the training data to validate on if none is given; loaders of others are not split."""
     num_workers: Speed[int] = Field(default=0, ge=0, le=1024)
     """Number of threads that read samples from datasets with `__getitem__`."""
     prefetch: Speed[int] = Field(default=2, ge=0, le=10_000)
-    """Number of batches prepared in advance."""
+    """Number of batches prepared in advance. A loader is read at least one batch ahead, so that its last step
+    is known."""
 
     precision: Arrays[str] = "float32"
     """float32, bfloat16, float16, or a policy such as params=float32,compute=bfloat16,output=float32."""

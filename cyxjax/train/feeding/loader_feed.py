@@ -38,9 +38,10 @@ class LoaderReader:
     """The steps of a loader, from any position on.
 
     An epoch is one pass over the loader, or `steps_per_epoch` steps of repeated passes, read on across
-    epochs. first: the batches of this process's first step, to whose size batches are padded; with weight 0
-    they stand for the steps after this rank's last sample. (): as in the first batch read. drop_last: steps
-    with fewer samples than the first are left out.
+    epochs. first: the batches of this process's first step. Batches are padded to the size of the first one;
+    (): to that of the first batch read. A rank that has run out before it read anything repeats them with
+    weight 0. drop_last: leaves out batches with fewer samples than the first one, and steps for which a
+    rank has too few batches.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class LoaderReader:
     ):
         self._loader, self._local, self._positions = loader, local, positions
         self._size = -(-rows_of(first[0]) // local) if first else 0
-        self._least = sum(map(rows_of, first)) if drop_last else 0
-        empty = [LoaderBatch(jax.tree.map(lambda a: a[:1], pair), range(0), None) for pair in first]
-        self._padding = _deal(empty, local, accumulation, self._size) if empty else None
+        self._least = rows_of(first[0]) if first and drop_last else 0
+        self._padding: HostBatch | None = None
+        if first and jax.process_count() > 1:
+            empty = [LoaderBatch(jax.tree.map(lambda a: a[:1], pair), range(0), None) for pair in first]
+            self._padding = _deal(empty, local, accumulation, self._size)
         self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
         self._ahead: Generator[HostBatch, None, None] | None = None
         self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
@@ -100,8 +103,8 @@ class LoaderReader:
         self.close()
         if not done:
             raise DataError(
-                f"the loader gave no batch in epoch {position.epoch + 1}. HINT: let each pass over it start "
-                "over."
+                f"the loader gave no step in epoch {position.epoch + 1}{_without(self._least)}. HINT: let "
+                "each pass over it start over."
             )
 
     def close(self) -> None:
@@ -117,21 +120,21 @@ class LoaderReader:
         place = None if known is None else known.place
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
-            batches = one_pass(self._loader, place)
-        else:
-            batches = passes(self._loader, place)
-        self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
-        padding = self._padding and self._padding._replace(place=place)
-        hosts = agreed(self._ahead, padding, self._least)
-        if self._steps_per_epoch is None:
-            self._batches = with_last(hosts)
-        else:
-            self._batches = ((host, False) for host in hosts)  # passes are repeated without end
+            self._batches = with_last(self._steps(one_pass(self._loader, place, self._least), place))
+        else:  # passes are repeated without end
+            batches = passes(self._loader, place, self._least)
+            self._batches = zip(self._steps(batches, place), itertools.repeat(False))
         if known is not None:
             return known.samples
         for _ in range(position.epoch * (self._steps_per_epoch or 0)):
             next(self._batches)
         return 0
+
+    def _steps(self, batches: Iterator[LoaderBatch], place: Any) -> Iterator[HostBatch]:
+        """`batches`, which are read from `place` on, as the steps of all ranks."""
+        self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
+        padding = self._padding and self._padding._replace(place=place)
+        return agreed(self._ahead, padding, self._least * self._accumulation)
 
 
 def with_last(batches: Iterable[HostBatch]) -> Iterator[tuple[HostBatch, bool]]:
@@ -145,17 +148,21 @@ def with_last(batches: Iterable[HostBatch]) -> Iterator[tuple[HostBatch, bool]]:
         yield held, True
 
 
-def one_pass(loader: Iterable[Any], place: Any = None) -> Iterator[LoaderBatch]:
-    """A pass over `loader`, from `place` on. Samples of ranks with their own loaders are numbered in turn."""
+def one_pass(loader: Iterable[Any], place: Any = None, least: int = 0) -> Iterator[LoaderBatch]:
+    """A pass over `loader`, from `place` on, without the batches of fewer samples than `least`.
+
+    Samples of ranks with their own loaders are numbered in turn.
+    """
     reader, rank, ranks = Reader(loader, place), jax.process_index(), jax.process_count()
     for pair in reader.pairs():
         own = reader.own()
         own = range(rank, rows_of(pair) * ranks, ranks) if own is None else own
-        yield LoaderBatch(pair, own, reader.place())
+        if rows_of(pair) >= least:
+            yield LoaderBatch(pair, own, reader.place())
 
 
-def passes(loader: Iterable[Any], place: Any = None) -> Iterator[LoaderBatch]:
-    """Repeated passes; `set_epoch` gets the number of each. A place is (number of the pass, the loader's).
+def passes(loader: Iterable[Any], place: Any = None, least: int = 0) -> Iterator[LoaderBatch]:
+    """Repeated `one_pass`; `set_epoch` gets the number of each. A place is (number of the pass, its place).
 
     Raises: DataError if a pass gives nothing.
     """
@@ -163,15 +170,20 @@ def passes(loader: Iterable[Any], place: Any = None) -> Iterator[LoaderBatch]:
     for number in itertools.count(start):
         tell_epoch(loader, number)
         is_empty = within is None
-        for batch in one_pass(loader, within):
+        for batch in one_pass(loader, within, least):
             is_empty = False
             yield batch._replace(place=None if batch.place is None else [number, batch.place])
         if is_empty:
             raise DataError(
-                f"the loader gave nothing in pass {number}; steps_per_epoch needs repeated passes. HINT: let "
-                "its __iter__ start from the beginning, or set max_steps to the steps it has."
+                f"the loader gave nothing in pass {number}{_without(least)}; steps_per_epoch needs "
+                "repeated passes. HINT: let its __iter__ start from the beginning, or set max_steps to the "
+                "steps it has."
             )
         within = None
+
+
+def _without(least: int) -> str:
+    return f" (drop_last leaves out batches of fewer than {least} samples)" if least else ""
 
 
 def steps(
@@ -179,7 +191,8 @@ def steps(
 ) -> Iterator[HostBatch]:
     """`accumulation` batches as one step's rows for `local` shares, padded to `size` or as the first.
 
-    `total` counts this process's samples, `places` those of all ranks from the first one of the step.
+    `total` counts this process's samples. `places` count the samples of all ranks, from 0 at the step's
+    first.
     """
     if accumulation > 1:  # a loader may fill the same arrays again for its next batch
         batches = (batch._replace(pair=jax.tree.map(np.array, batch.pair)) for batch in batches)
@@ -243,8 +256,8 @@ def _over_ranks(count: int) -> int:
 
 
 def _then_padding(batches: Iterable[HostBatch], padding: HostBatch | None) -> Iterator[HostBatch | None]:
-    """`batches`, then without end the last of them, or `padding`, with weight 0, and 0 in place of values
-    that are not finite, since 0 * NaN is NaN. None if there is neither.
+    """`batches`, then the last of them again and again, with weight 0; `padding` if there were none; None
+    without either. Values that are not finite become 0, since 0 * NaN is NaN.
     """
     host = padding
     for host in batches:
