@@ -99,7 +99,8 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
     loss = cx.GlobalLoss(without_weight)
     cut = {"epochs": 1, "batch_size": 4, "shuffle": False}
     train, _ = assert_as_by_hand(EMBED(), loss, X[:16], Y[:16], written=without_weight, near=NEAR)
-    trainer(EMBED(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**cut, drop_last=True))
+    for data in ((X[:SAMPLES], Y[:SAMPLES]), (cx.data.Rows([*zip(X, Y, strict=True)]),)):
+        trainer(EMBED(), loss).fit(*data, config(**cut, drop_last=True))
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError, match="training .*19 samples .*8.* weight"):
         trainer(EMBED(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**cut | kept))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cyxjax.core.mesh import REPLICATED, num_replicas
+from cyxjax.core.mesh import REPLICATED, local_replicas, num_replicas
 from cyxjax.core.model.batch_stats import needs_full_batches
 from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.objective.global_loss import of_one_device, sees_whole_batch
@@ -21,7 +21,8 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree, batch_shapes, kind_of
 from cyxjax.data.labels import check_labels, watched
 from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
-from cyxjax.train.feeding.fit_data import FitData, is_loader, unsplit
+from cyxjax.train.feeding.fit_data import FitData, is_loader, stated_batch_size, unsplit
+from cyxjax.train.feeding.loader_feed import rows_of
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import BatchShape
@@ -131,7 +132,7 @@ def check_whole_batch(data: FitData, plan: Plan, sync: Sync) -> None:
 
     Raises: ConfigError naming what splits the batch, or which data end in a short one.
     """
-    loss, step, epoch = plan.recipe.loss, plan.settings.step, plan.settings.reading.epoch
+    loss, step = plan.recipe.loss, plan.settings.step
     cuts = {
         "reproducibility='exact'": step.is_exact,
         f"gradient_accumulation_steps={step.batch.accumulation}": step.batch.accumulation > 1,
@@ -143,10 +144,20 @@ def check_whole_batch(data: FitData, plan: Plan, sync: Sync) -> None:
                 f"{what} computes the parts of a batch apart, but the loss compares samples of all parts. "
                 "HINT: leave it out; remat='full' saves memory."
             )
-    if not (epoch and epoch.drop_last):
+    if _may_be_padded(plan):
         check_full_batches(loss, data.train, step.batch, "training data")
     if data.val is not None:
         check_full_batches(loss, data.val, step.batch, "validation data")
+
+
+def _may_be_padded(plan: Plan) -> bool:
+    """Whether a step of the plan may have padding."""
+    reading, local = plan.settings.reading, len(local_replicas(plan.group.mesh))
+    if reading.epoch is not None:
+        return not reading.drop_last and reading.epoch.num_samples % reading.epoch.global_batch_size != 0
+    rows, stated = rows_of(plan.data.first[0]), stated_batch_size(plan.data.train)
+    # A loader that does not state its batch size may give larger batches than the first.
+    return not reading.drop_last or (local > 1 and (rows != stated or rows % local != 0))
 
 
 def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:
@@ -173,7 +184,7 @@ def check_norms(plan: Plan) -> list[str]:
     """
     fns, inputs = plan.recipe.fns, plan.inputs
     epoch, rows = plan.settings.reading.epoch, plan.settings.step.batch.batch_size
-    if epoch is not None and (epoch.drop_last or epoch.num_samples % epoch.global_batch_size == 0):
+    if not _may_be_padded(plan):
         return []
     batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), inputs)
     key = jax.random.key(0)

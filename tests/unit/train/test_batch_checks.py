@@ -82,6 +82,7 @@ def test_a_norm_that_cannot_tell_padding_takes_full_batches(tmp_path, capfd):
     ghost = cx.DistributedTrainer(InGroups(), "mse", cx.SGDOptimizer(0.1))
     for rows, options in ((8, {}), (9, {"drop_last": True})):
         ghost.fit(X[:rows], X[:rows], config(epochs=1, **options))
+    ghost.fit(batches(X[:8], X[:8], 4), config(epochs=1, drop_last=True))
     assert capfd.readouterr().err == ""
     saving = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError, match="drop_last"):
