@@ -35,8 +35,8 @@ class DatasetInfo:
             "num_classes": int(self.num_classes),
             "input_shape": tuple(map(int, self.input_shape)),
             "vocabulary": self.vocabulary or "",
-            "class_names": tuple(map(str, self.class_names)),
-            "column_names": tuple(map(str, self.column_names)),
+            "class_names": tuple(map(str, () if self.class_names is None else self.class_names)),
+            "column_names": tuple(map(str, () if self.column_names is None else self.column_names)),
         }
         for name, value in stored.items():
             object.__setattr__(self, name, value)

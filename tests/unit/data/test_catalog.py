@@ -369,8 +369,8 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
 @pytest.mark.parametrize(
     "given",
     [
-        {"class_names": (0, 1, 2)},
-        {"task": "segmentation", "vocabulary": None},
+        {"class_names": np.arange(3), "column_names": None},
+        {"task": "segmentation", "vocabulary": None, "class_names": None},
         {"num_classes": np.int64(3), "input_shape": np.array([4]), "column_names": range(4)},
     ],
 )
