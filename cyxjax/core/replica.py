@@ -51,8 +51,8 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
     def mapped(*args: Any) -> Any:
         # Empty arrays are created inside: XLA of jaxlib 0.11.2 crashes (SIGSEGV, in compile) if one of
         # several arguments of a map is empty. Its zero_sized_hlo_elimination replaces it by a constant, which
-        # has no sharding for the partitioner. Only then are trees rebuilt with None as leaves: a registered
-        # class may read the shapes of its arrays.
+        # has no sharding for the partitioner. Trees are rebuilt, with None as leaves, only in that case: a
+        # registered class may read the shapes of its arrays.
         has_empty = any(0 in jnp.shape(a) for a in jax.tree.leaves(args))
 
         def run(*entered: Any) -> Any:

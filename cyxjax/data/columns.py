@@ -84,7 +84,7 @@ def map_leaves(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def as_array(leaf: Any) -> Any:
     """A numpy array that shares the memory of `leaf` if possible; memmaps are returned unchanged. An array of
-    the other byte order is copied.
+    the other byte order is copied, a memmap into memory.
 
     Raises: DataError like `refuse_words`, and for a masked array.
     """

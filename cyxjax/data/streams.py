@@ -184,8 +184,8 @@ def as_rows(data: Any) -> Rows | None:
     if isinstance(data, Rows):
         if isinstance(data.source, Iterator):
             raise DataError(
-                f"Rows of {type(data.source).__name__}, which can be read only once; expected a stream that "
-                "starts over. HINT: pass an object whose __iter__ starts from the beginning."
+                f"Rows of {type(data.source).__name__}, which is an iterator; expected a stream that starts "
+                "over. HINT: pass an object whose __iter__ makes a new iterator."
             )
         return data
     torch_data = sys.modules.get("torch.utils.data")
@@ -230,7 +230,8 @@ class RowBatches:
 class _RowPass:
     """One pass. Without a state of the stream, its position is a number of samples to skip.
 
-    Ranks that share the stream get equally many rows: the last one of a rank may be another rank's sample.
+    Ranks that share the stream get equally many rows: one that has no sample for its last row gets another
+    rank's.
     own: the places of this rank's samples among those that all ranks read for the last batch; `own.stop` is
     their number. None if the stream is not shared.
     """

@@ -16,16 +16,7 @@ from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import unchanged
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.stop_reasons import CALLBACK
-from cyxjax.train.hooks.hook import (
-    EpochInfo,
-    Fed,
-    Feed,
-    Hook,
-    Position,
-    RunState,
-    overriding,
-    stops,
-)
+from cyxjax.train.hooks.hook import EpochInfo, Fed, Feed, Hook, Position, RunState, overriding, stops
 from cyxjax.train.program import Program
 from cyxjax.train.settings import Evaluations
 
@@ -85,8 +76,18 @@ def fit(
     while moment.position.epoch < epochs and not stop:
         first = moment.position
         moment, last, to_evaluate, stop, save = _epoch(
-            *(program, feed, moment, hooks, in_flight, at_once, evaluations, to_evaluate, max_steps),
-            *(follow, look, wish),
+            program,
+            feed,
+            moment,
+            hooks,
+            in_flight,
+            at_once,
+            evaluations,
+            to_evaluate,
+            max_steps,
+            follow,
+            look,
+            wish,
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
@@ -136,7 +137,8 @@ def _epoch(
     look: Callable[[np.ndarray], None],
     wish: Wish,
 ) -> tuple[RunState, bool, bool, bool, bool]:
-    """The rest of the epoch: (moment, whether the feed marked a last step, to evaluate, to stop, to save)."""
+    """Trains the rest of the epoch. Returns (moment, whether its last step was reached, whether an evaluation
+    is due, to stop, to save)."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array, Any]] = deque()
     stop = save = last = False

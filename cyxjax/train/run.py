@@ -106,7 +106,8 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
 
     def once(begin: RunState) -> RunState:
         place, going_back = begin.position, begin is not start
-        # The run's own checkpoints, and those made after an epoch, have the evaluations up to their step.
+        # A rollback goes back to a checkpoint of this run, which is saved after the evaluation of its step;
+        # one made after an epoch has it too. A callback may save before it.
         evaluated = going_back or not place.step_in_epoch or place.step in fit.run.history.val_steps
         begin_callbacks(hooks, fit, place.step)
         with translated(OutOfMemoryError):

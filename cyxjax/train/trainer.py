@@ -169,8 +169,8 @@ class DistributedTrainer:
         self, X: Any, y: Any = None, *, batch_size: int | None = None, max_batches: int | None = None
     ) -> dict[str, Any]:
         """Returns all metrics by name: numbers, or an array for a confusion matrix. The data are as in
-        `evaluate`, or a loader. max_batches: stop after this many batches (of a stream: of 256 samples per
-        process).
+        `evaluate`, or a loader. max_batches: the most batches to evaluate; a stream's have 256 samples per
+        process.
 
         Every rank passes the same samples, or a loader of its share. Raises: DesyncError if samples differ.
         """

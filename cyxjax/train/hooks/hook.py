@@ -96,9 +96,11 @@ class Hook:
         """Called after an evaluation within an epoch; `info.train` is still empty."""
 
     def next_state(self, info: EpochInfo, state: TrainState) -> TrainState:
-        """Returns the state to continue from, after its `on_epoch` or `on_evaluation`; the same on all ranks.
+        """Returns the state to continue from. Called right after this hook's own `on_epoch` or
+        `on_evaluation`; the same on all ranks.
 
-        Callbacks that override this come before the others, whose `save_checkpoint` then stores that state.
+        Callbacks that override it are called before all others, so that a checkpoint which another callback
+        saves holds the new state.
         """
         return state
 

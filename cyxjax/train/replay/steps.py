@@ -98,8 +98,8 @@ def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> N
     print(f"Running again from step {start}.")
     for callback in overriding(trainer.callbacks, "next_state"):
         print(
-            f"{type(callback).__name__} is not repeated: what it changed after step {start}, such as the "
-            "learning rate, stays as it was there."
+            f"{type(callback).__name__} is not called in a replay: changes that it made after step {start}, "
+            "for example to the learning rate, are missing."
         )
 
 

@@ -78,7 +78,7 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, printed):
     assert len(box.sample_ids) == 16
     assert folder.stat().st_mode & 0o077 == 0
     shown = printed(steps.main, folder)
-    assert shown.splitlines()[1].startswith("ReduceLROnPlateau is not repeated")
+    assert shown.splitlines()[1].startswith("ReduceLROnPlateau ")
     assert "EarlyStopping" not in shown
     for part in (
         f"Replayed: step {box.step} is the first that is not finite: loss {box.loss}",
