@@ -159,13 +159,9 @@ class ModelSync:
 
 def _is_set(one: _Variable) -> bool:
     """Whether its value is not what was pushed; nnx's transformations leave new arrays of the same bits."""
-    now, pushed = one.variable.get_raw_value(), one.pushed
-    if now is pushed:
-        return False
-    if jax.tree.map(np.shape, now) != jax.tree.map(np.shape, pushed):
-        return True
-    pairs = zip(jax.tree.leaves(now), jax.tree.leaves(pushed), strict=True)
-    return any(np.asarray(a).tobytes() != np.asarray(b).tobytes() for a, b in pairs)
+    bits = lambda value: [(np.shape(a), np.asarray(a).tobytes()) for a in jax.tree.leaves(value)]  # noqa: E731
+    now = one.variable.get_raw_value()
+    return now is not one.pushed and bits(now) != bits(one.pushed)
 
 
 def _name(path: tuple) -> str:
