@@ -30,12 +30,8 @@ class SavedModel(NamedTuple):
         Raises: ConfigError if `build_model` does not know the architecture.
         """
         built = adapt(build_model(self.architecture))
-
-        def init(key: jax.Array, inputs: Any) -> tuple[Any, Any]:
-            jax.eval_shape(built.init, key, inputs)  # finds the collections that the model sows into
-            return jax.tree.map(jax.numpy.array, (self.params, self.model_state))
-
-        return built._replace(init=init)
+        values = (self.params, self.model_state)
+        return built._replace(init=lambda key, inputs: jax.tree.map(jax.numpy.array, values))
 
 
 def load_model(path: str | PathLike[str]) -> SavedModel:

@@ -37,7 +37,6 @@ def from_linen(module: linen.Module) -> ModelFns:
     """
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
-    sown: set[str] = set()
 
     def values(key: jax.Array, inputs: PyTree) -> PyTree:
         keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
@@ -52,22 +51,30 @@ def from_linen(module: linen.Module) -> ModelFns:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
         drawn = values_of(key, inputs) if traced else draw(values_of, key, inputs)
-        sown.update(_sown_collections(drawn))
-        variables = {name: kept for name, kept in {**drawn, **held}.items() if name not in sown}
+        variables = {**drawn, **held}
+        for name in _sown_collections(variables):
+            del variables[name]
         return variables.pop("params", {}), variables
 
     def apply(params: PyTree, model_state: PyTree, inputs: PyTree, key: jax.Array, train: bool) -> Any:
-        variables = {"params": params, **model_state}
-        losses = [name for name in sorted(sown) if holds_losses(name)] if train else []
-        mutable = [*model_state, *losses] if train else []
-
         called, (args, named) = _called(module, inputs, key, train)
-        call = partial(called.apply, variables, *args, mutable=mutable, **named)
-        with translated(), linen.intercept_methods(_batch_norm):
-            output, new_state = _with_streams(lambda rngs: call(rngs=rngs), key)
-        if own := [(name, leaf) for name in losses for leaf in jax.tree.leaves(new_state.get(name, ()))]:
+
+        def run(mutable: Any) -> tuple[Any, PyTree]:
+            variables = {"params": params, **model_state}
+            call = partial(called.apply, variables, *args, mutable=mutable, **named)
+            with translated(), linen.intercept_methods(_batch_norm):
+                return _with_streams(lambda rngs: call(rngs=rngs), key)
+
+        if not train:
+            return run([])[0], model_state
+        output, after = run(linen.DenyList(["params", "intermediates"]))
+        new = after.keys() - model_state.keys()
+        losses = sorted(filter(holds_losses, new))
+        if new - _sown_collections(after):  # state that `init` did not make: flax refuses it
+            output, after = run([*model_state, *losses])
+        if own := [(name, leaf) for name in losses for leaf in jax.tree.leaves(after[name])]:
             output = Sown(output, sum_of_sown(own, inputs))
-        return output, model_state | {name: new_state[name] for name in model_state if train}
+        return output, {name: after[name] for name in model_state}
 
     # Found by the name of the field: flax does not record what `nn.remat` wraps.
     return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)
@@ -95,7 +102,7 @@ def _in_mode(module: linen.Module, train: bool) -> linen.Module:
 
 
 def _sown_collections(variables: PyTree) -> set[str]:
-    """Names of the collections that modules sow into: those for losses, and those that hold tuples."""
+    """Names of the collections that modules sow into: `intermediates`, losses, those that hold tuples."""
 
     def is_sown(leaf: Any) -> bool:
         return type(leaf) is tuple
@@ -103,7 +110,9 @@ def _sown_collections(variables: PyTree) -> set[str]:
     return {
         name
         for name, tree in variables.items()
-        if holds_losses(name) or any(map(is_sown, jax.tree.leaves(tree, is_leaf=is_sown)))
+        if name == "intermediates"
+        or holds_losses(name)
+        or any(map(is_sown, jax.tree.leaves(tree, is_leaf=is_sown)))
     }
 
 

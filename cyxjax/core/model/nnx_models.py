@@ -98,7 +98,13 @@ def _filled(template: nnx.State, values: PyTree) -> nnx.State:
 def _rekeyed(keys: nnx.State, key: jax.Array) -> nnx.State:
     """The model's random streams with keys from this step's key: draws depend on nothing else."""
     leaves, tree = jax.tree.flatten(keys)
-    return jax.tree.unflatten(tree, [jax.random.fold_in(key, i) for i in range(len(leaves))])
+
+    def own(i: int, old: jax.Array) -> jax.Array:
+        new = jax.random.fold_in(key, i)
+        # Layers stacked by `nnx.split_rngs` and `nnx.vmap` hold a key for each layer.
+        return jax.random.split(new, old.shape) if old.shape else new
+
+    return jax.tree.unflatten(tree, [own(i, old) for i, old in enumerate(leaves)])
 
 
 class WeightedBatchNorm(nnx.BatchNorm):

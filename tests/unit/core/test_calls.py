@@ -62,22 +62,27 @@ class Experts(linen.Module):
     """Sows a loss per sample, a running count, and a value to inspect."""
 
     shape: str = "rows"
+    also_init: bool = True  # False: sows in training only
 
     @linen.compact
-    def __call__(self, x):
+    def __call__(self, x, train=False):
         seen = self.variable("counters", "seen", lambda: jnp.int32(0))
         if not self.is_initializing() and self.is_mutable_collection("counters"):
             seen.value = seen.value + 1
         y = linen.Dense(3)(x)
         loss = 0.5 * jnp.square(y).sum(-1)
-        self.sow("losses", "balance", loss if self.shape == "rows" else loss.mean())
-        self.sow("intermediates", "y", y)
-        self.sow("seen", "y", y)
+        if train or self.also_init:
+            self.sow("losses", "balance", loss if self.shape == "rows" else loss.mean())
+            self.sow("intermediates", "y", y)
+            self.sow("seen", "y", y)
+        if train:
+            self.sow("largest", "y", y, init_fn=lambda: 0.0, reduce_fn=jnp.maximum)
         return y
 
 
-def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state():
-    fns, x = adapt(Experts()), jnp.ones((4, 2))
+@pytest.mark.parametrize("also_init", [True, False])
+def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state(also_init):
+    fns, x = adapt(Experts(also_init=also_init)), jnp.ones((4, 2))
     params, state = fns.init(KEY, x)
     assert set(state) == {"counters"}
     output, after = fns.apply(params, state, x, KEY, True)
@@ -87,10 +92,8 @@ def test_what_is_sown_is_a_loss_or_nothing_and_counters_are_state():
     plain, same = fns.apply(params, state, x, KEY, False)
     assert plain.shape == (4, 3)
     assert int(same["counters"]["seen"]) == 0
-    scalar = adapt(Experts("mean"))
-    scalar.init(KEY, x)
     with pytest.raises(DataError, match="'losses'"):
-        scalar.apply(params, state, x, KEY, True)
+        adapt(Experts("mean")).apply(params, state, x, KEY, True)
 
 
 def test_a_collection_of_losses_is_told_by_its_last_word():
@@ -130,6 +133,26 @@ def test_what_an_nnx_module_of_two_inputs_sows_is_a_loss_in_training_or_nothing(
     assert set(after) == set(state) == {"host", "device", "carry"}  # arrays and a tuple are no sown values
     assert [one.tolist() for one in after["carry"]] == [[2, 2], [1, 1]]
     assert fns.apply(params, state, (x, x), KEY, False)[0].shape == (4, 3)
+
+
+class Stacked(nnx.Module):
+    """Two layers of dropout in one module with a dimension over layers; returns the mask of each."""
+
+    def __init__(self, rngs):
+        layer = lambda rngs: nnx.Dropout(0.5, rngs=rngs)  # noqa: E731
+        self.layers = nnx.split_rngs(splits=2)(nnx.vmap(layer))(rngs)
+
+    def __call__(self, x):
+        run = nnx.scan(lambda x, layer: (x, layer(x)), in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        return run(x, self.layers)[1].swapaxes(0, 1)
+
+
+def test_layers_that_nnx_stacks_draw_from_their_own_keys():
+    fns, x = adapt(Stacked(nnx.Rngs(0))), jnp.ones((4, 16))
+    first, again, other = (fns.apply({}, {}, x, jax.random.key(seed), True)[0] for seed in (0, 0, 1))
+    assert (first == again).all()
+    for drawn in (other[:, 0], first[:, 1]):
+        assert (first[:, 0] != drawn).any()
 
 
 def test_a_bound_module_keeps_its_values():
