@@ -104,11 +104,12 @@ class DistributedDataParallel:
             return view.cut_rows(run(here.params, here.model_state, placed), rows)
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
-        draw = facade.Draw(here.key, here.step, np.int32(since.num_forwards), first)
+        draw = facade.Draw(here.key, here.step, np.int32(since.num_rows), first)
         run = self._forward(autocast_dtype(), since.carried is None, rows % self._local.size > 0)
         weight = view.row_weight(rows, self._local)
         output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
-        since.output, since.num_forwards = view.cut_rows(output, rows), since.num_forwards + 1
+        since.output = view.cut_rows(output, rows)
+        since.num_rows += len(weight) // self._local.size
         makers.note(since.output, self)
         return since.output
 

@@ -58,7 +58,8 @@ class Gathered:
     """After the reduction; replicated."""
     are_finite: bool | None = None
     """Of `mean_grads`, once they were unscaled."""
-    num_forwards: int = 0
+    num_rows: int = 0
+    """Of a replica, in all forward passes."""
 
 
 class HeldState:

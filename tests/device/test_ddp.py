@@ -96,6 +96,12 @@ def test_a_step_is_three_dispatches_and_nothing_is_compiled_after_the_first(monk
     assert [name for name in compiled if "compile" in name] == []
 
 
+def test_each_forward_pass_of_a_step_draws_from_its_own_key():
+    ddp = wrap((lambda key, x: {"w": np.ones(1, np.float32)}, lambda p, x, key: x + jax.random.uniform(key)))
+    drawn = [float(ddp(np.zeros((rows, 1), np.float32))[0, 0]) for rows in (4, 4, 2, 2)]
+    assert len(set(drawn)) == 4
+
+
 @pytest.mark.parametrize("num_replicas", [1, 4])
 def test_gradients_are_the_mean_of_what_backward_gathered(num_replicas):
     # loss = mean((x w)^2), w = 1, x = 1..8: d/dw = 2 mean(x^2) = 2 * 204 / 8 = 51; gathered twice: 102
