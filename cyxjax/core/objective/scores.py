@@ -189,11 +189,11 @@ def _of_positions(target: jax.Array, weight: jax.Array, ignore_index: int | None
 
 def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Array, jax.Array]:
     """(log odds of the positive class, 1 where the label is that class) of each sample, (B,)."""
-    output = output.astype(jnp.float32)
+    output, target = output.astype(jnp.float32), target.reshape(-1)
     if output.ndim == 2 and output.shape[1] > 1:
         rest = jnp.delete(output, positive, axis=1)
         return output[:, positive] - jax.nn.logsumexp(rest, axis=1), (target == positive).astype(jnp.int32)
-    return output.reshape(-1), (target.reshape(-1) > 0).astype(jnp.int32)
+    return output.reshape(-1), (target > 0).astype(jnp.int32)
 
 
 def _entropy(ignore_index: int | None) -> Any:

@@ -106,7 +106,8 @@ def test_auc_is_exact_but_for_pairs_of_one_bin():
     assert measured(cx.AUC(100_000), SCORES, BINARY)["it"] == pytest.approx(exact, abs=1e-12)
     assert abs(measured(cx.AUC(), SCORES, BINARY)["it"] - exact) < 2e-3  # 1000 bins, 420 pairs
     two = np.stack([np.zeros_like(SCORES), SCORES], 1)
-    assert measured(cx.AUC(100_000), two, BINARY)["it"] == pytest.approx(exact, abs=1e-12)
+    for labels in (BINARY, BINARY[:, None]):
+        assert measured(cx.AUC(100_000), two, labels)["it"] == pytest.approx(exact, abs=1e-12)
     probability = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
     of_2 = sk.roc_auc_score(LABELS == 2, probability[:, 2])
     assert measured(cx.AUC(100_000, positive=2), LOGITS, LABELS)["it"] == pytest.approx(of_2, abs=1e-12)
