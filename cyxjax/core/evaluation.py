@@ -23,7 +23,7 @@ from cyxjax.core.trees import PyTree
 
 
 class EvalState(NamedTuple):
-    """The part of a state that evaluation reads, replicated."""
+    """The part of a state that evaluation reads; params are whole, or a replica's parts (`_eval_spec`)."""
 
     params: PyTree
     model_state: PyTree

@@ -137,7 +137,7 @@ def with_loss_scale(
         return LossScaleState(jnp.float32(initial), jnp.int32(0), jnp.int32(0), sync.init(params))
 
     def update(grads: PyTree, state: LossScaleState, params: PyTree) -> Stepped:
-        grads = jax.tree.map(lambda g: g / state.scale.astype(g.dtype), grads)
+        grads = jax.tree.map(lambda g: g * (1 / state.scale).astype(g.dtype), grads)
         finite = all_finite(grads)
         new = stepped_if(finite, sync, grads, state.inner, params)
         good = jnp.where(finite, state.good_steps + 1, 0)

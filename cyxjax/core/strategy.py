@@ -61,8 +61,9 @@ class Sync(NamedTuple):
     # TrainState as kept between steps -> as a step computes with it (`fetch`), and back; in `jit` or outside.
     fetch: Callable[[Any], Any] = unchanged
     stow: Callable[[Any], Any] = unchanged
-    # Shapes of (state, what is kept of params), all rows -> as in `mean` and in checkpoints. A leaf in rows
-    # with a different shape there is split: its elements in C order, row by row, then padding.
+    # Shapes of (state, what is kept of params), all rows -> as in `mean` and in checkpoints. A leaf with a
+    # row per replica whose stored shape differs is cut: the rows in turn hold its elements in C order, and
+    # end in padding.
     stored_as: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = lambda state, params: (state, params)
 
     @property

@@ -7,6 +7,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.core.objective.split_check import SplitCheck
 from cyxjax.errors import ConfigError, DataError
 from tests.support.by_hand import assert_as_by_hand
 from tests.support.refusals import refused
@@ -137,6 +138,14 @@ def test_where_the_batch_is_split_a_coupled_loss_ends_the_run_unsaved(
     with refused("loss"):
         trained(model, loss, X[:samples], y[:samples], replicas=replicas, **options, **saving)
     assert not list(folder.glob("step_*"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"), [([0.12, 1.0], "12 %"), ([0.96, 8.0], "12 %"), ([1.0, 0.0], "inf %")]
+)
+def test_the_error_names_the_difference_as_a_part_of_a_samples_value(rows, part):
+    with refused("loss", match=f" {part}"):
+        SplitCheck({"the loss": mse}).watch()(np.float32([rows]))
 
 
 # ---- a mask that is all ones at first: a mean in the first batches is not one later ----------------------

@@ -54,6 +54,13 @@ def test_the_scale_is_divided_out_again(name):
     jax.tree.map(np.testing.assert_array_equal, plain.copies()[0], wrapped.copies()[0])
 
 
+def test_the_scale_is_divided_out_of_small_gradients_in_float16():
+    # 2^16, the first scale, is not a number of float16: gradients divided by it were 0.
+    alone = Alone(with_loss_scale(built("mean", optax.sgd(1.0))), 1, {"w": jnp.zeros(1, jnp.float16)})
+    alone.step({"w": jnp.full((1, 1), 2.0**13, jnp.float16)})
+    assert float(alone.state.params["w"][0]) == -(2.0**-3)
+
+
 def test_the_scale_backs_off_grows_and_stays_in_bounds():
     alone = Alone(with_loss_scale(built("mean", optax.sgd(LR)), 8.0, growth_interval=3), 2)
 

@@ -168,6 +168,8 @@ def test_what_does_not_fit_is_one_line():
     whole = cx.Task({"a": cx.ContrastiveLoss(), "b": cx.MSELoss()})
     with pytest.raises(ConfigError, match=r"'a' .*fn\(output, target, weight\)"):
         trainer(LINEAR, whole)
+    with pytest.raises(ConfigError, match="'a' .*Task"):
+        trainer(LINEAR, cx.Task({"a": MASKS, "b": cx.MSELoss()}))
     coupled = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
     with pytest.raises(ConfigError, match=r"'b' .*\(values, weights\).*cx\.GlobalLoss"):
         trainer(LINEAR, coupled).fit(X, Y, config())

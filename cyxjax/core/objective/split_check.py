@@ -34,8 +34,8 @@ class SplitCheck(NamedTuple):
     measures: dict[str, Callable[[PyTree, PyTree], Any]] = {}
 
     def rows(self, output: PyTree, target: PyTree) -> jax.Array:
-        """float32 (number of measures, 2), to be added up over replicas: (the largest difference, 0 where it
-        is rounding, mean size of a sample's value).
+        """float32 (number of measures, 2): the largest difference (0 if it is rounding) and the mean size of
+        a sample's value; a step adds both up.
 
         Padding holds copies of samples, so it is compared as any other row.
         """
@@ -57,7 +57,7 @@ class SplitCheck(NamedTuple):
             np.maximum(largest, rows[:, 1], out=largest)
             for name, (difference, size), known in zip(self.measures, rows, largest, strict=True):
                 if difference > _OF_LARGEST * known:
-                    raise _differs(name, difference, size)
+                    raise _differs(name, difference / size if size else np.inf)
 
         return look
 
@@ -118,12 +118,13 @@ def _difference(together: jax.Array, alone: jax.Array, relative: float) -> tuple
     return jnp.where(differs, difference, 0.0).max(), jnp.where(jnp.isfinite(size), size, 0.0)
 
 
-def _differs(name: str, difference: float, size: float) -> ConfigError:
+def _differs(name: str, part: float) -> ConfigError:
+    """part: the difference, as a part of a sample's value."""
     is_metric = name.startswith("the metric")
     ways = "return one value per sample, shape (B,), or write a cx.Statistic" if is_metric else WAYS_OUT
     return ConfigError(
         f"{name} of a batch is not a mean of per-sample values: computed for one sample at a time it differs "
-        f"by {difference:.4g}, where a sample's value is {size:.4g} on average. The batch is split over "
-        f"replicas, micro-batches or parts, which would change the result. HINT: {ways}.",
+        f"by {100 * part:.3g} % of a sample's value. The batch is split over replicas, micro-batches or "
+        f"parts, which would change the result. HINT: {ways}.",
         key="metrics" if is_metric else "loss",
     )

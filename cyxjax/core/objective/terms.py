@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from cyxjax.core.losses import batch_mean
 from cyxjax.core.model.model_fns import Sown
-from cyxjax.core.rows import Weighed, num_rows, weighed
+from cyxjax.core.rows import Weighed, weighed
 from cyxjax.core.trees import PyTree, matches, path_name
 from cyxjax.errors import ConfigError, DataError
 
@@ -32,7 +32,8 @@ class Term:
     trains: a pattern of parameter names ("generator/*"), or several; only these get its gradient. None: all
     parameters. optimizer: updates these parameters, with its own state; None: the trainer's. They change in
     the steps s (0, 1, ...) where s % every == offset; in others they and the optimizer's state stay as is.
-    Raises: ConfigError for optimizer, every or offset without `trains`, and unless 0 <= offset < every.
+    Raises: ConfigError for optimizer, every or offset without `trains`, unless 0 <= offset < every, and for
+        a Task with terms of its own.
     """
 
     loss: Any
@@ -51,6 +52,10 @@ class Term:
                 "every and offset need `trains`, and 0 <= offset < every must hold. HINT: write "
                 "Term(loss, trains='generator/*', optimizer=..., every=2, offset=1)."
             )
+        if isinstance(self.loss, SumOfTerms):
+            raise ConfigError(
+                f"the term {self.name!r} is a Task with terms of its own. HINT: put them into the outer Task."
+            )
 
     @property
     def route(self) -> Route:
@@ -64,14 +69,6 @@ class SumOfTerms:
     """Losses added up with their factors; each term's `loss` is a `PerExample`."""
 
     terms: tuple[Term, ...]
-
-    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
-        """float32 (B,): each row's losses times their factors, summed; a weighted term as its row mean."""
-        weight = jnp.ones(num_rows((output, target)))
-        flat = flat_shares(shares_of(self, output, target, weight))
-        return reduce(
-            add, [w.values if w.weights is None else jnp.where(w.weights != 0, w.values, 0) for w in flat]
-        )
 
     def batch_mean(self, output: PyTree, target: PyTree) -> jax.Array:
         """float32 (): the loss of these rows as a batch of their own."""
