@@ -57,7 +57,7 @@ class Task:
             return [Term(self.loss)]
         return [_as_term(name, one) for name, one in self.loss.items()]
 
-    def to_per_example(self) -> PerExample:
+    def to_per_example(self) -> PerExample | SumOfTerms:
         """The loss that a step minimizes, as a function of the model's whole output."""
         terms = [replace(term, loss=self._seen(as_per_example(term.loss))) for term in self._terms]
         if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
