@@ -89,7 +89,6 @@ class DistributedDataParallel:
 
     def forward(self, inputs: PyTree) -> PyTree:
         """The model's output for this process's rows, (n, ...), on this process's devices.
-
         In training mode `backward` may follow once; in evaluation mode nothing is kept for it.
         """
         inputs = as_arrays(inputs)

@@ -170,9 +170,8 @@ class DistributedTrainer:
     ) -> dict[str, Any]:
         """Returns all metrics by name: numbers, or an array for a confusion matrix. The data are as in
         `evaluate`, or a loader. max_batches: the most batches to evaluate; a stream's have 256 samples per
-        process.
-
-        Every rank passes the same samples, or a loader of its share. Raises: DesyncError if samples differ.
+        process. Every rank passes the same samples, or a loader of its share.
+        Raises: DesyncError if samples differ.
         """
         dataset = fit_data.for_evaluation(fit_data.paired(X, y))
         compare_samples(self._group, "evaluate", dataset)
