@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 276
-MOST_STATEMENTS = 18_005
-MOST_STATEMENTS_OF_TESTS = 16_615
+MOST_STATEMENTS = 18_100
+MOST_STATEMENTS_OF_TESTS = 16876
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
