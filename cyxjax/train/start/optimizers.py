@@ -206,15 +206,6 @@ def build_optimizer(section: OptimizerConfig) -> optax.GradientTransformation:
 def _built(section: OptimizerConfig) -> optax.GradientTransformation:
     if section.name in _OURS:
         rule, given = _OURS[section.name](section)
-        for key in ("momentum", "nesterov", "betas", "eps"):
-            usual = OptimizerConfig.model_fields[key].default
-            without = _OURS[section.name](section.model_copy(update={key: usual}))
-            if getattr(section, key) != usual and without == (rule, given):
-                raise ConfigError(
-                    f"optimizer {section.name!r} does not use {key}={getattr(section, key)}. HINT: leave it "
-                    "out; --help names the optimizers that use it.",
-                    key=key,
-                )
         decay = 0.0 if section.name in _DECOUPLED else section.weight_decay
         made = _called(section, rule, **given, learning_rate=section.lr)
         return named_rate(_with_l2(decay, made), section.lr)

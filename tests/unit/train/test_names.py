@@ -135,9 +135,6 @@ def test_groups_of_one_s_own_rule_freeze():
         ({"name": f"{HERE}:mine"}, "options"),
         ({"name": f"{HERE}:mine", "options": {"siz": 1}}, "options.siz"),
         ({"name": "adam", "options": {"learning_rate": 1}}, "options.learning_rate"),
-        ({"name": "adam", "nesterov": True}, "nesterov"),
-        ({"name": "sgd", "momentum": 0.5}, "momentum"),
-        ({"name": "lion", "eps": 1e-5}, "eps"),
     ],
 )
 def test_what_a_rule_does_not_take_is_named_with_its_key(values, key):
