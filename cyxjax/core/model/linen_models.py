@@ -74,7 +74,7 @@ def from_linen(module: linen.Module) -> ModelFns:
             output, after = run([*model_state, *losses])
         if own := [(name, leaf) for name in losses for leaf in jax.tree.leaves(after[name])]:
             output = Sown(output, sum_of_sown(own, inputs))
-        return output, {name: after[name] for name in model_state}
+        return output, {name: after.get(name, old) for name, old in model_state.items()}
 
     # Found by the name of the field: flax does not record what `nn.remat` wraps.
     return ModelFns(init, apply, recomputes=getattr(module, "remat", False) is True)

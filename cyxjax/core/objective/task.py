@@ -59,7 +59,8 @@ class Task:
 
     def to_per_example(self) -> PerExample | SumOfTerms:
         """The loss that a step minimizes, as a function of the model's whole output."""
-        terms = [replace(term, loss=self._seen(as_per_example(term.loss))) for term in self._terms]
+        terms = [replace(term, loss=as_per_example(term.loss)) for term in self._terms]
+        terms = [replace(term, loss=self._seen(term.loss)) for term in terms]
         if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
             return terms[0].loss
         global_term = next((term.name for term in terms if sees_whole_batch(term.loss)), None)

@@ -157,7 +157,8 @@ def _may_be_padded(plan: Plan) -> bool:
         return not reading.drop_last and reading.epoch.num_samples % reading.epoch.global_batch_size != 0
     rows, stated = rows_of(plan.data.first[0]), stated_batch_size(plan.data.train)
     # A loader that does not state its batch size may give larger batches than the first.
-    return not reading.drop_last or (local > 1 and (rows != stated or rows % local != 0))
+    together = local > 1 or plan.settings.step.batch.accumulation > 1
+    return not reading.drop_last or (together and (rows != stated or rows % local != 0))
 
 
 def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:
