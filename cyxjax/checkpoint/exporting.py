@@ -23,8 +23,9 @@ def read_of(manifest: Manifest, stored: StoredArrays, leaf: Leaf) -> tuple[Shape
     """(shape, how to read it) of a leaf as others use it: where each replica has parameters of its own, a row
     each, their mean.
     """
-    read = partial(stored.whole, leaf.name)
-    if leaf.name.split("/")[0] != "params" or manifest.meta.get("config", {}).get("comm") not in _IN_ROWS:
+    read, config = partial(stored.whole, leaf.name), manifest.meta.get("config")
+    comm = config.get("comm") if isinstance(config, dict) else None  # a checkpoint may be of another program
+    if leaf.name.split("/")[0] != "params" or comm not in _IN_ROWS:
         return leaf.shape, read
 
     def mean() -> np.ndarray:

@@ -104,7 +104,7 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
     seals = writers.exchange(f"looking at checkpoint step {step}", seal)
     if None in seals and any(seals):
         _refuse_elsewhere(directory, f"step {step} is not there", seals.index(None))
-    # The manifest is not read again: a step that its own job prunes now must not fail on one process alone.
+    # What is read from here on is exchanged: a step that its own job prunes now must not fail on one process.
     share = writers.rank, len(seals)
     found = (
         find_problems(folder, step, share) if manifest else [seal or f"{MANIFEST}: No such file or directory"]

@@ -24,7 +24,7 @@ from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, are_finite
 from cyxjax.errors import ConfigError, DataError
 
 _NONE_ASKS = StatsAxes(refused="in a hand-written loop each replica computes its own statistics")
@@ -156,7 +156,7 @@ def build_reduce(
     def local(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         grads, state = to_replica(grads, PER_REPLICA), to_replica(state, reducer_spec)
         mean_grads, new = reducer.update(grads, state, params)
-        holds = _are_finite(mean_grads)
+        holds = are_finite(mean_grads)
         state = jax.tree.map(lambda n, old: jnp.where(holds, n, old), new, state)
         return mean_grads, from_replica(state, reducer_spec)
 
@@ -175,11 +175,7 @@ def init_on(mesh: Mesh, transformation: optax.GradientTransformation, spec: PyTr
 def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array]:
     """(grads * factor, whether all of them are finite)."""
     scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-    return scaled, _are_finite(scaled)
-
-
-def _are_finite(grads: PyTree) -> jax.Array:
-    return jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(grads)]).all()
+    return scaled, are_finite(scaled)
 
 
 @compiled_for_ours

@@ -86,6 +86,11 @@ def unchanged(tree: PyTree) -> PyTree:
     return tree
 
 
+def are_finite(tree: PyTree) -> jax.Array:
+    """bool (): whether no leaf of `tree` holds an infinity or a NaN."""
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()
+
+
 def as_labels(target: jax.Array) -> jax.Array:
     """`target`; integers and booleans, which are labels, as int32: uint8 cannot hold -100."""
     is_label = target.dtype == bool or jnp.issubdtype(target.dtype, jnp.integer)

@@ -31,7 +31,8 @@ def load_parquet(
     with readable(root):
         stored = parquet.ParquetDataset(root)
         known = stored.schema.names
-        label = target or next((name for name in TARGET_NAMES if name in known), "label")
+        free = [name for name in TARGET_NAMES if name in known and name not in (inputs or ())]
+        label = target or next(iter(free), "label")
         wanted = [*inputs, label] if inputs else known
         for name in (*wanted, label):
             if name not in known or len(known) < 2:

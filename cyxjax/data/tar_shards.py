@@ -109,7 +109,9 @@ def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
     """(sample, member, position) of every regular file in a tar."""
     import tarfile  # here: most runs read no tar
 
-    hint = "take another copy, or unpack .tar.gz to .tar: shards are read at random positions"
+    hint = (
+        "take another copy, close the file after writing (a tar ends with blocks of zeros), or unpack .tar.gz"
+    )
     with readable(path, hint=hint), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
         files = [info for info in archive if info.isfile()]
         file.seek(archive.offset)  # tarfile takes a damaged or missing header for the end

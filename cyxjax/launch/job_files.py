@@ -75,8 +75,8 @@ def slurm_script(spec: JobSpec) -> str:
 
 set -euo pipefail
 # One launcher per node; it finds the nodes, its own number and the meeting place from Slurm's variables.
-# One that fails ends the others, which still report how they ended: hence no --kill-on-bad-exit.
-srun --wait={SAVE_S} \\
+# One that fails ends the others, which still report how they ended: srun must not kill them.
+srun --kill-on-bad-exit=0 --wait={SAVE_S} \\
     {_launcher(spec)} \\
     {shlex.join(spec.command)}
 """

@@ -234,6 +234,8 @@ def build_sinks(
     for name in names:
         found = named("sink", name, _OURS, key="sinks")
         given = (folder, config or {}, resume_step) if name in _OURS else (folder.root,)
-        kind = GuardedSink if name in ("jsonl", "csv") else BackgroundSink
+        # Files and a sink of the user get every record; a tracker may lose some, but training never waits.
+        is_tracker = name in _OURS and name not in ("jsonl", "csv")
+        kind = BackgroundSink if is_tracker else GuardedSink
         sinks.append(kind(name, partial(found, *given), warn))
     return MultiSink(sinks)

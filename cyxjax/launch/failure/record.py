@@ -221,7 +221,7 @@ def show_failure(
         output.say(f"ended with it: {ranks_text(killed)}")
     at = f", at step {first.step}" if first.step >= 0 else ""
     phase = f" in {first.phase}" if first.phase and first.step >= 0 else ""
-    output.say(f"{then}; first error: {record_file}")
+    output.say(f"{then}; record of the first error: {record_file}")
     how = "could not continue after a failure elsewhere" if first.secondary else "failed first"
     output.say(f"rank {first.rank} {how} (host {first.host}, pid {first.pid}{at}{phase})")
     output.show(text_of(first))

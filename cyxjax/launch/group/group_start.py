@@ -146,7 +146,8 @@ class Budget:
         progressed = step > self.best_step and self.used > 0
         self.best_step = max(self.best_step, step)
         self.without_progress = 0 if progressed else self.without_progress + 1
-        repeated = first.exit_code == EXIT_USER_ERROR and first.signature in self.signatures
+        is_told = first.type != "exit" or first.step >= 0  # a bare exit code tells no error from another
+        repeated = first.exit_code == EXIT_USER_ERROR and is_told and first.signature in self.signatures
         self.signatures.add(first.signature)
         why, code = "", first.exit_code
         if asked_to_end:

@@ -4,14 +4,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from cyxjax.core.mesh import local_value
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import are_finite
 from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
 
@@ -19,10 +17,7 @@ LOSS_SPIKE = "loss_spike"  # a checkpoint's metadata: what the hook has seen
 _NOTHING: Mapping[str, Any] = {}
 
 
-@jax.jit
-def _are_finite(params: PyTree) -> jax.Array:
-    finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]
-    return reduce(jnp.logical_and, finite, jnp.bool_(True))
+_are_finite = jax.jit(are_finite)
 
 
 class TerminateOnNaN(SavingHook):

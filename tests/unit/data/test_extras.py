@@ -40,6 +40,8 @@ def test_a_parquet_file_of_numbers_and_words(parquet, tmp_path):
     assert splits.info.column_names == ("a", "b")
     assert (splits.info.task, splits.info.input_shape) == ("classification", (2,))
     assert cx.data.load_dataset("parquet", path, inputs=["b"]).info.column_names == ("b",)
+    path = written(parquet, tmp_path / "b.parquet", label=X[:, 0], y=X[:, 1])  # `label` is an input here
+    assert cx.data.load_dataset("parquet", path, inputs=["label"]).info.column_names == ("label",)
     inputs, targets = everything(splits)
     assert sorted(inputs.tolist()) == X.tolist()
     assert targets.tolist() == [int(x / 2 % 2 == 0) for x in inputs[:, 0]]  # dog is 1, and comes first

@@ -296,7 +296,9 @@ def failure(kind="SIGKILL", code=EXIT_INFRASTRUCTURE):
 
 
 BUG = failure("ValueError", EXIT_USER_ERROR)
+EXIT = ErrorRecord(1, "exit", "ended with exit code 1", exit_code=EXIT_USER_ERROR)  # no error, no step
 ENDINGS = {
+    "all 5 restarts are used": (5, [(EXIT, -1)] * 6, EXIT_INFRASTRUCTURE),
     "all 2 restarts are used": (2, [(failure(), 3), (failure(), 9), (failure(), 15)], EXIT_INFRASTRUCTURE),
     "the same error at step 3": (10, [(BUG, 3), (BUG, 3)], EXIT_USER_ERROR),
     "all 2000 restarts are used": (2000, [(failure(), -1)] * 2001, EXIT_INFRASTRUCTURE),  # no steps reported

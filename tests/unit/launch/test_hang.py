@@ -163,8 +163,9 @@ def test_no_file_and_a_short_file_are_an_empty_pulse(tmp_path):
     assert heartbeat.read(str(tmp_path / "none")) == heartbeat.read(str(short)) == heartbeat.Progress()
 
 
-def test_a_rank_goes_on_where_its_file_has_no_room():
+def test_a_rank_goes_on_where_its_file_has_no_room_and_says_so(capsys):
     reporter = heartbeat.Reporter("/dev/full")
+    assert "No space left" in capsys.readouterr().err
     reporter.report(7, "step")
     assert reporter.last.step == 7
 
