@@ -32,8 +32,8 @@ class Term:
     trains: a pattern of parameter names ("generator/*"), or several; only these get its gradient. None: all
     parameters. optimizer: updates these parameters, with its own state; None: the trainer's. They change in
     the steps s (0, 1, ...) where s % every == offset; in others they and the optimizer's state stay as is.
-    Raises: ConfigError for optimizer, every or offset without `trains`, unless 0 <= offset < every, and for
-        a Task with terms of its own.
+    loss: not a Task of several terms.
+    Raises: ConfigError for optimizer, every or offset without `trains`, and unless 0 <= offset < every.
     """
 
     loss: Any
