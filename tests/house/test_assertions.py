@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.places import TESTS
+from tests.support.places import TESTS, trees
 
 HELD = {"raises", "warns", "fail"}  # pytest's
 NAMED = ("assert", "check", "expect", "refuse")
 
 
-def silent(text: str) -> list[str]:
-    """The tests in `text` that pass regardless of what their calls return."""
-    functions = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)}
+def silent(tree: ast.AST) -> list[str]:
+    """The tests in `tree` that pass regardless of what their calls return."""
+    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     return [
         name for name in functions if name.startswith("test_") and not _holds(name, functions, frozenset())
     ]
@@ -40,28 +40,23 @@ def _words(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def test_every_test_asserts():
-    files = sorted(TESTS.rglob("test_*.py"))
-    assert len(files) > 150
-    assert [f"{file.relative_to(TESTS)}: {name}" for file in files for name in silent(file.read_text())] == []
+    assert len(trees(TESTS)) > 150
+    assert [f"{file}: {name}" for file, tree in trees(TESTS).items() for name in silent(tree)] == []
 
 
 @pytest.mark.parametrize(
-    "body",
-    ["train()", "found = train()\n    print(found)", "helper()", "with warnings.catch_warnings(): train()"],
-)
-def test_a_test_that_only_runs_is_found(body):
-    assert silent(f"def helper():\n    train()\ndef test_it():\n    {body}\n") == ["test_it"]
-
-
-@pytest.mark.parametrize(
-    "body",
+    ("helper", "body", "found"),
     [
-        "assert train()",
-        "with pytest.raises(ValueError): train()",
-        "np.testing.assert_allclose(train(), 1)",
-        "helper()",
-        "jax.tree.map(np.testing.assert_array_equal, a, b)",
+        ("train()", "train()", ["test_it"]),
+        ("train()", "found = train()\n    print(found)", ["test_it"]),
+        ("train()", "helper()", ["test_it"]),
+        ("train()", "with warnings.catch_warnings(): train()", ["test_it"]),
+        ("train()", "assert train()", []),
+        ("train()", "with pytest.raises(ValueError): train()", []),
+        ("train()", "np.testing.assert_allclose(train(), 1)", []),
+        ("train()", "jax.tree.map(np.testing.assert_array_equal, a, b)", []),
+        ("assert train()", "helper()", []),
     ],
 )
-def test_a_test_that_asserts_is_left_alone(body):
-    assert silent(f"def helper():\n    assert train()\ndef test_it():\n    {body}\n") == []
+def test_a_test_that_only_runs_is_found_and_one_that_asserts_is_left_alone(helper, body, found):
+    assert silent(ast.parse(f"def helper():\n    {helper}\ndef test_it():\n    {body}\n")) == found

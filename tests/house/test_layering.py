@@ -9,42 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.places import PACKAGE, trees
+from tests.support.places import PACKAGE, ROOT, trees
 from tests.support.programs import fresh
 
-FILES = sorted(PACKAGE.rglob("*.py"))
-GROUND = {
-    "errors",
-    "plugins",
-    "command",
-    "files",
-    "run_folder",
-    "launch",
-    "config",
-    "checkpoint",
-    "data",
-    "core",
-}
-BASE = GROUND | {"sync", "models"}
-MAY_IMPORT = {  # subpackage -> subpackages that it may import, besides itself
-    "errors": set(),
-    "plugins": {"errors"},
-    "command": {"errors"},
-    "files": {"errors"},
-    "run_folder": {"errors", "files"},
-    "launch": {"errors", "command", "files", "run_folder"},
-    "config": {"errors", "plugins", "command", "files", "run_folder"},
-    "checkpoint": {"errors", "files", "run_folder"},
-    "core": {"errors"},
-    "sync": {"errors", "plugins", "core"},
-    "data": {"errors", "plugins", "files", "core"},
-    "models": {"errors", "plugins", "files", "core"},
-    "weights": {"errors", "files", "config", "checkpoint"},
-    "distributed": BASE - {"config"},  # subpackages take their part of a configuration, never the whole
-    "amp": BASE | {"distributed"},  # two names of the packages below, as in torch
-    "observe": BASE - {"config"},
-    "train": BASE | {"weights", "distributed", "observe"},
-    "testing": BASE | {"weights", "distributed", "observe", "train"},  # for tests of code built on cyxjax
+CONTRIBUTING = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+ROWS = CONTRIBUTING.partition("| package | may import |\n")[2].partition("\n\n")[0]
+# Subpackage -> subpackages that it may import, besides itself. Those below `train` take their part of a
+# configuration, never the whole.
+MAY_IMPORT = {
+    room: set(others.split(", ")) for room, others in re.findall(r"^\| (\w+) \| (.+) \|$", ROWS, re.MULTILINE)
 }
 # Reviewed exceptions, each a late import (in a function, or for type checkers): (file, package) -> reason.
 LATE: dict[tuple[str, str], str] = {
@@ -59,14 +32,6 @@ ONLY_IN = {
     "getenv": "launch/",
     "putenv": "launch/",
 }
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
-def room_of(dotted: str) -> str:
-    return dotted.split(".")[1] if "." in dotted else ""
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -84,7 +49,7 @@ def wrong_imports(name: str, tree: ast.AST) -> Iterator[str]:
     if room in ("cli", "__init__", "__main__"):
         return  # these may import every subpackage
     for target in imports(tree):
-        other = room_of(target) if target.startswith("cyxjax.") else room
+        other = target.split(".")[1] if target.startswith("cyxjax.") else room
         allowed = other in MAY_IMPORT[room] | {room, "__version__"} or (name, other) in LATE
         if not allowed:
             yield f"{name} ({room}) imports {target}"
@@ -153,7 +118,7 @@ def test_the_walls_would_be_seen_through():
 
 
 def test_the_picture_in_the_documentation_shows_the_packages():
-    text = (PACKAGE.parent / ".github" / "docs" / "internals.md").read_text()
+    text = (ROOT / ".github" / "docs" / "internals.md").read_text()
     block = re.search(r"^cyxjax/\n((?:  .*\n)+)", text, re.MULTILINE)[1]
     rooms = [line.split()[0].rstrip("/").removesuffix(".py") for line in block.splitlines()]
     found = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
@@ -163,18 +128,7 @@ def test_the_picture_in_the_documentation_shows_the_packages():
         assert not below, f"{room} stands above {below}, which it may import"
 
 
-def test_contributing_shows_who_may_import_whom():
-    text = (PACKAGE.parent / ".github" / "CONTRIBUTING.md").read_text()
-    order = list(MAY_IMPORT)
-    rows = [
-        f"| {room} | {', '.join(other for other in order if other in allowed) or 'nothing'} |"
-        for room, allowed in MAY_IMPORT.items()
-    ]
-    assert "| --- | --- |\n" + "\n".join(rows) + "\n\n" in text
-
-
 def test_a_file_is_read_in_one_sitting_and_a_room_has_few():
-    lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
-    assert {name: number for name, number in lines.items() if number > 400} == {}
-    rooms = Counter(name_of(path.parent) for path in FILES)
+    assert [name for name in trees() if len((PACKAGE / name).read_text().splitlines()) > 400] == []
+    rooms = Counter(str(Path(name).parent) for name in trees())
     assert {room: number for room, number in rooms.items() if number > 24} == {}

@@ -77,28 +77,27 @@ def test_experiment_files_load_and_say_what_they_are(path):
         assert word in head, f"{path.name} does not say {word}"
 
 
-def test_make_and_ci_are_valid(tmp_path):
-    shown = subprocess.run(
-        ["make", "-n", "train", "ARGS=--epochs 1"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "-m cyxjax.train --config configs/digits.yaml --epochs 1" in shown.stdout
+def make(*words: str) -> str:
+    """What `make WORDS` prints."""
+    return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_and_ci_are_valid():
+    shown = make("-n", "train", "ARGS=--epochs 1")
+    assert "-m cyxjax.train --config configs/digits.yaml --epochs 1" in shown
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("target", "locks"), [("train", 1), ("test", 2)])
 def test_running_needs_the_small_lock_and_testing_both(target, locks, tmp_path):
-    words = ["make", "-n", target, f"VENV={tmp_path}/venv"]
-    shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = make("-n", target, f"VENV={tmp_path}/venv")
     assert len(re.findall(r"-r requirements\S*\.lock", shown)) == locks
 
 
 def test_make_lists_each_target_it_has():
     text = (ROOT / "Makefile").read_text()
-    shown = subprocess.run(
-        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
     wanted = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)[1].split()
-    assert re.findall(r"^  make (\w+) +\w", shown, re.MULTILINE) == wanted
+    assert re.findall(r"^  make (\w+) +\w", make("-s", "help"), re.MULTILINE) == wanted
 
 
 def test_the_hooks_before_a_commit_fetch_nothing():

@@ -11,10 +11,10 @@ PACKAGE, TESTS = ROOT / "cyxjax", ROOT / "tests"
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    """The files of the package, parsed, by name below cyxjax/: parsing them takes a second."""
-    files = sorted(PACKAGE.rglob("*.py"))
-    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in files}
+def trees(folder: Path = PACKAGE) -> dict[str, ast.Module]:
+    """The Python files in `folder`, parsed, by their name in it: those of the package take a second."""
+    files = sorted(folder.rglob("*.py"))
+    return {path.relative_to(folder).as_posix(): ast.parse(path.read_text("utf-8")) for path in files}
 
 
 def module_of(script: Path) -> ModuleType:
