@@ -91,23 +91,12 @@ def test_unknown_names_and_options_are_answered_with_the_nearest(name, root, opt
         load_dataset(name, root, **options)
 
 
-@pytest.fixture
-def each_reads(monkeypatch):
-    """Digits are read each time, not kept as for other tests."""
-    monkeypatch.setattr(catalog, "_digits", catalog._digits.__wrapped__)
-
-
-@pytest.mark.usefixtures("each_reads")
 def test_digits_are_those_of_the_library_which_is_not_loaded(monkeypatch):
+    monkeypatch.setattr(catalog, "_digits", catalog._digits.__wrapped__)  # reads each time
     from_file = take_all(load_dataset("digits").train)
     monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     for found, wanted in zip(from_file, take_all(load_dataset("digits").train), strict=True):
         np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.usefixtures("each_reads")
-def test_without_scikit_learn_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ConfigError, match=r"sklearn .*'cyxjax\[digits\]'"):
         load_dataset("digits")
