@@ -1,18 +1,22 @@
-"""Killed at any moment, any number of times, and restarted by the same command, a run has the same bits.
+"""Killed at any moment, any number of times, and restarted by the same command, a run has the same bits, also
+those of one step per dispatch.
 
 Dropout, Adam and a cosine schedule are used, so keys, optimizer state and step counts must be restored too.
 """
 
+import json
 import signal
+from functools import cache
 
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as cli_checkpoint
+from cyxjax.errors import EXIT_PREEMPTED
 from tests.support import jobs
 from tests.support.training import (
-    EPOCHS,
     LAST,
     assert_same_run,
     checkpoints,
@@ -24,15 +28,21 @@ from tests.support.training import (
 
 pytestmark = pytest.mark.multiprocess
 KILLED = -signal.SIGKILL
+OF_THREE = {"global_batch_size": 12}
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """An uninterrupted run."""
-    config = write_experiment(tmp_path_factory.mktemp("unbroken"))
-    jobs.run(config)
-    assert newest_step(config) == LAST
-    return config
+    """Uninterrupted runs of one step per dispatch, by number of processes."""
+
+    @cache
+    def made(world):
+        changes = OF_THREE if world == 3 else {}
+        config = write_experiment(tmp_path_factory.mktemp("unbroken"), steps_per_dispatch=1, **changes)
+        jobs.run(config, world=world)
+        return config
+
+    return made
 
 
 def same_to_rounding(config, other):
@@ -42,32 +52,51 @@ def same_to_rounding(config, other):
         np.testing.assert_allclose(found[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+def losses(config) -> list[tuple[int, float]]:
+    """The recorded (step, loss) pairs; the experiment records each step."""
+    lines = map(json.loads, (config.parent / "run" / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def test_several_steps_a_dispatch_have_the_bits_and_records_of_one(unbroken, tmp_path):
+    config = write_experiment(tmp_path, steps_per_dispatch=8)
+    jobs.run(config)
+    assert_same_run(config, unbroken(1))
+    assert list_steps(checkpoints(config)) == list_steps(checkpoints(unbroken(1)))  # none goes past a save
+    assert losses(config) == losses(unbroken(1))
+    assert len(losses(config)) == LAST
+
+
 @pytest.mark.parametrize(
     ("world", "faults"),  # saves are at steps 4, 8, ...; epochs (and their evaluations) end at steps 6 and 12
     [
-        (1, ("0:compile:0", "0:eval:6", "0:write:12")),
-        (2, ("1:step:5", "0:write:8")),
+        (1, ("KILL:0:compile:0", "KILL:0:eval:6", "KILL:0:write:12")),
+        (2, ("KILL:1:step:5", "TERM:0:step:6", "KILL:0:write:16")),
         # Slow: test_exact.py kills one of three in an evaluation.
-        pytest.param(3, ("2:step:5", "1:eval:8", "0:write:16"), marks=[pytest.mark.slow, pytest.mark.wide]),
+        pytest.param(
+            3,
+            ("KILL:2:step:5", "KILL:1:eval:8", "KILL:0:write:16"),
+            marks=[pytest.mark.slow, pytest.mark.wide],
+        ),
     ],
     ids=["alone", "two ranks", "three ranks"],
 )
 def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
     unbroken, tmp_path, world, faults
 ):
-    changes = {"global_batch_size": 12} if world == 3 else {}
-    whole, config = unbroken, write_experiment(tmp_path / "broken", **changes)
-    if world > 1:
-        whole = write_experiment(tmp_path / "whole", **changes)
-        jobs.run(whole, world=world)
-    for fault in faults:
-        ended = jobs.run(config, world=world, fault=f"KILL:{fault}", code=None)
-        killed = [rank for rank, code in enumerate(ended.codes) if code == KILLED]
-        assert killed == [int(fault[0])], f"{fault}: {ended.text}"
-        assert 0 not in ended.codes
+    config = write_experiment(tmp_path, **(OF_THREE if world == 3 else {}))
+    for fault, at_once in zip(faults, (4, 3, 8), strict=True):  # steps per dispatch
+        ended = jobs.run(config, "--steps-per-dispatch", at_once, world=world, fault=fault, code=None)
+        if fault.startswith("TERM"):
+            assert ended.codes == [EXIT_PREEMPTED] * world, ended.text
+        else:
+            killed = [rank for rank, code in enumerate(ended.codes) if code == KILLED]
+            assert killed == [int(fault.split(":")[1])], f"{fault}: {ended.text}"
+            assert 0 not in ended.codes
     ended = jobs.run(config, world=world)
     assert "Resuming from step" in ended.text
-    assert_same_run(config, whole)
+    assert_same_run(config, unbroken(world))
+    assert set(losses(config)) <= set(losses(unbroken(world)))
 
 
 def test_resumed_in_another_number_of_processes_again_and_again(tmp_path):
@@ -83,13 +112,6 @@ def test_resumed_in_another_number_of_processes_again_and_again(tmp_path):
     assert newest_step(config) == newest_step(whole)
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0  # the same samples in the same order
     same_to_rounding(config, whole)
-
-
-def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tmp_path):
-    config = write_experiment(tmp_path)
-    assert KILLED in jobs.run(config, fault="KILL:0:step:9", code=None).codes
-    assert jobs.run(config, world=2).text.count(f"Epoch {EPOCHS}/{EPOCHS}, Loss") == 1  # of one rank
-    same_to_rounding(config, unbroken)
 
 
 # No dropout: its draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.

@@ -50,7 +50,6 @@ faults/run_matrix 18 0
 faults/run_sink 8 0
 faults/run_storage 16 0
 faults/soak 0 26
-faults/steps_per_dispatch 15 0
 faults/stream_resume 0 21
 gallery/gallery 9 35
 guides/cricket 13 0
