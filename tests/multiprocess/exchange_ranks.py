@@ -23,12 +23,12 @@ OPTIMIZERS = {"momentum": lambda: optax.sgd(0.1, momentum=0.9), "adam": lambda: 
 
 def compiled_steps(name: str, optimizer: Any) -> tuple[Any, str]:
     """(trained parameters, HLO text) of the fused step under strategy `name`."""
-    samples, text = _dataset(current().mesh), ""
+    samples, compiled = _dataset(current().mesh), None
     fused, state, _, _, mesh = stepping(Net(), samples, comm=name, rule=optimizer, seed=SEED)
     for batch in batches_of(samples, mesh, BATCH):
-        text = text or fused.lower(state, batch).compile().as_text()
-        state, _ = fused(state, batch)
-    return jax.tree.map(local_value, state.params), text
+        compiled = compiled or fused.lower(state, batch).compile()
+        state, _ = compiled(state, batch)
+    return jax.tree.map(local_value, state.params), compiled.as_text()
 
 
 def facade_steps(optimizer: Any) -> Any:
