@@ -2,7 +2,7 @@
 
 Normally each trainer traces, lowers and compiles its own steps. Here a second trainer with equal model, loss,
 optimizer, metrics, averages, plan and devices reuses the functions of the first. A trainer with other
-callbacks that are part of its step, or with parts that cannot be compared, has its own functions.
+callbacks that are part of its step or its evaluation, or with parts that cannot be compared, has its own.
 """
 
 from collections.abc import Hashable
@@ -10,19 +10,23 @@ from typing import Any
 from unittest import mock
 
 import jax
+import optax
 from flax import linen
 from jax.sharding import Mesh
 
+from cyxjax.config.sections import OPTAX, OPTIMIZERS, OptimizerConfig
 from cyxjax.core.losses import UserLoss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
-from cyxjax.train.hooks.all_callbacks import in_the_step
-from cyxjax.train.hooks.callbacks import EMA
+from cyxjax.train.hooks.callbacks import EMA, Callback, ReduceLROnPlateau
+from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import StepPlan
+from cyxjax.train.start import named
+from cyxjax.train.start.optimizers import Optimizer, build_optimizer
 
 PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
@@ -36,7 +40,12 @@ class Known(ModelFns):
 
 def share() -> None:
     """From now on, trainers of this process share programs."""
-    for room, name, ours in ((program, "adapt", known), (run_state, "build_program", build)):
+    parts = (
+        (program, "adapt", known),
+        (run_state, "build_program", build),
+        (named, "build_optimizer", rule_of),
+    )
+    for room, name, ours in parts:
         mock.patch.object(room, name, ours).start()  # an error where there is no such name
 
 
@@ -50,14 +59,20 @@ def known(model: Any) -> ModelFns:
     return fns
 
 
+def rule_of(section: OptimizerConfig) -> optax.GradientTransformation:
+    """`build_optimizer`; a rule of ours or of optax is equal to any other of the same section."""
+    rule = build_optimizer(section)
+    if isinstance(rule, Optimizer) and section.name in (*OPTIMIZERS, *OPTAX):
+        rule.section = section.model_dump_json()
+    return rule
+
+
 def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program:
-    """`build_program`, once for equal arguments."""
-    key = _key(recipe, plan, mesh, inputs)
+    """`build_program`, with the functions of the first call that had equal arguments."""
+    made, key = build_program(recipe, plan, mesh, inputs=inputs), _key(recipe, plan, mesh, inputs)
     if key is None:
-        return build_program(recipe, plan, mesh, inputs=inputs)
-    if key not in _BUILT:
-        _BUILT[key] = build_program(recipe, plan, mesh, inputs=inputs)
-    found = _BUILT[key]
+        return made
+    found = _BUILT.setdefault(key, made)._replace(learning_rate=made.learning_rate)  # it asks its callbacks
     if isinstance(key[0], tuple):  # it may hold its own values
         return found._replace(fns=found.fns._replace(init=recipe.fns.init))
     return found
@@ -65,26 +80,34 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program
 
 def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hashable, ...] | None:
     """The key by which two calls of `build_program` are compared; None if a part cannot be compared."""
-    model, loss, rule, metrics = (
-        getattr(recipe.fns, "key", None),
-        recipe.loss,
-        recipe.optimizer,
-        recipe.metrics,
-    )
+    model, loss = getattr(recipe.fns, "key", None), recipe.loss
+    rule, metrics = recipe.optimizer, recipe.metrics
     function = loss.fn if isinstance(loss, UserLoss) else getattr(loss, "__self__", None)
-    averages = in_the_step(recipe.callbacks)
-    plain = metrics.labels is PLAIN.labels and all(type(one) is EMA for one in averages)
+    parts = [one for one in recipe.callbacks if _is_part(one)]
+    plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
+    added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
     measured = (metrics.ignore_index, metrics.num_rows, *metrics.own.items(), *metrics.better.items())
     changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
     if None in (model, function) or not plain or (isinstance(model, tuple) and changed):
         return None
     shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
-    made = getattr(rule, "made_with", None)
-    optimizer = (repr(made), rule.lr) if made else (rule.init, rule.update) if rule else None
-    texts = [repr(part) for part in (plan, shapes, made, [vars(one) for one in averages])]
-    key = (model, function, optimizer, recipe.augment, measured, mesh, *texts)
+    made = getattr(rule, "made_with", {}) | {"section": getattr(rule, "section", "")}
+    functions = {name: value for name, value in made.items() if callable(value)}  # a schedule, a mask
+    numbers = {name: value for name, value in made.items() if name not in functions}
+    optimizer = functions.items() if any(made.values()) else (rule.init, rule.update) if rule else ()
+    texts = [repr(part) for part in (plan, shapes, numbers, added)]
+    key = (model, function, *optimizer, getattr(rule, "lr", 0), recipe.augment, measured, mesh, *texts)
     try:
         hash(key)
     except TypeError:  # a model with a list among its fields
         return None
     return None if any("0x" in part for part in texts) else key
+
+
+def _is_part(hook: Hook) -> bool:
+    """Whether `hook` adds something to the optimizer or its state, or changes what evaluation sees."""
+    if not isinstance(hook, Callback):
+        return False
+    own = type(hook)
+    changed = own.around is not Callback.around or own.evaluated is not Callback.evaluated
+    return changed or hook.changes_learning_rate
