@@ -5,7 +5,8 @@ optimizer, metrics, averages, plan and devices reuses the functions of the first
 callbacks that are part of its step or its evaluation, or with parts that cannot be compared, has its own.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,17 +20,22 @@ from cyxjax.core.losses import UserLoss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.step import TrainState
+from cyxjax.core.trees import batch_shapes
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
+from cyxjax.train.checks import batch_checks
 from cyxjax.train.hooks.callbacks import EMA, Callback, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
+from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import StepPlan
-from cyxjax.train.start import named
+from cyxjax.train.start import at_once, named
 from cyxjax.train.start.optimizers import Optimizer, build_optimizer
 
 PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
+_SHARED: set[Any] = set()  # the functions `predict_step` of these programs
 
 
 class Known(ModelFns):
@@ -40,12 +46,14 @@ class Known(ModelFns):
 
 def share() -> None:
     """From now on, trainers of this process share programs."""
-    parts = (
+    replaced: list[tuple[Any, str, Any]] = [
         (program, "adapt", known),
         (run_state, "build_program", build),
         (named, "build_optimizer", rule_of),
-    )
-    for room, name, ours in parts:
+        (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
+        (at_once, "_most_at_once", once(at_once._most_at_once)),
+    ]
+    for room, name, ours in replaced:
         mock.patch.object(room, name, ours).start()  # an error where there is no such name
 
 
@@ -72,10 +80,27 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program
     made, key = build_program(recipe, plan, mesh, inputs=inputs), _key(recipe, plan, mesh, inputs)
     if key is None:
         return made
-    found = _BUILT.setdefault(key, made)._replace(learning_rate=made.learning_rate)  # it asks its callbacks
+    own = {"learning_rate": made.learning_rate, "metrics": made.metrics}  # they ask callbacks, and directions
+    found = _BUILT.setdefault(key, made)._replace(**own)
+    _SHARED.add(found.predict_step)
     if isinstance(key[0], tuple):  # it may hold its own values
         return found._replace(fns=found.fns._replace(init=recipe.fns.init))
     return found
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` (plan, program, state, *samples), called once for equal shapes of a shared program."""
+    kept: dict[Hashable, Any] = {}
+
+    def run(plan: Plan, program: Program, state: TrainState, *samples: Any) -> Any:
+        if program.predict_step not in _SHARED:
+            return function(plan, program, state, *samples)
+        key = program.predict_step, repr(batch_shapes(samples, 1))
+        if key not in kept:
+            kept[key] = function(plan, program, state, *samples)
+        return kept[key]
+
+    return run
 
 
 def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hashable, ...] | None:
@@ -86,7 +111,10 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     parts = [one for one in recipe.callbacks if _is_part(one)]
     plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
     added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
-    measured = (metrics.ignore_index, metrics.num_rows, *metrics.own.items(), *metrics.better.items())
+    own = metrics.own.items()
+    bound = [(one.args, one.keywords) for _, one in own if type(one) is partial]
+    own = [(name, one.func if type(one) is partial else one) for name, one in own]
+    measured = (metrics.ignore_index, metrics.num_rows, *own)
     changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
     if None in (model, function) or not plain or (isinstance(model, tuple) and changed):
         return None
@@ -95,7 +123,7 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     functions = {name: value for name, value in made.items() if callable(value)}  # a schedule, a mask
     numbers = {name: value for name, value in made.items() if name not in functions}
     optimizer = functions.items() if any(made.values()) else (rule.init, rule.update) if rule else ()
-    texts = [repr(part) for part in (plan, shapes, numbers, added)]
+    texts = [repr(part) for part in (plan, shapes, numbers, added, bound)]
     key = (model, function, *optimizer, getattr(rule, "lr", 0), recipe.augment, measured, mesh, *texts)
     try:
         hash(key)
