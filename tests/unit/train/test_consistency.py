@@ -20,7 +20,7 @@ from cyxjax.train.comparison import changed_keys
 from cyxjax.train.experiment import run
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.fingerprints import Facts, config_of
-from tests.support.trainers import VAL, X, Y, config, trainer
+from tests.support.trainers import X, Y, config, trainer
 
 START = "the configuration changed since the checkpoint: "
 FILE = """
@@ -151,31 +151,49 @@ def test_what_a_program_gave_is_told_as_far_as_it_is_numbers():
     assert made(cx.SGDOptimizer(0.1), optimizer={"lr": 1}) == {"optimizer": {"lr": 1}}
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A function: optimizer -> the folder of a checkpoint of a run with it."""
+    folders = {}
+
+    def save(optimizer):
+        if optimizer not in folders:
+            folders[optimizer] = tmp_path_factory.mktemp("saved")
+            fit(folders[optimizer], epochs=1, optimizer=optimizer)
+        return folders[optimizer]
+
+    return save
+
+
 @pytest.mark.parametrize(
     ("first", "then", "message"),
     [
         (
-            {},
+            None,
             {"optimizer": cx.MomentumOptimizer(0.2)},
             "optimizer.name was 'SGD.*', is 'Momentum.*'",
         ),
-        ({}, {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}, "optimizer.momentum was 0.0, is 0.9 .*trace"),
-        ({}, {"callbacks": [cx.EMA()]}, "callbacks was 'none', is 'EMA'"),
-        ({}, {"comm": "local_sgd"}, "comm was 'mean', is 'local_sgd'"),
-        ({}, {"precision": "float16"}, "precision was 'float32', is 'float16'"),
-        ({"optimizer": optax.sgd(0.1)}, {"optimizer": optax.sgd(0.1, 0.9)}, r"its model or optimizer \("),
-        ({}, {"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, r"its model or optimizer \(.*params/"),
-        ({}, {"data": (X[:, :5], Y)}, r"a sample was .*6.*float32.*, is .*5.*float32"),
+        (
+            None,
+            {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)},
+            "optimizer.momentum was 0.0, is 0.9 .*trace",
+        ),
+        (None, {"callbacks": [cx.EMA()]}, "callbacks was 'none', is 'EMA'"),
+        (None, {"comm": "local_sgd"}, "comm was 'mean', is 'local_sgd'"),
+        (None, {"precision": "float16"}, "precision was 'float32', is 'float16'"),
+        (optax.sgd(0.1), {"optimizer": optax.sgd(0.1, 0.9)}, r"its model or optimizer \("),
+        (None, {"model": cx.SequentialModel([cx.LinearModule(6, 3)])}, r"its model or optimizer \(.*params/"),
+        (None, {"data": (X[:, :5], Y)}, r"a sample was .*6.*float32.*, is .*5.*float32"),
     ],
 )
 @pytest.mark.usefixtures("two_devices")
-def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, message, tmp_path):
-    fit(tmp_path, epochs=1, **first)
+def test_a_checkpoint_of_another_run_is_refused_by_what_was_set_otherwise(first, then, message, saved):
+    folder = saved(first)
     with pytest.raises(OtherStateError) as refused:
-        fit(tmp_path, epochs=2, **then)
+        fit(folder, epochs=2, **then)
     text = str(refused.value)
     assert re.search(f"^the checkpoint is of another run than this: .*{message}", text), text
-    assert f"init_from: {tmp_path}" in text
+    assert f"init_from: {folder}" in text
     assert len(text) < 600
 
 
@@ -184,7 +202,7 @@ def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
     def measure(max_steps, **metrics):
         one = trainer(linen.Dense(3), metrics=cx.Metrics(metrics))
         kept = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1, "resume": "auto"}
-        return one.fit(X, Y, *VAL, config(epochs=1, max_steps=max_steps, **kept))
+        return one.fit(X, Y, config(epochs=1, max_steps=max_steps, **kept))
 
     measure(1, ones=lambda o, t: o[:, 0] * 0 + 1)
     history = measure(None, twos=lambda o, t: o[:, 0] * 0 + 2)
@@ -193,10 +211,10 @@ def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
 
 @pytest.mark.usefixtures("two_devices")
 def test_another_augment_is_told(tmp_path, capsys):
-    for epochs, augment in enumerate([None, None, lambda key, x: x * 2, lambda key, x: x * 3], 1):
-        fit(tmp_path, optimizer=optax.sgd(0.1), augment=augment, epochs=epochs)
+    for epochs, augment in enumerate([None, lambda key, x: x * 2, lambda key, x: x * 3], 1):
+        fit(tmp_path, augment=augment, epochs=epochs)
         lines = [line for line in capsys.readouterr().err.splitlines() if "augment" in line]
-        assert len(lines) == (epochs > 2)
+        assert len(lines) == (epochs > 1)
     assert re.search(r"augment was 'a function \w{12} \(jax .*\)', is 'a function \w{12} \(jax", lines[0])
 
 
@@ -207,7 +225,7 @@ def test_another_augment_is_told(tmp_path, capsys):
 @pytest.mark.usefixtures("two_devices")
 def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypatch):
     """Each rank reads its share of its arguments: with different arrays the shares do not form one set."""
-    one, notes = trainer(), []
+    one, notes = trainer(linen.Dense(3)), []
     one.fit(X, Y, config())
     run = (lambda x: one.evaluate(x, Y[: len(x)])) if call == "evaluate" else one.predict
     monkeypatch.setattr(one, "_group", ranks(2))
