@@ -16,7 +16,7 @@ from cyxjax.train.feeding import fit_data, loader_feed
 from cyxjax.train.plan import plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 from tests.support.resuming import bits
-from tests.support.trainers import ce, config, trainer, use_devices
+from tests.support.trainers import config, trainer, use_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -66,19 +66,10 @@ def test_lists_of_samples_are_samples_and_two_of_them_training_and_validation_da
     assert (len(found.train), len(found.val)) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        list(zip(X, Y, strict=True)),
-        [{"x": x, "y": y} for x, y in zip(X, Y, strict=True)],
-        list(X),
-        X.tolist(),
-    ],
-    ids=["pairs", "dicts", "arrays", "rows"],
-)
-def test_predict_takes_lists_as_fit_does(data, own_group):
-    trainer = fit(X, Y)
-    np.testing.assert_array_equal(trainer.predict(data), trainer.predict(X))
+def test_predict_takes_lists_as_fit_does():
+    one, pairs = fit(X, Y), list(zip(X, Y, strict=True))
+    for data in (pairs, [{"x": x, "y": y} for x, y in pairs], list(X), X.tolist()):
+        np.testing.assert_array_equal(one.predict(data), one.predict(X))
 
 
 def test_arrays_of_the_other_byte_order_have_the_same_values():
@@ -111,12 +102,12 @@ class Table:
 FRAME = Table(**{f"c{i}": X[:, i] for i in range(4)})
 
 
-@pytest.mark.parametrize("names", [["y"], ["x", "y", "label"], ["label", "x"]])
+@pytest.mark.parametrize("names", [["y"], ["x", "y", "label", "b"], ["label", "x", "b", "c"]])
 def test_predict_takes_a_frame_as_the_fit_did(names):
     inputs, labels = Table(**{name: X[:, i] for i, name in enumerate(names)}), Table(target=Y)
     one = fit(inputs, labels)
     np.testing.assert_array_equal(one.predict(inputs), one.predict(X[:, : len(names)]))
-    features = {name: X[:, i] for i, name in enumerate("abc"[: len(names)])}
+    features = {name: X[:, i] for i, name in enumerate("abcd"[: len(names)])}
     alone = Table(**features, label=Y)
     two = fit(alone)
     for frame in (alone, Table(**features)):
@@ -312,23 +303,15 @@ SHORT = cx.data.Batches([(X[a : min(a + 4, 22)], Y[a : min(a + 4, 22)]) for a in
 
 
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 5), (2, 2)])  # of 22 samples, 4 or 8 in each
-@pytest.mark.parametrize(
-    ("loader", "reads_on"),
-    [
-        (SHORT, False),
-        (SHORT, True),
-        (ROWS, False),
-        (cx.data.DataLoader((X[:22], Y[:22]), 4), False),
-    ],
-    ids=["passes", "steps", "rows", "ours"],
-)
-def test_drop_last_leaves_out_the_short_steps_of_loaders_too(loader, reads_on, accumulation, steps):
+def test_drop_last_leaves_out_the_short_steps_of_loaders_too(accumulation, steps):
     few = {"gradient_accumulation_steps": accumulation, "batch_size": 2}
     given = few | {"epochs": 2, "shuffle": False, "drop_last": True}
-    found = fit(loader, steps_per_epoch=steps if reads_on else None, **given)
+    wanted = bits(fit(X[:22], Y[:22], **given))
+    for loader in (SHORT, ROWS, cx.data.DataLoader((X[:22], Y[:22]), 4)):
+        assert bits(fit(loader, **given)) == wanted
     # Who reads on takes the fifth batch too, with the next pass, where two make a step.
-    wanted = fit(ROWS, steps_per_epoch=steps, **given) if reads_on else fit(X[:22], Y[:22], **given)
-    assert bits(found) == bits(wanted)
+    given["steps_per_epoch"] = steps
+    assert bits(fit(SHORT, **given)) == bits(fit(ROWS, **given))
 
 
 def test_a_rank_whose_loader_ran_out_has_finite_values_of_no_weight(monkeypatch):
@@ -343,17 +326,16 @@ def test_a_rank_whose_loader_ran_out_has_finite_values_of_no_weight(monkeypatch)
     assert (own.weight.tolist(), idle.weight.tolist()) == ([1, 1], [0, 0])
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_batches_may_be_of_any_size_in_any_order(devices):
-    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 3, 16, 17, 24])]
-    use_devices(devices)
+def test_batches_may_be_of_any_size_in_any_order():
+    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 1, 23, 24])]  # 1 on two devices
     linear = {"w": jnp.zeros((4, 3))}, lambda params, x: x @ params["w"]
     one = fit(cx.data.Batches(batches), model=linear, epochs=2)
     loss, _ = one.evaluate(cx.data.Batches(batches))
     assert loss == pytest.approx(one.evaluate(X, Y)[0], rel=1e-6)
-    w = jnp.zeros((4, 3))
+    w = np.zeros((4, 3), np.float32)
     for x, y in batches * 2:
-        w -= 0.1 * jax.grad(lambda w, x=x, y=y: ce(x @ w, y).mean())(w)
+        raised = np.exp(x @ w)
+        w -= 0.1 * x.T @ (raised / raised.sum(1, keepdims=True) - np.eye(3)[y]) / len(x)
     np.testing.assert_allclose(one.params["w"], w, rtol=1e-5, atol=1e-6)
 
 
