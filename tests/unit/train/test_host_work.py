@@ -9,11 +9,10 @@ from tests.support.calls import calls_of
 _MOST_CALLS = 150  # of Python and C functions a step: 122 when this was written; 200 before they were counted
 
 
-def calls_in_fit(trainer, x, num_steps):
-    """The number of function calls of `num_steps` further steps on this thread."""
-    done = int(trainer.state.step)
+def calls_in_fit(trainer, x, max_steps):
+    """The number of function calls on this thread, until `max_steps` steps are done over all fits."""
     config = cx.distributed.DistributedTrainingConfig(
-        epochs=10**6, batch_size=4, max_steps=done + num_steps, verbose=False, checkpoint_every_n_epochs=0
+        epochs=10**6, batch_size=4, max_steps=max_steps, verbose=False, checkpoint_every_n_epochs=0
     )
     return calls_of(lambda: trainer.fit(x, np.zeros(len(x), np.int32), config))
 
@@ -21,10 +20,9 @@ def calls_in_fit(trainer, x, num_steps):
 def calls_a_step(num_samples):
     x = np.zeros((num_samples, 2), np.float32)
     trainer = cx.distributed.DistributedTrainer(nn.Dense(2), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
-    trainer.predict(x[:1])
     calls_in_fit(trainer, x, 2)  # warm-up
-    # Both end within an epoch and read the rest of it in the same number of blocks.
-    few, many = calls_in_fit(trainer, x, 20), calls_in_fit(trainer, x, 120)
+    # 20 and 120 steps, which end within an epoch and read the rest of it in the same number of blocks.
+    few, many = calls_in_fit(trainer, x, 22), calls_in_fit(trainer, x, 142)
     return (many - few) / 100
 
 

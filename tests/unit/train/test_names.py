@@ -12,6 +12,7 @@ import optax
 import optax.contrib
 import pytest
 import yaml
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
@@ -33,7 +34,7 @@ from cyxjax.train.settings import RatePlan, resolve
 from cyxjax.train.start.named import LOSSES, METRICS, augment_of, loss_of, metrics_of
 from cyxjax.train.start.optimizers import build_optimizer
 from tests.support.refusals import refused
-from tests.support.trainers import X, Y, config, mlp, shake
+from tests.support.trainers import X, Y, config, shake
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
@@ -209,7 +210,7 @@ def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(two_devices):
     )
     found = []
     for optimizer, factor, recorded in kinds:
-        train = cx.DistributedTrainer(mlp(), "cross_entropy", optimizer)
+        train = cx.DistributedTrainer(linen.Dense(3), "cross_entropy", optimizer)
         assert train.fit(X, Y, settings, schedule=factor).learning_rates == pytest.approx(recorded)
         found.append(train.params)
     for other in found[1:]:
@@ -260,7 +261,7 @@ def test_named_metrics_leave_out_the_label_that_the_loss_ignores():
     config = TrainConfig(metrics=({"name": "top_k", "options": {"k": 1}}, "per_class"))
     found = metrics_of(config.metrics, INFO, cx.CrossEntropyLoss(ignore_index=2))
     output, target = jnp.eye(3)[jnp.array([0, 2, 1])], jnp.array([0, 0, 2])
-    means = found.means(np.asarray(found.sums(jnp.ones(3), output, target, jnp.ones(3))))
+    means = found.means(np.asarray(jax.jit(found.sums)(jnp.ones(3), output, target, jnp.ones(3))))
     assert (means["top_k"], means["precision_b"]) == pytest.approx((0.5, np.nan), nan_ok=True)
 
 
