@@ -54,11 +54,11 @@ def test_fit_refuses_a_run_folder_that_is_a_file_or_holds_other_things(tmp_path)
 
 
 class TimeFirst(linen.Module):
-    """A recurrent model that returns (time, samples, classes)."""
+    """Returns (time, samples, classes), as some recurrent models do."""
 
     @linen.compact
     def __call__(self, x):
-        return linen.RNN(linen.SimpleCell(3))(x[:, :, None]).swapaxes(0, 1)
+        return linen.Dense(3)(x[:, :, None]).swapaxes(0, 1)
 
 
 def test_an_output_whose_samples_are_not_in_dimension_0_is_refused():
@@ -114,7 +114,7 @@ def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples(t
         "hit": lambda o, t: (o.argmax(-1) == t).astype(jnp.float32),
         "ones": lambda o, t: (o[:, 0], (t == 1).astype(jnp.float32)),
     }
-    train = trainer(metrics=cx.Metrics(mine))
+    train = trainer(linen.Dense(3), metrics=cx.Metrics(mine))
     found = train.fit(X[:21], Y[:21], X[:21], Y[:21], config(epochs=1)).metrics
     outputs = train.predict(X[:21])
     assert found["val_mean"] == pytest.approx(found["val_hit"], rel=1e-6)
@@ -129,4 +129,4 @@ def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples(t
 )
 def test_a_metric_that_is_no_mean_over_samples_is_refused(metric, two_devices):
     with pytest.raises((ConfigError, DataError), match="mine"):
-        trainer(metrics=cx.Metrics({"mine": metric})).fit(X, Y, config())
+        trainer(linen.Dense(3), metrics=cx.Metrics({"mine": metric})).fit(X, Y, config())

@@ -51,7 +51,7 @@ def saved(folder, **options):
     return fit(checkpoint_dir=str(folder), **options)
 
 
-def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch, two_devices):
+def test_a_checkpoint_says_what_the_bits_hang_on_and_a_resume_compares_it(tmp_path, monkeypatch):
     saved(tmp_path)
     kept = read_manifest(step_folder(tmp_path, 2)).meta["exact"]
     assert kept["parts"] == "8 of 2 samples, in a loop"

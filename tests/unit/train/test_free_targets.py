@@ -35,8 +35,9 @@ rng = np.random.default_rng(0)
 )
 def test_integers_are_what_the_users_loss_makes_of_them(loss, target):
     target = target.astype(np.int32)
-    by_arrays = after_fit(X, target, config(batch_size=8, shuffle=False), loss=loss)
-    by_loader = after_fit(batches(X, target, 16), config(), loss=loss)
+    settings, options = config(batch_size=8, shuffle=False), {"model": linen.Dense(CLASSES), "loss": loss}
+    by_arrays = after_fit(X, target, settings, **options)
+    by_loader = after_fit(batches(X, target, 16), settings, **options)
     assert np.isfinite(by_arrays.history.train_losses).all()
     # Two replicas of 8 samples: the same batches, dealt out in the same order.
     jax.tree.map(np.testing.assert_array_equal, by_arrays.params, by_loader.params)
@@ -48,7 +49,7 @@ def test_labels_of_our_own_losses_name_a_class():
     task = cx.Task({"class": cx.CrossEntropyLoss(), "size": (lambda o, t: jnp.square(o).mean(-1), 0.1)})
     for loss in (cx.CrossEntropyLoss(), cx.NLLLoss(), task, cx.Task(cx.CrossEntropyLoss(), output=None)):
         with pytest.raises(DataError, match="7"):
-            trainer(loss=loss).fit(X, wrong, config())
+            trainer(linen.Dense(CLASSES), loss=loss).fit(X, wrong, config())
 
 
 class Imputing(linen.Module):
@@ -60,10 +61,10 @@ class Imputing(linen.Module):
         return linen.Dense(CLASSES)(jnp.concatenate([jnp.where(finite, x, 0.0), finite.astype(x.dtype)], -1))
 
 
-@pytest.mark.parametrize(("missing", "loss"), [(np.nan, cx.CrossEntropyLoss()), (-np.inf, ce)])
-def test_numbers_that_the_model_imputes_may_be_missing(missing, loss):
-    holes = np.where(rng.random(X.shape) < 0.2, np.float32(missing), X)
-    filled = trainer(Imputing(), loss=loss)
+def test_numbers_that_the_model_imputes_may_be_missing():
+    missing = np.where(rng.random(X.shape) < 0.5, np.float32(np.nan), np.float32(-np.inf))
+    holes = np.where(rng.random(X.shape) < 0.2, missing, X)
+    filled = trainer(Imputing())
     history = filled.fit(holes, Y, holes, Y, config())
     assert history.train_losses[-1] < history.train_losses[0]
     assert np.isfinite(filled.evaluate(holes, Y)[0])
@@ -77,5 +78,5 @@ def test_targets_that_the_loss_masks_may_be_missing():
         finite = jnp.isfinite(wanted)
         return jnp.square(output - jnp.where(finite, wanted, 0.0)), finite.astype(jnp.float32)
 
-    history = trainer(loss=masked).fit(X, target, config())
+    history = trainer(linen.Dense(CLASSES), loss=masked).fit(X, target, config())
     assert history.train_losses[-1] < history.train_losses[0]

@@ -227,8 +227,11 @@ def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path, one_device)
     fit(tmp_path / "cut", max_steps=11, **exact)
     again = fit(tmp_path / "cut", **exact)
     assert (again.history.rollback_batches, again.history.rollback_steps) == ([15], [5])
-    fit(tmp_path / "plain", max_steps=11)
-    assert fit(tmp_path / "plain").history.rollback_steps == [4]  # the newest
+
+
+def test_another_run_goes_back_to_the_newest(tmp_path):
+    fit(tmp_path, max_steps=11)
+    assert fit(tmp_path).history.rollback_steps == [4]
 
 
 def test_a_spike_that_comes_back_is_an_error(tmp_path):

@@ -89,7 +89,7 @@ def test_waiting_is_for_the_better_value(mode, epochs):
 
 def test_the_best_checkpoints_of_a_run_are_those_of_its_monitor(tmp_path):
     values = {"monitor": "val_margin", "checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
-    fitted(cx.EMA(0.0), epochs=4, keep_last=1, keep_best=1, **values)
+    fitted(cx.EarlyStopping(9), epochs=4, keep_last=1, keep_best=1, **values)
     steps = list_steps(tmp_path)
     assert steps == [steps[-1] // 4, steps[-1]]  # the first, which is the best, and the newest
 
