@@ -3,15 +3,17 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import cyxjax as cx
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError, DataError, GroupError
 from cyxjax.train.feeding import fit_data
+from cyxjax.train.settings import resolve
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.refusals import refused
 from tests.support.trainers import (
@@ -106,7 +108,7 @@ def test_bad_data_is_refused_before_training(data, error, says, tmp_path):
 
 def test_nan_that_appears_while_training_ends_the_run_with_its_step():
     with pytest.raises(cx.errors.CyxjaxError, match=r"loss .*step \d+ \(epoch 1\)"):
-        trainer(lr=1e38).fit(X * 1e19, Y, config())
+        trainer().fit(X * 1e30, Y, config())  # the second output is infinite
 
 
 def test_no_optimizer_no_parameters_and_no_model_are_said():
@@ -125,40 +127,43 @@ def test_no_optimizer_no_parameters_and_no_model_are_said():
             call(trainer())
 
 
-@pytest.mark.parametrize("samples", [1, 8, 50])
+@pytest.mark.parametrize("samples", [1, 25])
 def test_results_do_not_depend_on_the_number_of_replicas(samples):
-    # Steps of 32: some of 8 replicas have padding alone where 1, 8 or, in a second step, 18 samples are left.
+    # Steps of 16: some of 4 replicas have padding alone where 1 or, in a second step, 9 samples are left.
     found = []
-    for devices in (1, 8):
+    for devices in (1, 4):
         use_devices(devices)
         one = trainer()
-        history = one.fit(X[:samples], Y[:samples], *VAL, config(batch_size=32 // devices))
-        assert history.num_steps == 2 * (1 + samples // 32)
-        curves = *history.train_losses, *history.val_losses, *history.val_accuracies
-        found.append(([*curves, *one.evaluate(*VAL)], one.predict(X)))
-        assert one.evaluate(*VAL, batch_size=3) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
+        history = one.fit(X[:samples], Y[:samples], *VAL, config(batch_size=16 // devices))
+        assert history.num_steps == 2 * (1 + samples // 16)
+        curves, whole = (
+            [*history.train_losses, *history.val_losses, *history.val_accuracies],
+            one.evaluate(*VAL),
+        )
+        found.append(([*curves, *whole], one.predict(X)))
+        assert one.evaluate(*VAL, batch_size=3) == pytest.approx(whole, rel=1e-6)
     np.testing.assert_allclose(found[1][0], found[0][0], rtol=2e-5)  # rounding of sums only
     np.testing.assert_allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5)
 
 
 def test_accumulation_takes_the_same_steps_as_one_large_batch():
-    whole = trainer().fit(X, Y, config(batch_size=6))
-    parts = trainer().fit(X, Y, config(batch_size=2, gradient_accumulation_steps=3))
-    assert parts.num_steps == whole.num_steps == 10
-    assert parts.effective_batch_size == whole.effective_batch_size == 12
+    whole = trainer().fit(X, Y, config(batch_size=4))
+    parts = trainer().fit(X, Y, config(batch_size=2, gradient_accumulation_steps=2))
+    assert parts.num_steps == whole.num_steps == 2 * 8
+    assert parts.effective_batch_size == whole.effective_batch_size == 8
     np.testing.assert_allclose(parts.train_losses, whole.train_losses, rtol=1e-5)
-    in_all = {"batch_size": None, "global_batch_size": 12, "gradient_accumulation_steps": 3}
+    in_all = {"batch_size": None, "global_batch_size": 8, "gradient_accumulation_steps": 2}
     assert trainer().fit(X, Y, config(**in_all)).train_losses == parts.train_losses
-    with pytest.raises(ConfigError, match="global_batch_size=10 .*2 replicas x 3"):
+    with pytest.raises(ConfigError, match="global_batch_size=10 .*2 replicas x 2"):
         trainer().fit(X, Y, config(**in_all | {"global_batch_size": 10}))
 
 
 def test_learning_rates_are_scaled_and_warmed_up():
     # 2 replicas x 8 = 16 per step, base 4: x4 linear, x2 by the root. 4 steps an epoch.
-    linear = config(batch_size=8, lr_scaling="linear", base_batch_size=4, warmup_steps=8, epochs=3)
+    scaled = {"batch_size": 8, "base_batch_size": 4, "warmup_steps": 8, "epochs": 3}
+    linear = config(**scaled, lr_scaling="linear")
     assert trainer().fit(X, Y, linear).learning_rates == pytest.approx([0.4 * 4 / 8, 0.4, 0.4])
-    root = config(batch_size=8, lr_scaling="sqrt", base_batch_size=4)
-    assert trainer().fit(X, Y, root).learning_rates == pytest.approx([0.2, 0.2])
+    assert resolve(config(**scaled, lr_scaling="sqrt"), 2).step.rate.peak == 2
     with pytest.raises(ConfigError, match="lr_scaling = 'linear' .*base_batch_size"):
         config(lr_scaling="linear")
 
@@ -172,16 +177,20 @@ def test_a_regression_has_no_accuracy():
     assert one.predict(X).shape == (60,)
 
 
+class Squares(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        image = linen.Dense(2)(x)
+        return {"loss": jnp.square(image).sum((1, 2)), "image": image}
+
+
 def test_predict_keeps_the_shape_of_what_the_model_returns():
-    model = cx.get_model("vae")(latent_size=2, hidden=(4,))
-    one = DistributedTrainer(model, None, cx.SGDOptimizer(0.01))
-    images = np.random.default_rng(0).uniform(size=(11, 3, 3)).astype(np.float32)
+    one = DistributedTrainer(Squares(), None, cx.SGDOptimizer(0.01))
+    images = np.random.default_rng(0).uniform(size=(11, 3, 2)).astype(np.float32)
     losses = one.fit(images, config(epochs=3)).train_losses
     assert losses[-1] < losses[0]
     output = one.predict(images)  # 11 samples on 2 replicas: padded, then the padding is removed
-    assert {name: a.shape for name, a in output.items()} == {
-        "loss": (11,), "reconstruction": (11, 3, 3), "mean": (11, 2), "log_var": (11, 2)
-    }  # fmt: skip
+    assert {name: a.shape for name, a in output.items()} == {"loss": (11,), "image": (11, 3, 2)}
     assert np.mean(output["loss"]) == pytest.approx(one.evaluate(images)[0], rel=1e-5)
 
 
