@@ -1,5 +1,7 @@
 """`profile: FIRST:STOP`: a real trace of real programs, and its page."""
 
+from unittest.mock import Mock
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from cyxjax.config.load import load_config
 from cyxjax.errors import ConfigError
 from cyxjax.observe.profile import Op, busy_s, page, read
+from cyxjax.train.hooks import profile
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.profile import ProfileHook
 
@@ -35,11 +38,12 @@ def test_steps_are_traced_and_told_on_a_page(tmp_path):
     assert "jit__lambda" in (tmp_path / "summary.txt").read_text()
 
 
-def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path):
-    messages = []
+def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path, monkeypatch):
+    messages, tracing = [], Mock()
+    monkeypatch.setattr(profile, "Tracing", tracing)
+    tracing.return_value.stop.side_effect = lambda num_steps, spent: [f"{num_steps} steps"]
     hook = ProfileHook(2, 9, tmp_path, messages.append)
     hook.on_start(at(5))
-    jax.jit(lambda x: x * 2)(1.0).block_until_ready()
     hook.on_end(at(7), False)
     assert messages.pop().startswith("Profile of steps 5 to 6: 2 steps")
     ProfileHook(10, 15, tmp_path, messages.append).on_end(at(8), True)
