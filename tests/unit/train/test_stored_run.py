@@ -73,7 +73,7 @@ def test_a_run_is_loaded_where_it_lies_now_measured_and_trained_on(moved, run):
     assert found.evaluate() == found.evaluate(x, y) == pytest.approx(run[2], rel=1e-6)
     assert found.evaluate(part="val")["loss"] != run[2]["loss"]
     quiet = {"checkpoint_every_n_epochs": 0, "verbose": False}
-    found.trainer.fit(found.data.train, epochs=3, batch_size=4, **quiet)
+    found.trainer.fit(found.data.train, epochs=3, batch_size=32, **quiet)
     assert found.step > 2
     kept = moved / "data.json"  # as of a CSV file of words
     kept.write_text(kept.read_text().replace('"class_names": []', '"class_names": ["no", "yes"]'))
@@ -351,7 +351,7 @@ def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, two_devices):
+def test_a_table_whose_columns_lie_elsewhere_is_not_trained_on(tmp_path, one_device):
     x = np.random.default_rng(0).normal(size=(20, 2)).round(3)
     for name, columns in {"a": (0, 1), "b": (1, 0)}.items():
         rows = [f"{row[columns[0]]},{row[columns[1]]},{row.sum()}" for row in x]
