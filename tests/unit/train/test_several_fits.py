@@ -49,14 +49,26 @@ def refused_resume(one, saved):
         one.fit(*DATA, config(checkpoint_dir=saved, resume="auto", precision="params=bfloat16"))
 
 
-BEFORE = [lambda one, saved: one.evaluate(*DATA), lambda one, saved: one.predict(DATA[0])]
+def evaluated(one, saved):
+    one.evaluate(*DATA)
 
 
-@pytest.mark.parametrize("settings", [{"seed": 7}, {"lora": {"rank": 2}}, {"init_from": "saved"}])
-def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(settings, saved):
+def predicted(one, saved):
+    one.predict(DATA[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({"seed": 7}, (evaluated, predicted, refused_fit, refused_resume)),
+        ({"lora": {"rank": 2}}, (evaluated,)),
+        ({"init_from": "saved"}, (predicted, refused_resume)),
+    ],
+)
+def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(settings, calls, saved):
     values = settings | ({"init_from": saved} if "init_from" in settings else {})
     plain = fitted(options=STILL, **values)
-    for before in (*BEFORE, refused_fit, refused_resume):
+    for before in calls:
         other = one_layer(**STILL)
         before(other, saved)
         other.fit(*DATA, config(**values))
@@ -81,6 +93,18 @@ def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved)
     assert (history.steps, history.epochs) == ([3, 6, 9], [0, 1, 2])
 
 
+MOMENTS = {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}
+
+
+@pytest.fixture(scope="module")
+def with_moments(tmp_path_factory):
+    """A folder with the checkpoint of an epoch with momentum."""
+    folder = tmp_path_factory.mktemp("moments")
+    with mock.patch.dict(os.environ), cx.testing.devices(2):
+        fitted(options=MOMENTS, epochs=1).save_checkpoint(str(folder))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -90,11 +114,9 @@ def test_a_fit_that_has_nothing_to_do_or_is_refused_keeps_what_was_loaded(saved)
         ({"trainable": ["bias"]}, "trainable .*'bias'.*sync/"),
     ],
 )
-def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(settings, named, tmp_path):
-    moments = {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}
-    fitted(options=moments, epochs=1).save_checkpoint(str(tmp_path))
-    other = loaded(tmp_path, model=linen.Dense(3), **moments)
-    with pytest.raises(OtherStateError, match=f"{named}.*init_from: {tmp_path}"):
+def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(settings, named, with_moments):
+    other = loaded(with_moments, model=linen.Dense(3), **MOMENTS)
+    with pytest.raises(OtherStateError, match=f"{named}.*init_from: {with_moments}"):
         other.fit(*DATA, config(**settings))
     assert other.fit(*DATA, config()).num_steps == 6  # what was loaded is kept
 
@@ -134,7 +156,7 @@ def test_a_run_s_own_checkpoint_comes_before_ckpt_path(saved, tmp_path):
 @pytest.mark.parametrize("validation", [{"x": X[:8], "y": Y[:8]}, (X[:8], Y[:8])])
 @pytest.mark.parametrize("data", [{"x": X, "y": Y}, [[x, y] for x, y in zip(X, Y, strict=True)]])
 def test_validation_data_are_no_targets(data, validation):
-    assert len(one_layer().fit(data, validation_data=validation, config=config()).val_losses) == 2
+    assert len(one_layer().fit(data, validation_data=validation, config=config(epochs=1)).val_losses) == 1
 
 
 def test_an_autoencoder_is_validated_on_its_validation_data():
