@@ -61,16 +61,6 @@ def test_what_the_caller_changes_later_is_not_changed_here():
     assert resolve(one, 2).step != before
 
 
-def test_fits_of_equal_plans_share_their_compiled_functions(two_devices):
-    one = trainer()
-    one.fit(X, Y, config(epochs=1, checkpoint_every_n_epochs=0))
-    first = one.program
-    one.fit(X, Y, config(epochs=2, log_every_n_batches=3, checkpoint_every_n_epochs=0))
-    assert one.program is first
-    one.fit(X, Y, config(epochs=1, max_grad_norm=1.0, checkpoint_every_n_epochs=0))
-    assert one.program is not first
-
-
 @pytest.mark.parametrize("model", [mlp, partial(linen.Dense, 3)])
 def test_equal_trainers_share_them_in_these_tests(model, two_devices):
     """Compiled anew for each trainer, the tests take a third longer, and nothing else would say so."""

@@ -53,7 +53,7 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):
 class Two(linen.Module):
     @linen.compact
     def __call__(self, a, b):
-        return linen.Dense(CLASSES)(linen.Dense(4)(a) + linen.Dense(4)(b))
+        return linen.Dense(CLASSES)(a) + linen.Dense(CLASSES)(b)
 
 
 class OfGraphs(linen.Module):
@@ -91,13 +91,14 @@ def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_pat
 def test_a_second_fit_goes_on_from_the_parameters_where_they_lie_and_compiles_nothing(monkeypatch):
     one, compiled, fetched = trainer(), [], []
     first = one.fit(X, Y, *VAL, config())
-    between, take = one.params, run_state.local_value
+    between, program, take = one.params, one.program, run_state.local_value
     monkeypatch.setattr(run_state, "local_value", lambda leaf: fetched.append(leaf.shape) or take(leaf))
     jax.monitoring.register_event_duration_secs_listener(lambda *args, **more: compiled.append((*args, more)))
     try:
-        second = one.fit(X, Y, *VAL, config(epochs=1))
+        second = one.fit(X, Y, *VAL, config(epochs=1, log_every_n_batches=3))
     finally:
         jax.monitoring.clear_event_listeners()
+    assert one.program is program
     # Shapes are traced again to check the data; nothing is compiled.
     assert [more["fun_name"] for name, _, more in compiled if "backend_compile" in name] == []
     assert fetched == [()]  # the step's number; 0.4 s of a GPU's time where a GPT-2 went to the host and back
@@ -105,6 +106,8 @@ def test_a_second_fit_goes_on_from_the_parameters_where_they_lie_and_compiles_no
     assert second.train_losses[0] < first.train_losses[1]
     assert second.num_steps == 3 * 8  # step numbers continue, so that keys and checkpoints differ
     assert not same_bits(between, one.params)
+    one.prepare(X, Y, config=config(max_grad_norm=1.0))
+    assert one.program is not program
 
 
 def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path):
