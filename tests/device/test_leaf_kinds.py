@@ -60,8 +60,9 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
         a, b = x @ parts[0], x @ parts[1]
         return jnp.square(jnp.sqrt(a * a + b * b) - y).mean()
 
+    gradient = jax.jit(jax.grad(loss))
     for i in range(0, SAMPLES, 8):
-        grads = jax.grad(loss)(parts, x[i : i + 8], TARGET[i : i + 8])
+        grads = gradient(parts, x[i : i + 8], TARGET[i : i + 8])
         parts = jax.tree.map(lambda p, g: p - 0.1 * g, parts, grads)
     how = {"comm": comm, "remat": remat, "sentinel_every_n_steps": 1}
     train = trained(Complex(), cx.MSELoss(), x, TARGET, **how)

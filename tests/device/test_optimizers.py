@@ -237,9 +237,9 @@ def test_every_rule_steps_as_on_one_device(comm, name):
 
 def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_path):
     x, y = np.eye(8, 3, dtype=np.float32), np.arange(8, dtype=np.int32) % 2
+    rule = optax.noisy_sgd(RATE, key=3)  # optax stores a typed key for any argument
 
     def trained(epochs, folder):
-        rule = optax.noisy_sgd(RATE, key=3)  # optax stores a typed key for any argument
         one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
         saved = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
         one.fit(x, y, config(epochs=epochs, batch_size=1, **saved))
