@@ -39,10 +39,10 @@ def train(name, lr, hidden, epochs, callbacks=()):
     )
 
 
-def main(epochs=3):
+def main(epochs=3, grid=GRID):
     results = {}
-    for values in itertools.product(*GRID.values()):
-        point = dict(zip(GRID, values, strict=True))
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
         name = "_".join(f"{key}-{value}" for key, value in point.items())
         results[name] = train(name, **point, epochs=epochs)
     best = min(results, key=lambda name: min(results[name].val_losses))

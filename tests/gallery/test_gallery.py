@@ -23,13 +23,16 @@ def all_losses(names):
     return {name: losses(name, epochs=1) for name in names}
 
 
+# Each point of the grid compiles its own programs: two are a grid too.
+OPTIONS = {"sweep": {"grid": {"lr": (0.003,), "hidden": (32, 64)}}, "packed_text": {"texts": 60}}
+
 # The wide test with two processes also runs all of them on two devices.
 SLOW = ("own_model", "worker_stream")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NAMES])
 def test_an_example_learns_on_two_devices(name, group, cwd, two_devices):
-    found = losses(name)
+    found = losses(name, **OPTIONS.get(name, {}))
     assert found[-1] < 0.95 * found[0]
     assert {path.name for path in cwd.iterdir()} <= {"runs"}
 
