@@ -112,10 +112,14 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
     added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
     own = metrics.own.items()
-    bound = [(one.args, one.keywords) for _, one in own if type(one) is partial]
+    bound = [(name, one.args, one.keywords) for name, one in own if type(one) is partial]
+    are_short = all(
+        isinstance(a, int | float | str) for _, args, words in bound for a in (*args, *words.values())
+    )
     own = [(name, one.func if type(one) is partial else one) for name, one in own]
     measured = (metrics.ignore_index, metrics.num_rows, *own)
     changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
+    plain &= are_short  # the text of an array leaves numbers out
     if None in (model, function) or not plain or (isinstance(model, tuple) and changed):
         return None
     shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
