@@ -91,13 +91,22 @@ def test_more_devices_than_parts_are_refused():
         placer_for(resolve(config(virtual_replicas=4), 8).step, build_mesh())
 
 
+def assert_halves_alike(precision, name, devices):
+    one = problem(name)
+    halves = alike(one, devices=(1, devices), precision=precision)
+    assert bits(halves)["values"] != bits(trained(one, 1))["values"]  # the option has an effect
+
+
+def test_bfloat16_gives_the_same_bits():
+    assert_halves_alike("bfloat16", "mlp", 3)  # as the suite compiles: the control's program is shared
+
+
 WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compiled for each device separately
 
 
 @pytest.mark.parametrize(
     ("precision", "name", "devices"),
     [
-        ("bfloat16", "mlp", 3),
         pytest.param("float16", "mlp", 2, marks=pytest.mark.slow),
         *(
             pytest.param(precision, name, devices, marks=WIDE)
@@ -107,9 +116,7 @@ WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compile
     ],
 )
 def test_halves_give_the_same_bits(precision, name, devices, as_users_compile):
-    one = problem(name)
-    halves = alike(one, devices=(1, devices), precision=precision)
-    assert bits(halves)["values"] != bits(trained(one, 1))["values"]  # the option has an effect
+    assert_halves_alike(precision, name, devices)
 
 
 def test_a_loss_scale_that_comes_down_comes_down_alike():
