@@ -82,6 +82,7 @@ MODELS = {
     "crossed": (Crossed, (TOKENS, np.roll(TOKENS, -1, 1))),
     "pair": (pair, (IMAGES, LABELS)),
     "cnn": (Convolutional, (IMAGES, LABELS)),
+    "perceptron": (lambda: Deep(7, 2), (IMAGES.reshape(44, -1), LABELS)),
     "nnx": (lambda: Perceptron(nnx.Rngs(0)), (IMAGES, LABELS)),
     "gpt": (
         lambda: cx.get_model("gpt")(vocab_size=11, context_length=8, width=8, num_layers=2, num_heads=2),
@@ -94,6 +95,13 @@ def no_decay_for_vectors(tree):
     return jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
 
 
+# Moments, and weight decay for matrices only. (optax's Adam breaks the strict dtype rule of these tests.)
+DECAY = optax.add_decayed_weights(0.1, mask=no_decay_for_vectors)
+RULE = optax.chain(optax.scale_by_rms(), optax.trace(0.9), DECAY, optax.scale(-0.003))
+# Moments would amplify a gradient that is only rounding noise.
+ROUNDED_RULE = optax.chain(optax.trace(0.9), DECAY, optax.scale(-0.05))
+
+
 def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=None, **settings):
     """A trainer after `epochs` with batches of 16, the last of which is short.
 
@@ -102,11 +110,7 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=N
     if replicas is not None:
         use_devices(replicas)
     make, usual = MODELS[model]
-    # Moments, and weight decay for matrices only. (optax's Adam breaks the strict dtype rule of these tests.)
-    decay = optax.add_decayed_weights(0.1, mask=no_decay_for_vectors)
-    optimizer = optax.chain(optax.scale_by_rms(), optax.trace(0.9), decay, optax.scale(-0.003))
-    if "precision" in settings:  # moments would amplify a gradient that is only rounding noise
-        optimizer = optax.chain(optax.trace(0.9), decay, optax.scale(-0.05))
+    optimizer = ROUNDED_RULE if "precision" in settings else RULE
     trainer = DistributedTrainer(make(), cx.CrossEntropyLoss(), optimizer, callbacks=callbacks)
     saving = {"checkpoint_dir": str(tmp_path), "resume": "auto", "checkpoint_every_n_epochs": 1}
     saving = saving if tmp_path else {"checkpoint_every_n_epochs": 0}
