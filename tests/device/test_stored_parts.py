@@ -52,7 +52,7 @@ def test_it_is_loaded_whole_on_other_devices_and_trains_on(run, two_devices):
     assert found.evaluate() == pytest.approx(measured, rel=1e-5)
 
 
-def test_every_command_takes_it(run, tmp_path, capsys):
+def test_every_command_takes_it(run, two_devices, tmp_path, capsys):
     folder, params, outputs, measured = run
     np.save(tmp_path / "x.npy", ROWS)
     assert command("predict", folder, tmp_path / "x.npy", tmp_path / "y.npy") == 0
