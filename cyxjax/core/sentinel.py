@@ -61,7 +61,7 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
     of_leaf, gathered = _programs(mesh)
 
     def fingerprints(tree: PyTree) -> jax.Array:
-        leaves = jax.tree.leaves(replicated_part(keys_as_bits(fetch(tree)), spec))
+        leaves = jax.tree.leaves(keys_as_bits(fetch(replicated_part(tree, spec))))
         rows = [of_leaf(leaf) for leaf in leaves]
         parts = [gathered(rows[at : at + _AT_ONCE]) for at in range(0, len(rows), _AT_ONCE)]
         return jnp.concatenate(parts, axis=1)
