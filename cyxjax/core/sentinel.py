@@ -5,23 +5,20 @@ in one device's memory, or with model code that depends on the rank, training co
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from cyxjax.core.collectives import held_by
-from cyxjax.core.mesh import PER_REPLICA, REPLICATED
+from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.replica import by_spec, model_map
 from cyxjax.core.trees import PyTree, bits_as_keys, joined, keys_as_bits, leaf_names, unchanged
 
 Move: TypeAlias = Callable[[PyTree], PyTree]
-
-_AT_ONCE = 64  # leaves whose sums one program gathers
 
 
 class Difference(NamedTuple):
@@ -58,13 +55,9 @@ def replicated_names(tree: PyTree, spec: PyTree) -> list[str]:
 def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move = unchanged) -> Sentinel:
     """For states placed as `spec` says on `mesh`. fetch, stow: see `Sync`."""
 
-    of_leaf, gathered = _programs(mesh)
-
-    def fingerprints(tree: PyTree) -> jax.Array:
-        leaves = jax.tree.leaves(keys_as_bits(fetch(replicated_part(tree, spec))))
-        rows = [of_leaf(leaf) for leaf in leaves]
-        parts = [gathered(rows[at : at + _AT_ONCE]) for at in range(0, len(rows), _AT_ONCE)]
-        return jnp.concatenate(parts, axis=1)
+    def local_sums(tree: PyTree) -> jax.Array:
+        rows = [_sums(leaf) for leaf in jax.tree.leaves(replicated_part(keys_as_bits(tree), spec))]
+        return lax.all_gather(jnp.stack(rows), AXIS)
 
     def local_heal(tree: PyTree, sources: jax.Array) -> PyTree:
         tree = keys_as_bits(tree)
@@ -72,20 +65,13 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
         chosen = [held_by(source, leaf) for leaf, source in zip(leaves, sources, strict=True)]
         return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
 
+    sums = model_map(local_sums, mesh, (spec,), REPLICATED)
     heal = model_map(local_heal, mesh, (spec, REPLICATED), spec)
-    healed = jax.jit(lambda tree, sources: stow(heal(fetch(tree), sources)))
-    return Sentinel(spec, fingerprints, healed)
-
-
-@lru_cache(maxsize=4)  # states of one mesh share them
-def _programs(mesh: Mesh) -> tuple[Callable, Callable]:
-    """(leaf -> its two sums, uint32 (R, 2), one row per replica; several of these -> (R, leaves, 2), on all).
-
-    A program for each shape of leaf: in one for the whole state XLA compiles each leaf anew, 37 s of CPU time
-    for 2,000 leaves of six shapes.
-    """
-    of_leaf = jax.jit(model_map(lambda leaf: _sums(leaf)[None], mesh, REPLICATED, PER_REPLICA))
-    return of_leaf, jax.jit(lambda rows: jnp.stack(rows, 1), out_shardings=NamedSharding(mesh, REPLICATED))
+    return Sentinel(
+        spec,
+        jax.jit(lambda tree: sums(fetch(tree))),
+        jax.jit(lambda tree, sources: stow(heal(fetch(tree), sources))),
+    )
 
 
 def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:
@@ -104,6 +90,7 @@ def _judge(prints: np.ndarray, name: str) -> Difference:
     return Difference(name, tuple(np.flatnonzero(which != wanted).tolist()), source)
 
 
+@jax.jit  # traced and lowered once for all leaves of one shape
 def _sums(leaf: jax.Array) -> jax.Array:
     bits = _bits(leaf).astype(jnp.uint32).reshape(-1)
     place = lax.iota(jnp.uint32, bits.size)

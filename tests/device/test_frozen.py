@@ -48,9 +48,9 @@ SIMILAR = {"bucketed", "bf16", "fp16", "int8", "local_sgd"}  # as mean or diloco
 EXACT = {"reproducibility": "exact", "global_batch_size": 8, "virtual_replicas": 4, "exact_threads": 8}
 
 
-@pytest.mark.parametrize("comm", [*sorted(set(STRATEGIES) - SIMILAR), "exact"])
+@pytest.mark.parametrize("comm", [*sorted(set(STRATEGIES) - SIMILAR), "exact", "average"])
 def test_what_is_frozen_keeps_its_bits(comm):
-    options = {"exact": EXACT | {"batch_size": None}, "mean": {"callbacks": [cx.EMA(0.5)]}}.get(comm)
+    options = {"exact": EXACT | {"batch_size": None}, "average": {"callbacks": [cx.EMA(0.5)]}}.get(comm)
     named = STRATEGIES.get(comm)
     options = options or {"comm": comm, "comm_options": dict(named.usual or {})}
     train, before, after = fit(trainable="Dense_1/*", **options)

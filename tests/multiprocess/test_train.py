@@ -20,8 +20,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
 def command(run_dir: Path, epochs: int = 2) -> list[str]:
     few = ["--epochs", str(epochs), "--log-every-n-batches", "5", "--checkpoint-every-n-epochs", "1"]
-    small = ["--model.name", "mlp", "--model.options.dropout", "0.25"]
-    return ["-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), *few, *small]
+    return ["-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), *few]
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -36,18 +35,20 @@ def one_process(tmp_path_factory) -> Path:
     return run_dir
 
 
-def test_the_launcher_gives_the_losses_of_one_process_and_ranks_that_save_by_minutes_save_together(
-    one_process, tmp_path
-):
-    # zero1, so that all ranks must save at the same step. Dropout draws for each replica.
-    by_minutes = ["--checkpoint-every-n-epochs", "0", "--checkpoint-every-n-minutes", "60"]
+def test_the_launcher_gives_the_losses_of_one_process_with_two_devices(one_process, tmp_path):
     words = ["-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "two")]
-    printed = printed_by(*words, "--comm", "zero1", *by_minutes)
+    printed = printed_by(*words)
     assert "world_size 2; backend gloo" in printed
     assert "[rank 1] Epoch" not in printed  # only rank 0 prints
     # gloo and the in-process all-reduce add the same two float32 numbers; 40 Adam steps keep them at 1e-6.
     assert losses(tmp_path / "two") == pytest.approx(losses(one_process), rel=1e-5)
-    assert list_steps(tmp_path / "two" / "checkpoints") == [40]
+
+
+def test_a_run_that_saves_by_minutes_saves_its_last_step_together(tmp_path):
+    by_minutes = ["--checkpoint-every-n-epochs", "0", "--checkpoint-every-n-minutes", "60"]
+    more = ["--comm", "zero1", "--model.name", "mlp", *by_minutes]
+    printed_by("-m", "cyxjax.launch", "--nproc-per-node", "2", *command(tmp_path / "run", 1), *more)
+    assert list_steps(tmp_path / "run" / "checkpoints") == [20]
 
 
 ALIKE = [

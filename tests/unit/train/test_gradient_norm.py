@@ -29,8 +29,9 @@ def test_every_eighth_step_tells_the_norm_of_its_gradient_before_clipping():
     assert norms == pytest.approx(wanted, rel=1e-5)
 
 
-def test_without_a_mean_gradient_nothing_is_told():
-    history = trainer(Line(), cx.MSELoss(), 0.01).fit(ONE_X, ONE_Y, config(comm="local_sgd"))
+@pytest.mark.parametrize("comm", ["local_sgd", "diloco"])
+def test_without_a_mean_gradient_nothing_is_told(comm):
+    history = trainer(Line(), cx.MSELoss(), 0.01).fit(ONE_X, ONE_Y, config(comm=comm))
     assert history.train_losses
     assert not history.grad_norms
 
