@@ -42,7 +42,7 @@ from hypothesis import settings
 
 from cyxjax.data import catalog
 from cyxjax.launch.backend import programs
-from tests.support import contexts, forked, leaks, order, places, shared_programs
+from tests.support import contexts, forked, leaks, order, shared_programs
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -50,7 +50,6 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 programs.keep()
 catalog._digits = functools.cache(catalog._digits)  # each reading parses 120,000 numbers
-places.keep_digests()
 contexts.share()
 shared_programs.share()
 settings.register_profile("any_machine", deadline=None)  # 200 ms per example is too short on a busy machine

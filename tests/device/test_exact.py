@@ -108,6 +108,7 @@ WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compile
     ("precision", "name", "devices"),
     [
         pytest.param("float16", "mlp", 2, marks=pytest.mark.slow),
+        pytest.param("bfloat16", "mlp", 3, marks=pytest.mark.slow),
         *(
             pytest.param(precision, name, devices, marks=WIDE)
             for precision in ("float16", "bfloat16")

@@ -86,7 +86,11 @@ _STORAGE = [
         "R34",
         "resumed with 2, 3 and 1 processes",
         "the next unseen sample, each once an epoch; results equal to rounding",
-        tests_in(_RESUME, "test_resumed_in_another_number_of_processes_again_and_again"),
+        tests_in(
+            _RESUME,
+            "test_resumed_in_another_number_of_processes_again_and_again",
+            "test_the_same_replicas_in_other_processes_give_the_same_numbers",
+        ),
     ),
     Row(
         "R34",

@@ -17,6 +17,7 @@ from cyxjax.cli import checkpoint as cli_checkpoint
 from cyxjax.errors import EXIT_PREEMPTED
 from tests.support import jobs
 from tests.support.training import (
+    EPOCHS,
     LAST,
     assert_same_run,
     checkpoints,
@@ -58,12 +59,13 @@ def losses(config) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-def test_several_steps_a_dispatch_have_the_bits_and_records_of_one(unbroken, tmp_path):
-    config = write_experiment(tmp_path, steps_per_dispatch=8)
-    jobs.run(config)
-    assert_same_run(config, unbroken(1))
-    assert list_steps(checkpoints(config)) == list_steps(checkpoints(unbroken(1)))  # none goes past a save
-    assert losses(config) == losses(unbroken(1))
+@pytest.mark.parametrize(("world", "several"), [(1, 8), (2, 4)])  # 6 steps per epoch: `auto` is 3, as 4
+def test_several_steps_a_dispatch_have_the_bits_and_records_of_one(unbroken, tmp_path, world, several):
+    whole, config = unbroken(world), write_experiment(tmp_path, steps_per_dispatch=several)
+    jobs.run(config, world=world)
+    assert_same_run(config, whole)
+    assert list_steps(checkpoints(config)) == list_steps(checkpoints(whole))  # no dispatch goes past a save
+    assert losses(config) == losses(whole)
     assert len(losses(config)) == LAST
 
 
@@ -85,8 +87,8 @@ def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
     unbroken, tmp_path, world, faults
 ):
     config = write_experiment(tmp_path, **(OF_THREE if world == 3 else {}))
-    for fault, at_once in zip(faults, (4, 3, 8), strict=True):  # steps per dispatch
-        ended = jobs.run(config, "--steps-per-dispatch", at_once, world=world, fault=fault, code=None)
+    for fault, several in zip(faults, (4, 3, 8), strict=True):
+        ended = jobs.run(config, "--steps-per-dispatch", several, world=world, fault=fault, code=None)
         if fault.startswith("TERM"):
             assert ended.codes == [EXIT_PREEMPTED] * world, ended.text
         else:
@@ -112,6 +114,13 @@ def test_resumed_in_another_number_of_processes_again_and_again(tmp_path):
     assert newest_step(config) == newest_step(whole)
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0  # the same samples in the same order
     same_to_rounding(config, whole)
+
+
+def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tmp_path):
+    config = write_experiment(tmp_path)
+    assert KILLED in jobs.run(config, fault="KILL:0:step:9", code=None).codes
+    assert jobs.run(config, world=2).text.count(f"Epoch {EPOCHS}/{EPOCHS}, Loss") == 1  # of one rank
+    same_to_rounding(config, unbroken(1))
 
 
 # No dropout: its draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.

@@ -117,6 +117,13 @@ def test_the_walls_would_be_seen_through():
     assert not list(private(PRIVATE, tree))
 
 
+def test_the_table_has_a_row_for_each_package():
+    assert len(MAY_IMPORT) == len(ROWS.splitlines()) - 1  # of the line below the head
+    assert MAY_IMPORT.keys() >= {name.split("/")[0].removesuffix(".py") for name in trees()} - {
+        "cli", "__init__", "__main__"
+    }  # fmt: skip
+
+
 def test_the_picture_in_the_documentation_shows_the_packages():
     text = (ROOT / ".github" / "docs" / "internals.md").read_text()
     block = re.search(r"^cyxjax/\n((?:  .*\n)+)", text, re.MULTILINE)[1]

@@ -6,7 +6,8 @@ callbacks that are part of its step or its evaluation, or with parts that cannot
 """
 
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
+from cyxjax.launch import program as launch_program
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
 from cyxjax.train.checks import batch_checks
@@ -32,6 +34,7 @@ from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start import at_once, named
 from cyxjax.train.start.optimizers import Optimizer, build_optimizer
+from tests.support.places import TESTS
 
 PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
@@ -52,6 +55,7 @@ def share() -> None:
         (named, "build_optimizer", rule_of),
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
+        (launch_program, "_digest", read_once(launch_program._digest)),
     ]
     for room, name, ours in replaced:
         mock.patch.object(room, name, ours).start()  # an error where there is no such name
@@ -89,7 +93,10 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` (plan, program, state, *samples), called once for equal shapes of a shared program."""
+    """`function` (plan, program, state, *samples), called once for equal shapes of a shared program.
+
+    A test that patches what `function` calls gets an earlier result.
+    """
     kept: dict[Hashable, Any] = {}
 
     def run(plan: Plan, program: Program, state: TrainState, *samples: Any) -> Any:
@@ -103,6 +110,17 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def read_once(digest: Callable[[list[Path], Path], str]) -> Callable[[list[Path], Path], str]:
+    """`digest`, called once for each test module: every fit asks for those of all that are imported."""
+    of_module = cache(lambda path: digest([path], path.parent))
+
+    def run(files: list[Path], folder: Path) -> str:
+        is_module = len(files) == 1 and files[0].is_relative_to(TESTS)
+        return of_module(files[0]) if is_module else digest(files, folder)
+
+    return run
+
+
 def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hashable, ...] | None:
     """The key by which two calls of `build_program` are compared; None if a part cannot be compared."""
     model, loss = getattr(recipe.fns, "key", None), recipe.loss
@@ -111,23 +129,26 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     parts = [one for one in recipe.callbacks if _is_part(one)]
     plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
     added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
-    own = metrics.own.items()
-    bound = [(name, one.args, one.keywords) for name, one in own if type(one) is partial]
-    are_short = all(
-        isinstance(a, int | float | str) for _, args, words in bound for a in (*args, *words.values())
-    )
-    own = [(name, one.func if type(one) is partial else one) for name, one in own]
+    own, texts_of_metrics = [], []
+    for name, metric in metrics.own.items():
+        if type(metric) is partial:
+            arguments = (*metric.args, *metric.keywords.values())
+            plain &= all(
+                isinstance(one, int | float | str) for one in arguments
+            )  # not arrays: too long a text
+            texts_of_metrics.append((name, metric.args, metric.keywords))
+        own.append((name, metric.func if type(metric) is partial else metric))
     measured = (metrics.ignore_index, metrics.num_rows, *own)
     changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
-    plain &= are_short  # the text of an array leaves numbers out
     if None in (model, function) or not plain or (isinstance(model, tuple) and changed):
         return None
     shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
     made = getattr(rule, "made_with", {}) | {"section": getattr(rule, "section", "")}
     functions = {name: value for name, value in made.items() if callable(value)}  # a schedule, a mask
     numbers = {name: value for name, value in made.items() if name not in functions}
-    optimizer = functions.items() if any(made.values()) else (rule.init, rule.update) if rule else ()
-    texts = [repr(part) for part in (plan, shapes, numbers, added, bound)]
+    is_known = any(made.values())  # by its name and numbers; else a rule is equal to itself only
+    optimizer = functions.items() if is_known else (rule.init, rule.update) if rule else ()
+    texts = [repr(part) for part in (plan, shapes, numbers, added, texts_of_metrics)]
     key = (model, function, *optimizer, getattr(rule, "lr", 0), recipe.augment, measured, mesh, *texts)
     try:
         hash(key)

@@ -30,7 +30,7 @@ def test_it_trains_at_once_and_its_own_tests_pass(project, capsys):
 
     words = ["train", "--config", "config.yaml", "--fast-dev-run", "--sinks", "[]"]
     with jax.numpy_dtype_promotion("standard"):
-        with testing.devices(1), mock.patch.object(process_group, "init"):
+        with testing.devices(1), mock.patch.object(process_group, "init", autospec=True):
             assert main.main(words) == 0
         assert "Test: loss" in capsys.readouterr().out
         test_training.test_four_devices_train_as_one()

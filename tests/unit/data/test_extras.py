@@ -39,6 +39,7 @@ def test_a_parquet_file_of_numbers_and_words(parquet, tmp_path):
     assert (splits.info.class_names, splits.info.num_classes) == (("cat", "dog"), 2)
     assert splits.info.column_names == ("a", "b")
     assert (splits.info.task, splits.info.input_shape) == ("classification", (2,))
+    assert cx.data.load_dataset("parquet", path, inputs=["b"]).info.column_names == ("b",)
     alone = cx.data.load_dataset("parquet", path, inputs=["a"])  # one column of numbers: rows of one
     assert (alone.info.column_names, alone.info.input_shape) == (("a",), (1,))
     assert alone.train.take(np.arange(2))[0].dtype == np.float32

@@ -238,6 +238,7 @@ TAILS = [b"", bytes(512), b"\xff\n", b'{"steps":', b'{"a"\n', b"[" * 9000 + b"\n
     at=st.integers(0, len(MADE) - 1),
 )
 @example(damaged=b"", at=len(MADE) - 1)
+@example(damaged=WHOLE[:300] + bytes(100) + WHOLE[400:], at=len(MADE) - 1)
 @example(damaged=WHOLE.replace(*CHANGES[0], 1), at=len(MADE) - 1)
 @example(damaged=WHOLE.replace(*CHANGES[1], 1), at=len(MADE) - 1)
 @settings(max_examples=150, deadline=None)

@@ -326,10 +326,10 @@ def test_a_rank_whose_loader_ran_out_has_finite_values_of_no_weight(monkeypatch)
     assert (own.weight.tolist(), idle.weight.tolist()) == ([1, 1], [0, 0])
 
 
-def test_batches_may_be_of_any_size_in_any_order():
-    batches = [
-        (X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 1, 22, 24])
-    ]  # the first leaves a device without rows
+@pytest.mark.parametrize("devices", [1, 2])
+def test_batches_may_be_of_any_size_in_any_order(devices):
+    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 3, 16, 17, 24])]
+    use_devices(devices)
     linear = {"w": jnp.zeros((4, 3))}, lambda params, x: x @ params["w"]
     one = fit(cx.data.Batches(batches), model=linear, epochs=2)
     loss, _ = one.evaluate(cx.data.Batches(batches))

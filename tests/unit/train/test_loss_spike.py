@@ -229,7 +229,7 @@ def test_an_exact_run_goes_back_to_what_its_schedule_saved(tmp_path, one_device)
     assert (again.history.rollback_batches, again.history.rollback_steps) == ([15], [5])
 
 
-def test_another_run_goes_back_to_the_newest(tmp_path):
+def test_a_run_that_is_not_exact_goes_back_to_the_newest(tmp_path):
     fit(tmp_path, max_steps=11)
     assert fit(tmp_path).history.rollback_steps == [4]
 

@@ -1,6 +1,6 @@
-"""`profile: FIRST:STOP`: a real trace of real programs, and its page."""
+"""`profile: FIRST:STOP`: a trace of real programs and its page, and the steps that are traced."""
 
-from unittest.mock import Mock
+from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_steps_are_traced_and_told_on_a_page(tmp_path):
 
 
 def test_a_run_that_is_resumed_ends_inside_or_never_comes_there_is_told(tmp_path, monkeypatch):
-    messages, tracing = [], Mock()
+    messages, tracing = [], create_autospec(profile.Tracing)
     monkeypatch.setattr(profile, "Tracing", tracing)
     tracing.return_value.stop.side_effect = lambda num_steps, spent: [f"{num_steps} steps"]
     hook = ProfileHook(2, 9, tmp_path, messages.append)

@@ -60,12 +60,13 @@ def test_a_second_fit_records_the_rate_of_its_own_schedule_also_when_it_is_resum
     assert history.learning_rates == pytest.approx([0.1 * 0.5**2, 0.1 * 0.5**5])
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
 def test_only_the_step_of_a_bad_sample_is_left_out_and_the_recorded_rate_counts_updates(
-    tmp_path, as_users_promote
+    ahead, tmp_path, as_users_promote
 ):
-    bad = X[:20].copy()  # dispatches of two steps of 8 samples, and one of 4, which are padded to 8
+    bad = X[:20].copy()  # steps of 8, 8 and 4 samples, which are padded to 8
     bad[1] = np.nan
-    saving = SAVING | {"on_nonfinite": "skip", "shuffle": False, "steps_per_dispatch": 2}
+    saving = SAVING | {"on_nonfinite": "skip", "shuffle": False, "steps_per_dispatch": ahead}
     for epochs in (1, 2):
         options = config(**saving | {"epochs": epochs}, checkpoint_dir=str(tmp_path), resume="auto")
         history = trainer(linen.Dense(3)).fit(bad, Y[:20], options, schedule=lambda step: 0.5**step)

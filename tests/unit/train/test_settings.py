@@ -72,6 +72,33 @@ def test_equal_trainers_share_them_in_these_tests(model, two_devices):
     assert steps[0] is steps[1]
 
 
+def first(output, target, column=0):
+    return output[:, column]
+
+
+SECOND = partial(first, column=1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"metrics": {"a": SECOND, "b": first}}, {"metrics": {"a": first, "b": SECOND}}),
+        ({"callbacks": [cx.EMA(0.9)]}, {"callbacks": [cx.EMA(0.99)]}),
+        ({"callbacks": [cx.ReduceLROnPlateau(0.5, monitor="train_loss")]}, {}),
+        ({"lr": 0.1}, {"lr": 0.2}),
+        ({"loss": cx.CrossEntropyLoss()}, {"loss": cx.CrossEntropyLoss(label_smoothing=0.1)}),
+        ({"optimizer": cx.SGDOptimizer(0.1)}, {"optimizer": cx.SGDOptimizer(0.1, momentum=0.9)}),
+    ],
+)
+def test_trainers_that_differ_share_none(one, other, two_devices):
+    steps = []
+    for options in (one, other):
+        made = trainer(mlp(), **options)
+        made.prepare(X, Y, config=config())
+        steps.append(made.program.train_step)
+    assert steps[0] is not steps[1]
+
+
 def test_only_an_experiment_can_be_run_again():
     assert resolve(DistributedTrainingConfig(), 1).experiment is None
     assert resolve(TrainConfig(), 1).experiment is None  # of a program

@@ -144,8 +144,9 @@ def endless():
         yield X[12 * (i % 5) : 12 * (i % 5) + 12], Y[12 * (i % 5) : 12 * (i % 5) + 12]
 
 
-def test_a_generator_without_end_is_trained_on_as_a_loader():
-    more = {"steps_per_epoch": 2, "epochs": 2, "gradient_accumulation_steps": 2}
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
+    more = {"steps_per_epoch": 2, "epochs": 2, "gradient_accumulation_steps": accumulation}
     one, other = after_fit(endless(), VAL, config(**more)), after_fit(loader(), config(**more))
     assert len(one.history.train_losses) == len(one.history.val_losses) == 2
     assert same_bits(one.params, other.params)  # the batch read before training is not lost
@@ -209,7 +210,8 @@ def watched(several, stop_at=0):
 def test_a_callback_sees_each_step_and_stops_at_the_end_of_a_dispatch(two_devices):
     one, _ = watched(1)
     assert [step for step, _ in one] == list(range(1, 4 * 8 + 1))  # 60 samples, 4 on each of 2 replicas
-    assert watched(3)[0] == one
+    for several in (3, "auto"):
+        assert watched(several)[0] == one
     stopped, by = watched(3, stop_at=2)
     assert (stopped, by) == (one[: len(stopped)], "callback")
     assert len(stopped) < 20
@@ -229,6 +231,7 @@ def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions(
     assert chosen(None, X, Y) > 2
     assert chosen(None, X, Y, steps_in_flight=1) == 2
     assert chosen(None, cx.data.DataLoader((X, Y), 8, sampler=list(range(60)))) == 1
+    assert chosen(Autoencoder(), IMAGES, IMAGES) > 2
     assert chosen(Autoencoder(groups=2), IMAGES, IMAGES) == 1
     assert chosen(Autoencoder(), IMAGES, IMAGES, precision="bf16-mixed") > 2
     exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
@@ -249,6 +252,13 @@ class Autoencoder(linen.Module):
         return linen.BatchNorm(use_running_average=not train)(x)
 
 
+class Convolutions(linen.Module):
+    @linen.compact
+    def __call__(self, x, train=False):
+        x = linen.max_pool(linen.Conv(4, (3, 3))(x), (2, 2), (2, 2))
+        return linen.Dense(3)(x.reshape(len(x), -1))
+
+
 IMAGES = np.random.default_rng(3).normal(size=(60, 4, 4, 2)).astype(np.float32)
 
 # (devices, of the trainer, of the configuration, data): of 60 samples 8 leave a short last batch, and 5 steps
@@ -256,7 +266,8 @@ IMAGES = np.random.default_rng(3).normal(size=(60, 4, 4, 2)).astype(np.float32)
 KINDS = {
     "padded": (2, {}, {"batch_size": 4}, (X, Y)),
     "own size": (1, {"loss": of_the_batch}, {"batch_size": 8}, (X, Y)),
-    "convolutions, inputs as targets": (
+    "convolutions": (2, {"model": Convolutions()}, {"batch_size": 2}, (IMAGES, Y)),
+    "inputs as targets": (
         2,
         {"model": Autoencoder(), "loss": cx.MSELoss()},
         {"batch_size": 4},

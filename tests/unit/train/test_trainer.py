@@ -136,10 +136,8 @@ def test_results_do_not_depend_on_the_number_of_replicas(samples):
         one = trainer()
         history = one.fit(X[:samples], Y[:samples], *VAL, config(batch_size=16 // devices))
         assert history.num_steps == 2 * (1 + samples // 16)
-        curves, whole = (
-            [*history.train_losses, *history.val_losses, *history.val_accuracies],
-            one.evaluate(*VAL),
-        )
+        curves = [*history.train_losses, *history.val_losses, *history.val_accuracies]
+        whole = one.evaluate(*VAL)
         found.append(([*curves, *whole], one.predict(X)))
         assert one.evaluate(*VAL, batch_size=3) == pytest.approx(whole, rel=1e-6)
     np.testing.assert_allclose(found[1][0], found[0][0], rtol=2e-5)  # rounding of sums only
