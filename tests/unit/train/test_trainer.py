@@ -3,11 +3,10 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import nnx
 
 import cyxjax as cx
 from cyxjax.data.sources import ArrayDataset
@@ -175,20 +174,16 @@ def test_a_regression_has_no_accuracy():
     assert one.predict(X).shape == (60,)
 
 
-class Squares(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        image = linen.Dense(2)(x)
-        return {"loss": jnp.square(image).sum((1, 2)), "image": image}
-
-
 def test_predict_keeps_the_shape_of_what_the_model_returns():
-    one = DistributedTrainer(Squares(), None, cx.SGDOptimizer(0.01))
-    images = np.random.default_rng(0).uniform(size=(11, 3, 2)).astype(np.float32)
+    model = cx.get_model("vae")(latent_size=2, hidden=(4,))
+    one = DistributedTrainer(model, None, cx.SGDOptimizer(0.01))
+    images = np.random.default_rng(0).uniform(size=(11, 3, 3)).astype(np.float32)
     losses = one.fit(images, config(epochs=3)).train_losses
     assert losses[-1] < losses[0]
     output = one.predict(images)  # 11 samples on 2 replicas: padded, then the padding is removed
-    assert {name: a.shape for name, a in output.items()} == {"loss": (11,), "image": (11, 3, 2)}
+    assert {name: a.shape for name, a in output.items()} == {
+        "loss": (11,), "reconstruction": (11, 3, 3), "mean": (11, 2), "log_var": (11, 2)
+    }  # fmt: skip
     assert np.mean(output["loss"]) == pytest.approx(one.evaluate(images)[0], rel=1e-5)
 
 
