@@ -23,7 +23,9 @@ Message = dict[str, Any]
 
 def encode(message: Message) -> bytes:
     """One line of JSON."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    # A character takes 4 bytes at most, not the 12 of an escape; what is no character becomes an escape.
+    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def decode(line: bytes) -> Message:

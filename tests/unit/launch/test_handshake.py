@@ -45,6 +45,16 @@ SEEDS = [
 ]
 
 
+def test_a_message_of_characters_that_take_many_bytes_arrives():
+    # 2,000 characters are the most that a message of an error has; an escape of each would be too long a line.
+    message = {"error": "\N{FIRE}" * 1999 + "\udc80"}  # and half a pair, as of a name that is not UTF-8
+    channel = protocol.Channel(Mock())
+    line = channel.encode(message)
+    for start in range(0, len(line), 1448):
+        channel.feed(line[start : start + 1448])
+    assert channel.pop() == message
+
+
 @pytest.fixture(params=[None, Size(2, 2)], ids=["Ranks", "Hosts"])
 def live(request):
     """The first host of a job of two ranks, or of two hosts."""
