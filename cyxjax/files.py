@@ -68,14 +68,13 @@ def sync_file(path: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r", "ab", "a"], **options: Any) -> IO[Any]:
-    """Opens a plain file, or what a link to one points to; to append, a missing file is created.
+def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r"], **options: Any) -> IO[Any]:
+    """Opens a plain file, or what a link to one points to, to read.
 
     options: of `open`. Raises: OSError, without waiting, if it is missing, unreadable or not a plain file.
     """
-    flags = os.O_RDONLY if "r" in mode else os.O_WRONLY | os.O_APPEND | os.O_CREAT
     # O_NONBLOCK: opening a FIFO would wait for its other end.
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_mode(path, os.fstat(fd).st_mode)
         return os.fdopen(fd, mode, **options)

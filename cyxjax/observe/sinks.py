@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import append, describe, open_plain, read_json_lines
+from cyxjax.files import append, describe, read_json_lines, read_plain
 from cyxjax.observe import tracker_sinks
 from cyxjax.observe.records import Record, Sink, Warn, once, plain_tree, write_atomic
 from cyxjax.plugins import named
@@ -74,8 +74,9 @@ class CsvSink(Sink):
     def log(self, record: Record) -> None:
         row = plain_tree(record)
         if row.keys() <= self._columns.keys():
-            with open_plain(self.path, "a", encoding="utf-8", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+            line = io.StringIO(newline="")
+            csv.DictWriter(line, self._columns).writerow(row)
+            append(self.path, line.getvalue().encode(), durable=False)
         else:
             self._write([*self._rows(), row])
 
@@ -92,10 +93,9 @@ class CsvSink(Sink):
     def _rows(self) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
-        with open_plain(self.path, "r", encoding="utf-8", errors="replace", newline="") as file:
-            return [
-                {k: v for k, v in row.items() if k and v not in ("", None)} for row in csv.DictReader(file)
-            ]
+        whole = read_plain(self.path).decode(errors="replace").rpartition("\n")[0]  # without a row cut short
+        rows = csv.DictReader(io.StringIO(whole, newline=""))
+        return [{k: v for k, v in row.items() if k and v not in ("", None)} for row in rows]
 
 
 def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None) -> list[dict[str, Any]]:

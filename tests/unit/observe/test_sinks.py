@@ -52,7 +52,10 @@ def test_csv_widens_and_resumes(tmp_path):
     log_all(CsvSink(path), *rows)
     assert path.read_text().splitlines() == ["step,loss,note", "1,0.5,", '2,0.25,"a ""quoted"", text"', "3,,"]
     log_all(CsvSink(path, resume_step=1), {"step": 2, "loss": 0.125})
-    assert path.read_text().splitlines() == ["step,loss", "1,0.5", "2,0.125"]
+    with path.open("a") as file:
+        file.write("3,0.4")  # of 0.43: torn by a crash
+    log_all(CsvSink(path, resume_step=3), {"step": 4, "loss": 0.0625})
+    assert path.read_text().splitlines() == ["step,loss", "1,0.5", "2,0.125", "4,0.0625"]
 
 
 @pytest.mark.parametrize("kind", [GuardedSink, BackgroundSink])
