@@ -238,6 +238,16 @@ def test_ranks_that_the_group_ended_were_not_killed_by_a_signal_that_came_after(
     assert (start.signalled, start.killed, start.hurried) == (signal.SIGTERM, [0], "when the group ended")
 
 
+def test_ranks_that_the_group_asked_to_end_are_killed_once_it_cannot_wait():
+    with WorkerGroup(
+        parse(["--no-python", "sh", "-c", "trap '' TERM; exec sleep 100"], os.environ), os.environ
+    ) as group:
+        group.put({"end": 0, "polite": True})
+        group.put({"end": 0, "polite": False})  # meanwhile a host is gone
+        start = group.run(group.options.place, 0)
+    assert (start.signalled, start.killed, start.hurried) == (None, [0], "when the group ended")
+
+
 @pytest.mark.parametrize(("before", "inside"), [(signal.SIG_DFL, signal.SIG_IGN), (print, print)])
 def test_sigusr2_is_ignored_while_there_are_ranks_unless_the_program_handles_it(before, inside):
     ours = signal.signal(signal.SIGUSR2, before)

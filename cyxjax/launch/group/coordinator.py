@@ -169,9 +169,10 @@ class Hosts:
         self._lead(self.controller.act)
 
     def _lead(self, call: Callable[..., None], *args: Any) -> None:
-        """Calls the controller. An error of its own ends the job on all hosts, which would wait otherwise.
+        """Calls the controller. An error in it ends the job on all hosts, which would wait otherwise.
 
-        Raises: KeyError, TypeError, ValueError for an invalid message; the server drops its sender.
+        Raises: KeyError, TypeError, ValueError, which are taken for an invalid message; the server drops its
+            sender.
         """
         try:
             call(*args, time.monotonic())

@@ -234,16 +234,20 @@ class WorkerGroup:
             start.ask_to_end(number, within_s=self.options.grace_s)
 
     def _follow(self, start: Start, message: Message) -> None:
-        """Handles the first host's message in a start. If it ends the start politely, the trainer saves."""
+        """Handles the first host's message in a start: shows what it says, and ends the ranks if it orders so.
+
+        Asked politely they get SIGTERM, and a trainer then saves; a second order may be less polite.
+        """
         if "say" in message:
             output.say(message["say"])
         elif "end" not in message:
             self._kept.append(message)
         ends = message.get("end") == start.number or "over" in message or message is LOST
-        if not ends or start.is_asked_to_end:
+        is_polite = message.get("polite", True)
+        if not ends or start.signalled is not None or (start.nudged and is_polite):
             return
         start.nudged, start.signalled_s = True, time.monotonic()
-        if not message.get("polite", True):
+        if not is_polite:
             start.hurried = "when the group ended"
             start.end_within(0.0)
             return
