@@ -190,7 +190,8 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
 def _best(directory: Path) -> Literal["min", "max"]:
     """Which values of the newest step's metric are best. Raises: ConfigError if its run does not say."""
     steps = list_steps(directory)
-    config = read_manifest(step_folder(directory, steps[-1])).meta.get("config", {}) if steps else {}
+    config = read_manifest(step_folder(directory, steps[-1])).meta.get("config") if steps else None
+    config = config if isinstance(config, dict) else {}  # a checkpoint may be of another program
     metric = str(config.get("monitor", "val_loss")).partition("_")[2]
     mode = config.get("monitor_mode") or {"loss": "min", "accuracy": "max"}.get(metric)
     if mode not in ("min", "max"):

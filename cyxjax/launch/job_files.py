@@ -214,6 +214,8 @@ def _run(argv: list[str]) -> None:
     given, program = parser.parse_args(argv[:end]), argv[end + 1 :]
     if not program:
         parser.error("no program to run")
+    if given.engine == "k8s" and (given.check or given.submit):
+        parser.error("--check and --submit are for Slurm; use --output FILE and `kubectl apply -f FILE`")
     spec = JobSpec(program, **{name: getattr(given, name) for name in _HELP})
     text = slurm_script(spec) if given.engine == "slurm" else kubernetes_manifest(spec)
     path = given.output or (f"{spec.name}.sbatch" if given.check or given.submit else "")

@@ -163,17 +163,18 @@ ASKS = pytest.raises(ConfigError, match="--best")  # for the direction of a metr
 
 
 @pytest.mark.parametrize(
-    ("monitor", "kept", "outcome"),
+    ("config", "kept", "outcome"),
     [
-        ("val_loss", [2, 3], contextlib.nullcontext()),
-        ("val_accuracy", [1, 3], contextlib.nullcontext()),
-        ("val_bleu", [1, 2, 3], ASKS),
+        ({"monitor": "val_loss"}, [2, 3], contextlib.nullcontext()),
+        ({"monitor": "val_accuracy"}, [1, 3], contextlib.nullcontext()),
+        ({"monitor": "val_bleu"}, [1, 2, 3], ASKS),
+        (None, [2, 3], contextlib.nullcontext()),  # of another program
     ],
 )
-def test_prune_keeps_the_step_that_the_run_s_monitor_calls_best(monitor, kept, outcome, tmp_path):
+def test_prune_keeps_the_step_that_the_run_s_monitor_calls_best(config, kept, outcome, tmp_path):
     with Checkpointer(tmp_path, keep_last=5) as checkpointer:
         for step, value in ((1, 3.0), (2, 0.5), (3, 1.25)):
-            checkpointer.save(step, {"params": PARAMS}, {"config": {"monitor": monitor}}, metric=value)
+            checkpointer.save(step, {"params": PARAMS}, {"config": config}, metric=value)
     with outcome:
         main(["prune", str(tmp_path), "--keep-last", "1"])
     assert list_steps(tmp_path) == kept

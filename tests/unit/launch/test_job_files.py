@@ -75,7 +75,8 @@ def test_the_shipped_examples_are_what_the_command_writes(engine, flags, path, p
 
 @pytest.mark.parametrize(
     "argv",
-    [["slurm"], ["lsf", "--", "x"], ["k8s", "--", "x"], ["slurm", "--output", "none/x", "--", "x"]],
+    [["slurm"], ["lsf", "--", "x"], ["k8s", "--", "x"], ["slurm", "--output", "none/x", "--", "x"]]
+    + [["k8s", "--image", "x", flag, "--", "x"] for flag in ("--check", "--submit")],
 )
 def test_a_bad_command_line_is_one_line(argv, capsys):
     assert job_files.main(argv) == EXIT_CONFIG
