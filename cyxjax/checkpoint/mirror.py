@@ -2,6 +2,7 @@
 
 A step is in the store if its manifest is, which is written last, and is good if every file agrees with the
 manifest. Logs are uploaded before the manifest, so they reach at least to the newest step in the store.
+A step that was removed here while no process of the run ran stays in the store.
 """
 
 import os

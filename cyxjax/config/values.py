@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from pydantic import (
@@ -82,7 +81,7 @@ def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
 
 def accepts_bool(annotation: Any) -> bool:
     """Whether a field of this type may hold true/false."""
-    if get_origin(annotation) in (Annotated, UnionType) or get_origin(annotation) is not None:
+    if get_origin(annotation) is not None:
         return any(accepts_bool(part) for part in get_args(annotation))
     return annotation in (bool, Any) or annotation is True
 

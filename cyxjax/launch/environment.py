@@ -120,9 +120,9 @@ def _gpu_nodes(folder: str) -> list[str]:
     return sorted((m[1] for m in map(re.compile(r"nvidia(\d+)$").match, names) if m), key=int)
 
 
-def enter(variables: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:
+def enter(variables: Mapping[str, str]) -> None:
     """Sets `variables` in this process's environment; call it before jax starts its devices."""
-    env.update(variables)
+    os.environ.update(variables)
 
 
 # Longer than any legitimate wait between ranks (one compiles, one saves), far below gloo's 30 minutes.

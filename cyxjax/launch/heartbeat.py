@@ -51,9 +51,8 @@ class Reporter:
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            os.pwrite(
-                descriptor, bytes(_LAYOUT.size), 0
-            )  # in a sparse file, without room, a report is a SIGBUS
+            # In a sparse file, without room, a report is a SIGBUS.
+            os.pwrite(descriptor, bytes(_LAYOUT.size), 0)
             self._map = mmap.mmap(descriptor, _LAYOUT.size)
         except OSError as error:
             print(f"cyxjax: no progress is reported, so a hang is not noticed: {error}", file=sys.stderr)
@@ -67,14 +66,10 @@ class Reporter:
         busy_s, waiting_s = last.busy_s + (not waited) * spent, last.waiting_s + waited * spent
         self.spent[last.phase] += spent
         self.part = ""
-        self._write(Progress(step, phase, now, busy_s, waiting_s))
-
-    def _write(self, progress: Progress) -> None:
-        self.last, self._count = progress, self._count + 1
+        self.last, self._count = Progress(step, phase, now, busy_s, waiting_s), self._count + 1
         if self._map is not None:
-            numbers = (progress.at_s, progress.busy_s, progress.waiting_s)
-            phase = progress.phase.encode()[:16]
-            self._map[:] = _LAYOUT.pack(self._count, progress.step + 1, phase, *numbers, self._count)
+            shown, numbers = phase.encode()[:16], (now, busy_s, waiting_s)
+            self._map[:] = _LAYOUT.pack(self._count, step + 1, shown, *numbers, self._count)
 
 
 def read_from(descriptor: int) -> Progress:

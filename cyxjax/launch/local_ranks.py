@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cyxjax.errors import ConfigError
-from cyxjax.launch.clusters import jax_env, kubernetes, mpi, slurm
+from cyxjax.launch.clusters import DETECTORS, torchrun, tpu
 from cyxjax.launch.group import protocol
 from cyxjax.launch.topology import (
     DEFAULT_ADDR,
@@ -19,7 +19,7 @@ from cyxjax.launch.topology import (
     split_address,
 )
 
-_ENGINES = (jax_env.detect, slurm.detect, mpi.detect, kubernetes.detect)
+_ENGINES = tuple(detect for detect in DETECTORS if detect not in (torchrun.detect, tpu.detect))
 
 
 @dataclass(frozen=True)

@@ -256,9 +256,9 @@ def variables(prefix: str, env: Mapping[str, str] = os.environ) -> dict[str, str
     return {_COLUMNS: str(os.get_terminal_size(sys.stdout.fileno()).columns - len(prefix))}
 
 
-def relayed_columns(env: Mapping[str, str] = os.environ) -> int | None:
+def relayed_columns() -> int | None:
     """The width of the launcher's terminal for this rank; None where no launcher shows a terminal."""
-    columns = env.get(_COLUMNS, "")
+    columns = os.environ.get(_COLUMNS, "")
     return int(columns) if columns.isdigit() else None
 
 

@@ -6,6 +6,7 @@ import socket
 from cyxjax.errors import ConfigError, GroupError
 
 BACKLOG = 1024
+_SILENCE_S = 10  # after which the other end counts as gone
 
 
 def resolve(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
@@ -73,10 +74,10 @@ def reserve(host: str) -> tuple[socket.socket, int]:
     return held, int(held.getsockname()[1])
 
 
-def keep_alive(connection: socket.socket, silence_s: int = 10) -> None:
-    """Lets the kernel find out within about `silence_s` that the other host is gone, whatever Python does."""
+def keep_alive(connection: socket.socket) -> None:
+    """Lets the kernel find out within about 10 s that the other host is gone, whatever Python does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {socket.TCP_KEEPIDLE: silence_s // 3, socket.TCP_KEEPINTVL: silence_s // 5}
-    options |= {socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: silence_s * 1000}
+    options = {socket.TCP_KEEPIDLE: _SILENCE_S // 3, socket.TCP_KEEPINTVL: _SILENCE_S // 5}
+    options |= {socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: _SILENCE_S * 1000}
     for option, value in options.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

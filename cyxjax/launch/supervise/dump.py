@@ -35,13 +35,13 @@ class RunningRank:
     beat_file: str = ""
 
 
-def main(words: Sequence[str], processes: Path = PROC) -> int:
+def main(words: Sequence[str]) -> int:
     """Prints the stacks of the ranks of the job that `words` names.
 
     words: the job's run id, or the process number of its launcher or of a rank; none where one job runs.
     Raises: GroupError when no such job runs here.
     """
-    for rank, text in collect(find(" ".join(words), running(processes))).items():
+    for rank, text in collect(find(" ".join(words), running(PROC))).items():
         print(_shown(rank, text), flush=True)
     return EXIT_OK
 

@@ -234,7 +234,7 @@ class WorkerGroup:
             start.ask_to_end(number, within_s=self.options.grace_s)
 
     def _follow(self, start: Start, message: Message) -> None:
-        """Handles the first host's message in a start: shows what it says, and ends the ranks if it orders so.
+        """Handles the first host's message in a start: shows what it says, ends the ranks if it orders so.
 
         Asked politely they get SIGTERM, and a trainer then saves; a second order may be less polite.
         """

@@ -60,15 +60,15 @@ def line_chart(
     return f"<figure><figcaption><b>{text(title)}</b>{scale} {legend}</figcaption>{svg}</figure>"
 
 
-def bar(parts: Mapping[str, float], unit: str = "s") -> str:
-    """One bar divided by share, with a legend that shows the numbers of each part. Parts get colours in
-    order; a part of size 0 is not drawn, but also uses up a colour."""
-    total = sum(parts.values())
+def bar(seconds: Mapping[str, float]) -> str:
+    """One bar divided by share, with a legend that shows the seconds of each part. Parts get colours in
+    order; a part of 0 seconds is not drawn, but also uses up a colour."""
+    total = sum(seconds.values())
     at, pieces, keys = 0.0, "", ""
-    for index, (name, size) in enumerate(parts.items()):
+    for index, (name, size) in enumerate(seconds.items()):
         if not size:
             continue
-        width, label = 1000 * size / total, text(f"{name}: {size:,.1f} {unit}, {size / total:.1%}")
+        width, label = 1000 * size / total, text(f"{name}: {size:,.1f} s, {size / total:.1%}")
         colour = f"c{index % NUM_COLOURS}"
         pieces += f'<rect class="{colour} fill" x="{at:.1f}" y="0" width="{width:.1f}" height="40">'
         pieces += f"<title>{label}</title></rect>"

@@ -46,7 +46,7 @@ SEEDS = [
 
 
 def test_a_message_of_characters_that_take_many_bytes_arrives():
-    # 2,000 characters are the most that a message of an error has; an escape of each would be too long a line.
+    # A message of an error has up to 2,000 characters; an escape of each would be too long a line.
     message = {"error": "\N{FIRE}" * 1999 + "\udc80"}  # and half a pair, as of a name that is not UTF-8
     channel = protocol.Channel(Mock())
     line = channel.encode(message)
