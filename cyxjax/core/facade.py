@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from cyxjax.core import phases
-from cyxjax.core.draws import place_in_step, step_key
+from cyxjax.core.draws import micro_batch_key, step_key
 from cyxjax.core.losses import compiled_for_ours, of_batch
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.model.batch_stats import OWN, StatsAxes, needs_full_batches
@@ -60,8 +60,8 @@ def build_forward(
     def local(params: PyTree, carried: Carried, draw: Draw, inputs: PyTree, weight: jax.Array) -> PyTree:
         carried = to_replica(carried, spec)
         rows, replica = weight.shape[0], draw.first_replica + lax.axis_index(AXIS)
-        first = place_in_step(draw.row, 0, replica, rows=rows, num_replicas=num_replicas)
-        key = jax.random.fold_in(step_key(draw.key, draw.step), first)
+        key = step_key(draw.key, draw.step)
+        key = micro_batch_key(key, draw.row, replica, rows=1, num_replicas=num_replicas)
         if padded and (what := needs_full_batches(fns, params, carried.model_state, inputs, key)):
             raise ConfigError(
                 f"{what}, and the samples of this batch cannot be divided over {mesh.size} devices: padding "

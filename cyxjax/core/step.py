@@ -44,6 +44,7 @@ class Batch(NamedTuple):
     signal: jax.Array  # float32 (R, 2): requests of this rank to stop and to save; summed with the metrics
 
 
+Rows = tuple[PyTree, PyTree, jax.Array]  # inputs, targets and weight of some samples
 NO_CHECK = SplitCheck()
 LEFT_OUT = (0.0, -1.0)  # in place of the norm of the mean gradients: the strategy skipped the step
 BATCH_SPEC = Batch._make([PER_REPLICA, PER_REPLICA, PER_REPLICA, REPLICATED, PER_REPLICA])
@@ -88,7 +89,7 @@ def sum_gradients(
     metrics: Metrics,
     params: PyTree,
     model_state: PyTree,
-    rows: tuple[PyTree, PyTree, jax.Array],
+    rows: Rows,
     scale: Any,
     key: jax.Array,
     stats: StatsAxes = OWN,
@@ -96,7 +97,7 @@ def sum_gradients(
 ) -> tuple[PyTree, Summed]:
     """(new model state, LOCAL gradients of `scale * sum(weight * losses)` and metric sums), one micro-batch.
 
-    rows: inputs, targets and weight of the micro-batch. Runs forward, loss and backward on one replica.
+    rows: of the micro-batch. Runs forward, loss and backward on one replica.
     check: what is compared, where the rows are a part of the batch.
     """
     inputs, targets, weight = rows
@@ -169,14 +170,14 @@ def build_train_step(
         scale = replicas / batch.total * sync.loss_scale(state.sync)
         rows = batch.weight.shape[0] // accumulation
 
-        def micro(model_state: PyTree, slot: jax.Array, part: Batch) -> tuple[PyTree, Summed]:
+        def micro(model_state: PyTree, slot: jax.Array, part: Rows) -> tuple[PyTree, Summed]:
             draws = micro_batch_key(key, slot, lax.axis_index(AXIS), rows=rows, num_replicas=replicas)
             return sum_gradients(
-                fns, loss, measured, state.params, model_state, part[:3], scale, draws, stats, check
+                fns, loss, measured, state.params, model_state, part, scale, draws, stats, check
             )
 
         with whole_batch(is_whole):
-            model_state, sums = _over_micro_batches(micro, state.model_state, batch, accumulation)
+            model_state, sums = _over_micro_batches(micro, state.model_state, batch[:3], accumulation)
         measures = jnp.concatenate([sums.metrics, batch.signal])
         grads = phases.means_of(sums.pulled, batch.total)
         out = (grads, model_state, batch.weight.sum(), measures, sums.checks)
@@ -217,21 +218,19 @@ def build_train_step(
 
 
 def _over_micro_batches(
-    micro: Callable, model_state: PyTree, batch: Batch, count: int
+    micro: Callable, model_state: PyTree, rows: Rows, count: int
 ) -> tuple[PyTree, Summed]:
-    """Runs `micro` over `count` equal parts of the replica's rows in turn and adds up the results."""
+    """Runs `micro` over `count` equal parts of the replica's `rows` in turn and adds up the results."""
     if count == 1:
-        return micro(model_state, jnp.int32(0), batch)
+        return micro(model_state, jnp.int32(0), rows)
 
     def cut(a: jax.Array) -> jax.Array:
         return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
-    # The micro-batches share the total and the signal; only rows are split.
-    shared = (jnp.broadcast_to(a, (count, *a.shape)) for a in (batch.total, batch.signal))
-    parts = Batch(*jax.tree.map(cut, batch[:3]), *shared)
+    parts = jax.tree.map(cut, rows)
 
     def body(
-        carry: tuple[PyTree, Summed], slot: tuple[jax.Array, Batch]
+        carry: tuple[PyTree, Summed], slot: tuple[jax.Array, Rows]
     ) -> tuple[tuple[PyTree, Summed], None]:
         model_state, sums = carry
         model_state, more = micro(model_state, *slot)

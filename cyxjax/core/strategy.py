@@ -51,7 +51,7 @@ class Sync(NamedTuple):
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
     # state -> factor the loss is multiplied by (float16)
     loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
-    skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps skipped
+    skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps of the run skipped
     consensus: Callable[[PyTree], PyTree] = unchanged  # a replica's params -> replicated params, to evaluate
     hold: Callable[[PyTree], PyTree] = unchanged  # whole params -> what a replica keeps, in `sync_map`
     # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the narrower
@@ -123,7 +123,7 @@ def norm_row(stepped: Stepped, step: jax.Array) -> jax.Array:
         return jnp.zeros(2)
     due = step % _MEASURED_EVERY == 0
     if stepped.in_parts:
-        # Few numbers, so in each step: a branch would keep the gradients of all leaves until it runs.
+        # Summed in each step, as they are few: a branch would keep the gradients of all leaves until it runs.
         squares = jnp.where(due, psum(_squares(stepped.mean_grads)), 0.0)
     elif jax.default_backend() == "gpu":
         # On a GPU the host chooses the branch, and waits for the condition: 784-2048-2048-10 on an H100, 29 k

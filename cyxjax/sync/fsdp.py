@@ -49,12 +49,8 @@ def fsdp(
         return optax.EmptyState(), optimizer.init(zero1.own_part(params))
 
     def update(sums: PyTree, state: PyTree, parts: PyTree) -> Stepped:
-        count = lax.axis_size(AXIS)
-        unclipped = jax.tree.map(lambda g: g / count, sums)
-        mean_part = zero1.clipped(unclipped, max_grad_norm)
-        updates, inner = optimizer.update(mean_part, state[1], parts)
-        parts = optax.apply_updates(parts, updates)
-        return Stepped(parts, (optax.EmptyState(), inner), unclipped, in_parts=True)
+        mean_grads = jax.tree.map(lambda g: g / lax.axis_size(AXIS), sums)
+        return zero1.step_of_parts(optimizer, max_grad_norm, mean_grads, state, parts)
 
     return Sync(
         init,

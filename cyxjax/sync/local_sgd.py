@@ -12,6 +12,7 @@ import optax
 from jax import lax
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
@@ -38,11 +39,11 @@ def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
     def update(grads: PyTree, state: LocalSgdState, params: PyTree) -> tuple[PyTree, LocalSgdState]:
         num_steps = state.num_steps + 1
         params, inner = local_step(optimizer, grads, state.inner, params)
-        params = lax.cond(num_steps % every == 0, lambda p: as_own(consensus(p)), lambda p: p, params)
+        params = lax.cond(num_steps % every == 0, lambda p: as_own(pmean(p)), lambda p: p, params)
         return params, LocalSgdState(num_steps, inner)
 
     spec = LocalSgdState(REPLICATED, PER_REPLICA)
-    return Sync(init, update, spec, PER_REPLICA, consensus=consensus)
+    return Sync(init, update, spec, PER_REPLICA, consensus=pmean)
 
 
 def check_every(every: int) -> None:
@@ -59,11 +60,6 @@ def local_step(
     """(params, optimizer state) after a step on this replica's gradients alone."""
     updates, inner = optimizer.update(grads, inner, params)
     return optax.apply_updates(params, updates), inner
-
-
-def consensus(params: PyTree) -> PyTree:
-    """The mean over replicas."""
-    return lax.pmean(params, AXIS)
 
 
 def as_own(params: PyTree) -> PyTree:
@@ -98,7 +94,7 @@ def diloco(
         return DilocoState(jnp.int32(0), optimizer.init(params), params, outer_sgd.init(params))
 
     def end_round(params: PyTree, anchor: PyTree, outer: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        moved = jax.tree.map(jnp.subtract, anchor, consensus(params))
+        moved = jax.tree.map(jnp.subtract, anchor, pmean(params))
         updates, outer = outer_sgd.update(moved, outer, anchor)
         anchor = optax.apply_updates(anchor, updates)
         return as_own(anchor), anchor, outer
@@ -112,7 +108,7 @@ def diloco(
         return params, DilocoState(num_steps, inner, anchor, outer)
 
     spec = DilocoState(REPLICATED, PER_REPLICA, REPLICATED, REPLICATED)
-    return Sync(init, update, spec, PER_REPLICA, consensus=consensus)
+    return Sync(init, update, spec, PER_REPLICA, consensus=pmean)
 
 
 ENTRIES = {

@@ -39,13 +39,8 @@ def zero1(
         return optax.EmptyState(), optimizer.init(own_part(params))
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
-        _, inner = state
-        unclipped = _reduce_scattered(grads)
-        mean_part = clipped(unclipped, max_grad_norm)
-        part = own_part(params)
-        updates, inner = optimizer.update(mean_part, inner, part)
-        params = all_gathered(optax.apply_updates(part, updates), params)
-        return Stepped(params, (optax.EmptyState(), inner), unclipped, in_parts=True)
+        stepped = step_of_parts(optimizer, max_grad_norm, _reduce_scattered(grads), state, own_part(params))
+        return stepped._replace(params=all_gathered(stepped.params, params))
 
     return Sync(
         init,
@@ -53,6 +48,19 @@ def zero1(
         state_spec=(REPLICATED, state_spec(optimizer, tree)),
         stored_as=lambda state, params: (stored_as(optimizer, params), params),
     )
+
+
+def step_of_parts(
+    optimizer: optax.GradientTransformation,
+    max_grad_norm: float | None,
+    mean_grads: PyTree,
+    state: PyTree,
+    parts: PyTree,
+) -> Stepped:
+    """A step on this replica's `parts` of the parameters, from those of the mean gradients."""
+    updates, inner = optimizer.update(clipped(mean_grads, max_grad_norm), state[1], parts)
+    parts = optax.apply_updates(parts, updates)
+    return Stepped(parts, (optax.EmptyState(), inner), mean_grads, in_parts=True)
 
 
 def stored_as(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:

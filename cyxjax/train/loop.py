@@ -115,7 +115,7 @@ def training_means(program: Program, first: Position, moment: RunState) -> dict[
     """Means over the epoch's steps from `first` up to `moment`. NaN if no step counts: all were left out as
     not finite, or a rollback left none.
 
-    Raises: DataError if the samples have zero weight in the loss.
+    Raises: DataError if the samples have zero weight in the loss; not once the run has left out a step.
     """
     trained = moment.position.step > first.step
     if trained and not int(local_value(program.sync.skipped(moment.state.sync))):

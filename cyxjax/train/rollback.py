@@ -84,7 +84,7 @@ def newest_to_go_back_to(
 ) -> int | None:
     """The newest step with a checkpoint that is `good_step` or before, and counts.
 
-    Without one, the step after it, though its update may have caused the spike; else None.
+    If there is none, the step after `good_step`, although its update may have caused the spike; or None.
     """
     steps = []
     for step in checkpointer.steps():
