@@ -34,29 +34,29 @@ def test_no_more_than_some_layers_are_whole_at_a_time(monkeypatch):
 
 def test_no_more_than_some_leaves_are_whole_while_they_are_drawn():
     x = np.ones((1, 256), np.float32)
-    fns, sync, mesh = drawn(Deep(256, 13), x)
+    fns, sync, mesh = drawn(Deep(256, 8), x)
     compiled = build_draw(fns, sync, mesh).lower(np.uint32(0), x).compile()
     kernel_bytes = 256 * 256 * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < 5 * kernel_bytes  # of 13; measured 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 5 * kernel_bytes  # of 8; measured 4
 
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
 def test_over_processes_no_layer_stays_whole_either(monkeypatch):
-    shape = {"width": 384, "layers": 20, "rows": 2, "optimizer": optax.adam(1e-3)}
+    shape = {"width": 384, "layers": 8, "rows": 2, "optimizer": optax.adam(1e-3)}
     here = sharded.step_of("fsdp", 4, **shape)[0].memory_analysis().temp_size_in_bytes
     for room in ("exchange", "replica"):
         monkeypatch.setattr(f"cyxjax.core.{room}.sends_one_by_one", lambda mesh: True)
     monkeypatch.setattr("cyxjax.core.exchange._PIECE_BYTES", 1 << 15)
     compiled = sharded.step_of("fsdp", 4, **shape)[0]
     assert "all-to-all" in compiled.as_text()
-    # measured 0.87; 1.49 with gathers in pieces too
+    # measured 0.94; 2.3 with gathers in pieces too
     assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * here
 
 
 def test_activations_take_no_more_than_those_of_mean():
-    shape = {"width": 64, "layers": 4, "model": Smooth, "rows": 256}
+    shape = {"width": 64, "layers": 3, "model": Smooth, "rows": 256}
     fsdp, mean = (step_of(comm, 2, **shape)[0].memory_analysis() for comm in ("fsdp", "mean"))
-    assert fsdp.temp_size_in_bytes < mean.temp_size_in_bytes  # measured 0.75; 1.57 with all kept
+    assert fsdp.temp_size_in_bytes < mean.temp_size_in_bytes  # measured 0.81; 1.59 with all kept
 
 
 def test_it_sends_one_and_a_half_times_the_bytes_of_mean():
@@ -70,15 +70,15 @@ def test_it_sends_one_and_a_half_times_the_bytes_of_mean():
     assert 0.95 < sent["zero2"] / sent["mean"] < 1.1
 
 
-def sent_by_kind(precision):
-    found = collectives(step_of("fsdp", 4, precision=precision)[0].as_text())
+def sent_by_kind(**precision):
+    found = collectives(step_of("fsdp", 4, **precision)[0].as_text())
     return {
         kind: sum(c.sent_bytes for c in found if c.kind == kind) for kind in ("all-gather", "reduce-scatter")
     }
 
 
 def test_in_16_bits_parameters_travel_in_half_the_bytes_and_gradients_in_all():
-    wide, short = sent_by_kind("float32"), sent_by_kind("bfloat16")
+    wide, short = sent_by_kind(), sent_by_kind(precision="bfloat16")
     assert short == {"all-gather": wide["all-gather"] // 2, "reduce-scatter": wide["reduce-scatter"]}
 
 

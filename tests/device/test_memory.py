@@ -17,14 +17,15 @@ from tests.support.models import Net, batches_of, data, largest_gap, stepping
 from tests.support.strategies import adaptive
 
 ROWS = 256  # a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB
+LAYERS, BLOCKS = 6, 8
 
 
 class Deep(linen.Module):
-    """Twelve layers of sines, whose inputs the backward pass needs."""
+    """Layers of sines, whose inputs the backward pass needs."""
 
     @linen.compact
     def __call__(self, x):
-        for _ in range(12):
+        for _ in range(LAYERS):
             x = jnp.sin(linen.Dense(64)(x))
         return linen.Dense(3)(x)
 
@@ -70,9 +71,9 @@ def kept_bytes(policy):
 def test_a_policy_keeps_what_it_names():
     layer = ROWS * 64 * 4  # bytes of one layer's activations
     kept = {policy: kept_bytes(policy) for policy in REMAT}
-    assert kept["none"] > 24 * layer  # inputs of the products and of the sines
-    assert 12 * layer < kept["dots_saveable"] < 16 * layer  # the products
-    assert kept["full"] < 4 * layer  # parameters and inputs
+    assert kept["none"] > 2 * LAYERS * layer  # inputs of the products and of the sines
+    assert LAYERS * layer < kept["dots_saveable"] < 8 * layer  # the products
+    assert kept["full"] < 2 * layer  # parameters and inputs
 
 
 def test_accumulation_holds_activations_of_one_micro_batch():
@@ -80,14 +81,14 @@ def test_accumulation_holds_activations_of_one_micro_batch():
 
 
 class Blocks(linen.Module):
-    """Twelve layers of sines, each recomputed in the backward pass if `remat`."""
+    """Layers of sines, each recomputed in the backward pass if `remat`."""
 
     remat: bool = False
 
     @linen.compact
     def __call__(self, x):
         layer = linen.remat(Sine) if self.remat else Sine
-        for _ in range(12):
+        for _ in range(BLOCKS):
             x = layer()(x)
         return linen.Dense(3)(x)
 
@@ -100,16 +101,16 @@ class Sine(linen.Module):
 
 def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told(monkeypatch):
     plain = temporaries(Blocks())
-    assert temporaries(Blocks(remat=True)) < 0.8 * plain  # measured 0.75
+    assert temporaries(Blocks(remat=True)) < 0.8 * plain  # measured 0.74
     if version("jaxlib").startswith("0.10."):  # XLA of jax 0.11.2 recomputes anyway: 0.53
         monkeypatch.setattr("cyxjax.core.step.memory_options", lambda mesh: {})
-        assert temporaries(Blocks(remat=True)) > 0.9 * plain  # measured 0.97
+        assert temporaries(Blocks(remat=True)) > 0.9 * plain  # measured 0.95
 
 
 @pytest.mark.slow
 def test_recomputation_saves_memory_under_fsdp_too():
     plain = temporaries(Blocks(), comm="fsdp")
-    assert temporaries(Blocks(remat=True), comm="fsdp") < 0.6 * plain  # measured 0.43; before, 1.00
+    assert temporaries(Blocks(remat=True), comm="fsdp") < 0.6 * plain  # measured 0.40; before, 1.00
 
 
 def test_state_is_donated():
@@ -124,7 +125,7 @@ def test_state_is_donated():
 
 
 def test_a_step_copies_no_parameters_to_write_over_them():
-    # Backward reads eleven inner kernels; if an update could run first, XLA would copy each of them.
+    # Backward reads five inner kernels; if an update could run first, XLA would copy each of them.
     step, state, batch = step_of(Deep(), rows=4, replicas=1)
     compiled = step.lower(state, batch).compile().as_text()
     assert "f32[64,64]" in compiled
