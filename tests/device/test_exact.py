@@ -187,8 +187,9 @@ def test_several_fits_evaluations_and_their_metrics_are_alike_on_three_devices()
     weighing = cx.CrossEntropyLoss(weight=np.linspace(0.5, 2, 10))
     margin = lambda output, target: output.max(-1) - output.mean(-1)  # noqa: E731
     for count in (1, 3):
-        metrics = cx.Metrics({"margin": margin})
-        trainer = trained(one, count, loss=weighing, metrics=metrics, sentinel_every_n_steps=1)
+        trainer = trained(
+            one, count, loss=weighing, metrics=cx.Metrics({"margin": margin}), sentinel_every_n_steps=1
+        )
         first = bits(trainer)
         fit(trainer, one)
         assert bits(trainer) != first
@@ -215,9 +216,9 @@ class Noisy:
 
 
 def test_augmentation_keyed_by_the_sample_is_alike():
-    one = problem("mlp")
-    noisy = alike(one, data=Noisy(one, keyed=True), hooks=[cx.EMA(0.9)])
-    assert bits(noisy) != bits(trained(one, 1, hooks=[cx.EMA(0.9)]))  # the noise has an effect
+    one, averaged = problem("mlp"), {"hooks": [cx.EMA(0.9)]}  # whose programs are those of the test above
+    noisy = alike(one, data=Noisy(one, keyed=True), **averaged)
+    assert bits(noisy) != bits(trained(one, 1, **averaged))  # the noise has an effect
 
 
 def test_augmentation_keyed_by_nothing_is_refused_by_name():

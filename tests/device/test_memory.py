@@ -16,8 +16,8 @@ from cyxjax.observe.compiled_plan import memory_bytes
 from tests.support.models import Net, batches_of, data, largest_gap, stepping
 from tests.support.strategies import adaptive
 
-ROWS = 256  # a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB
-LAYERS, BLOCKS = 6, 8
+# Rows of a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB.
+ROWS, LAYERS, BLOCKS = 256, 6, 8
 
 
 class Deep(linen.Module):

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.cli import main
@@ -12,7 +13,7 @@ from cyxjax.observe.compiled_plan import state_bytes
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import STRATEGIES, Held, held_by, table
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import X, Y, config, mlp, own_group, use_devices
+from tests.support.trainers import X, Y, config, own_group, use_devices
 
 assert own_group  # a fixture: a separate group for each test
 
@@ -37,7 +38,7 @@ def test_the_first_that_fits_is_named_and_none_where_none_does():
 
 def test_what_is_counted_is_what_the_devices_hold():
     use_devices(4)
-    trainer = DistributedTrainer(mlp(), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1, momentum=0.9))
+    trainer = DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1, momentum=0.9))
     prepared = trainer.prepare(X, Y, config=config())
     batch = next(iter(prepared.feed.train(Position(), lambda: (False, False), 1))).batch
     with jax.numpy_dtype_promotion("standard"):  # as users run it

@@ -16,8 +16,6 @@ from tests.support.trainers import X, Y, assert_near, config, mlp, use_devices
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
-SLOW = pytest.mark.slow
-
 
 def kinds(state):
     """Memory kinds of the leaves with more than one number per replica, and of the others."""
@@ -33,7 +31,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", [name if name == "fsdp" else pytest.param(name, marks=SLOW) for name in ROWS])
+@pytest.mark.parametrize(
+    "row", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "float16"))]
+)
 def test_the_same_bits_from_the_host_s_memory_also_when_resumed(row, tmp_path):
     comm, found, settings = {"float16": "fsdp"}.get(row, row), [], dict(ROWS[row])
     make = settings.pop("callbacks", list)

@@ -103,8 +103,7 @@ def fit(trainer: DistributedTrainer, one: Problem, data: Any = None, **options: 
 
 
 def digest(tree: Any) -> str:
-    leaves = (np.asarray(leaf) for leaf in jax.tree.leaves(tree))
-    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree))).hexdigest()
 
 
 def bits(trainer: Any) -> dict[str, str]:
@@ -112,9 +111,8 @@ def bits(trainer: Any) -> dict[str, str]:
     history, state = trainer.history, trainer.state
     (held,) = {digest(copy) for copy in by_device(state, [*state.step.devices()])}
     names = ("train_losses", "train_accuracies", "val_losses", "val_accuracies", "metrics")
-    curves = tuple(getattr(history, name) for name in names)
     return {
         "values": digest(trainer.values),
         "state": held,
-        "curves": repr(curves),
+        "curves": repr(tuple(getattr(history, name) for name in names)),
     }

@@ -110,14 +110,17 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=N
     """
     if replicas is not None:
         use_devices(replicas)
-        settings = {"sentinel_every_n_steps": 0} | settings
     make, usual = MODELS[model]
     optimizer = ROUNDED_RULE if "precision" in settings else RULE
     trainer = DistributedTrainer(make(), cx.CrossEntropyLoss(), optimizer, callbacks=callbacks)
-    saving = {"checkpoint_dir": str(tmp_path), "resume": "auto", "checkpoint_every_n_epochs": 1}
-    saving = saving if tmp_path else {"checkpoint_every_n_epochs": 0}
+    usually = {
+        "global_batch_size": 16,
+        "checkpoint_every_n_epochs": 1 if tmp_path else 0,
+        "sentinel_every_n_steps": 0 if replicas else 500,
+    }
+    saving = {"checkpoint_dir": str(tmp_path), "resume": "auto"} if tmp_path else {}
     config = DistributedTrainingConfig(
-        epochs=epochs, comm=comm, verbose=False, **({"global_batch_size": 16} | saving | settings)
+        epochs=epochs, comm=comm, verbose=False, **(usually | saving | settings)
     )
     with jax.numpy_dtype_promotion("standard"):  # as for users: a float32 scalar with float16
         trainer.fit(*(data or usual), config)
