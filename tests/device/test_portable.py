@@ -5,14 +5,13 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from cyxjax.core.portable import Share, placed, stored_shapes, to_portable
 from cyxjax.core.precision import with_loss_scale
 from cyxjax.core.trees import named_leaves
 from cyxjax.sync.registry import build_sync
-from tests.support.strategies import LR, USUAL, Alone, adaptive, random_grads, whole_grads
+from tests.support.strategies import ADAPTIVE, SGD, USUAL, Alone, built, random_grads, whole_grads
 
 
 def moved(alone, sync, replicas):
@@ -38,29 +37,31 @@ def own(name, found, want, fit_rows):
     return found.reshape(-1) if isinstance(want, Share) else found
 
 
-@pytest.mark.parametrize(("name", "replicas"), [("zero1", 2), ("zero1", 8), ("mean", 2), ("mean", 4)])
-def test_zero1_goes_on_at_any_number_of_replicas_and_as_mean(name, replicas):
-    before = Alone(build_sync("zero1", adaptive()), 4).step(*(whole_grads(4, t) for t in range(3)))
-    # Equal gradients on every replica: the mean is the same for any number of replicas.
-    same = jax.tree.map(lambda g: np.broadcast_to(g[:1], (8, *g.shape[1:])), random_grads(1, 9))
-    take = lambda n: jax.tree.map(lambda g: g[:n], same)  # noqa: E731
-    wanted = moved(before, build_sync("mean", adaptive()), 1).step(take(1), take(1)).copies()[0]
-    got = moved(before, build_sync(name, adaptive()), replicas).step(take(replicas), take(replicas))
-    jax.tree.map(np.testing.assert_array_equal, got.copies()[0], wanted)
+def test_zero1_goes_on_at_any_number_of_replicas_and_as_mean():
+    before = Alone(built("zero1", ADAPTIVE), 4).step(*(whole_grads(4, t) for t in range(3)))
+
+    def two_steps(name, replicas):
+        # Equal gradients on every replica: the mean is the same for any number of replicas.
+        same = jax.tree.map(lambda g: np.repeat(g, replicas, 0), random_grads(1, 9))
+        return moved(before, built(name, ADAPTIVE), replicas).step(same, same).copies()[0]
+
+    wanted = two_steps("mean", 1)
+    for name, replicas in (("zero1", 2), ("zero1", 8), ("mean", 2), ("mean", 4)):
+        jax.tree.map(np.testing.assert_array_equal, two_steps(name, replicas), wanted)
 
 
 def test_mean_goes_on_as_zero1_also_when_wrapped():
-    before = Alone(with_loss_scale(build_sync("mean", adaptive())), 2).step(random_grads(2, 0))
-    after = moved(before, with_loss_scale(build_sync("zero1", adaptive())), 4)
+    before = Alone(with_loss_scale(build_sync("mean", ADAPTIVE)), 2).step(random_grads(2, 0))
+    after = moved(before, with_loss_scale(build_sync("zero1", ADAPTIVE)), 4)
     back = moved(after, before.sync, 2)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(before.state), jax.device_get(back.state))
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "power_sgd"])
 def test_what_was_not_sent_is_still_owed_at_another_number_of_replicas(name):
-    before = Alone(build_sync(name, optax.sgd(LR), USUAL[name]), 2)
+    before = Alone(built(name, SGD, USUAL[name]), 2)
     before.step(*(random_grads(2, t) for t in range(3)))
-    after = moved(before, build_sync(name, optax.sgd(LR), USUAL[name]), 4)
+    after = moved(before, built(name, SGD, USUAL[name]), 4)
     for alone in (before, after):
         assert alone.sync.state_spec[0] is not None
     unsent = [unsent_mean(alone.state.sync[0]) for alone in (before, after)]
@@ -74,7 +75,7 @@ def unsent_mean(reducer_state):
 
 
 def test_local_replicas_start_again_from_their_mean():
-    sync = build_sync("local_sgd", adaptive(), {"every": 5})
+    sync = built("local_sgd", ADAPTIVE, {"every": 5})
     before = Alone(sync, 4).step(*(random_grads(4, t) for t in range(3)))
     mean = jax.tree.map(lambda *p: np.mean(p, 0), *before.copies())
     for copy in moved(before, sync, 2).copies():
@@ -83,7 +84,7 @@ def test_local_replicas_start_again_from_their_mean():
 
 @pytest.mark.parametrize(("dtype", "one"), [("bfloat16", 1.5), ("float16", 1.5), ("int32", 2)])
 def test_only_rows_of_replicas_are_fitted(dtype, one):
-    alone = Alone(build_sync("bf16", optax.sgd(LR)), 4)
+    alone = Alone(built("bf16", SGD), 4)
     target, fit_rows = stored_shapes(alone.state, alone.sync, alone.mesh)
     want = target.sync[0].unsent
     assert want.shape == (4, 29)

@@ -10,11 +10,13 @@ from cyxjax.core.step import state_spec
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES
 from tests.support.strategies import (
+    ADAPTIVE,
     EXACT,
     LR,
+    MOMENTUM,
+    SGD,
     USUAL,
     Alone,
-    adaptive,
     built,
     mean_of,
     params,
@@ -22,16 +24,14 @@ from tests.support.strategies import (
     whole_grads,
 )
 
-
-def sgd() -> optax.GradientTransformation:
-    return optax.sgd(LR, momentum=0.5)
+UNSCALED = optax.sgd(1.0)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_equals_the_mean_where_nothing_is_lost_and_what_is_not_finite_reaches_all(name):
     grads = [whole_grads(8, t) for t in range(3)]
     # Momentum is linear, so local steps on local gradients average to steps on the mean.
-    alone = Alone(built(name, optax.sgd(LR), EXACT[name]), 8).step(*grads)
+    alone = Alone(built(name, SGD, EXACT[name]), 8).step(*grads)
     wanted = params()
     for rows in grads:
         wanted = jax.tree.map(lambda p, g: np.float32(p - LR * g), wanted, mean_of(rows))
@@ -48,7 +48,7 @@ def test_equals_the_mean_where_nothing_is_lost_and_what_is_not_finite_reaches_al
 
 @pytest.mark.parametrize("name", USUAL)
 def test_state_keeps_its_form_when_reloaded_too_and_replicas_the_same_bits(name):
-    alone = Alone(built(name, adaptive(), USUAL[name]), 4)
+    alone = Alone(built(name, ADAPTIVE, USUAL[name]), 4)
     form = lambda: jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), alone.state)  # noqa: E731
     before = form()
     alone.step(*(random_grads(4, t) for t in range(2)))
@@ -71,10 +71,10 @@ def test_a_world_of_one_is_the_optimizer_itself(name):
     # DiLoCo's outer step also runs with one replica: with rate 1 and no momentum it is the identity.
     options = EXACT[name] if name == "diloco" else USUAL[name]
     grads = [whole_grads(1, t) for t in range(4)]
-    got = Alone(built(name, sgd(), options), 1).step(*grads).copies()[0]
-    wanted, state = params(), sgd().init(params())
+    got = Alone(built(name, MOMENTUM, options), 1).step(*grads).copies()[0]
+    wanted, state = params(), MOMENTUM.init(params())
     for rows in grads:
-        updates, state = sgd().update(jax.tree.map(lambda a: a[0], rows), state, wanted)
+        updates, state = MOMENTUM.update(jax.tree.map(lambda a: a[0], rows), state, wanted)
         wanted = optax.apply_updates(wanted, updates)
     jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
@@ -88,7 +88,7 @@ def test_clipping_sees_the_norm_of_the_mean_gradient_and_the_norm_is_told_as_it_
     # Replicas pull against each other: local norms are near 100 * sqrt(29), the mean's is 127 * sqrt(8).
     grads = whole_grads(2, 0)
     grads = jax.tree.map(lambda a: np.stack([a[0], np.where(a[0] == 127, a[0], -a[0])]), grads)
-    alone = Alone(built(name, optax.sgd(1.0), EXACT[name], max_grad_norm=bound), 2).step(grads)
+    alone = Alone(built(name, UNSCALED, EXACT[name], max_grad_norm=bound), 2).step(grads)
     norm, averages = 127 * np.sqrt(8), STRATEGIES[name].averages_every_step
     if averages:
         by = min(1.0, (bound or np.inf) / norm)
@@ -114,4 +114,4 @@ def test_clipping_sees_the_norm_of_the_mean_gradient_and_the_norm_is_told_as_it_
 )
 def test_bad_names_and_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
-        Alone(built(name, sgd(), options), 2)
+        Alone(built(name, MOMENTUM, options), 2)
