@@ -50,8 +50,7 @@ def weighs(o, t):
     return tells(o, t), (t > 0).astype(jnp.float32)
 
 
-def gan(judge=tells, turns=(2, 1)):
-    every, offset = turns
+def gan(every=2, offset=1):
     return cx.Task(
         {
             "fools": cx.Term(
@@ -62,18 +61,21 @@ def gan(judge=tells, turns=(2, 1)):
                 every=every,
                 offset=offset,
             ),
-            "tells": cx.Term(judge, trains="discriminator/*", optimizer=optax.sgd(0.1, 0.9)),
+            "tells": cx.Term(weighs, trains="discriminator/*", optimizer=optax.sgd(0.1, 0.9)),
         }
     )
 
 
-def loss_by_hand(mine, name, judge, params, batch):
+GAN = gan()  # most trainers share its programs
+
+
+def loss_by_hand(mine, name, params, batch):
     (x, z), y = batch
     o = Gan().apply({"params": params | {name: mine}}, x, z)
     if name == "generator":
         return 0.5 * fools(o, y).mean()
-    found = judge(o, y)
-    return (found[0] * found[1]).sum() / found[1].sum() if isinstance(found, tuple) else found.mean()
+    losses, weights = weighs(o, y)
+    return (losses * weights).sum() / weights.sum()
 
 
 RULES = {
@@ -82,32 +84,31 @@ RULES = {
 }
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def move_by_hand(name, judge, params, state, batch):
+@partial(jax.jit, static_argnums=0)
+def move_by_hand(name, params, state, batch):
     """(new parameters, new state) of `name` after one step of its own optimizer."""
-    grads = jax.grad(loss_by_hand)(params[name], name, judge, params, batch)
+    grads = jax.grad(loss_by_hand)(params[name], name, params, batch)
     updates, state = RULES[name].update(grads, state, params[name])
     return optax.apply_updates(params[name], updates), state
 
 
-def gan_by_hand(judge=tells, turns=(2, 1), epochs=1, size=8):
+def gan_by_hand(every=2, offset=1, epochs=1, size=8):
     """Two losses, two gradients, two optimizers; each gradient is clipped by its own norm."""
-    every, offset = turns
     params = adapt(Gan()).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], DATA[0]))[0]
     states = {name: rule.init(params[name]) for name, rule in RULES.items()}
     for step, first in enumerate([i for _ in range(epochs) for i in range(0, SAMPLES, size)]):
         batch, moved = jax.tree.map(lambda a, i=first: a[i : i + size], DATA), {}
         for name in RULES:
             if name == "discriminator" or step % every == offset:
-                moved[name], states[name] = move_by_hand(name, judge, params, states[name], batch)
+                moved[name], states[name] = move_by_hand(name, params, states[name], batch)
         params = params | moved
     return params
 
 
-def in_turns(task, **options):
+def in_turns(task, schedule=None, **options):
     train = cx.distributed.DistributedTrainer(Gan(), task)
     settings = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP} | options
-    return train, train.fit(*DATA, config(**settings))
+    return train, train.fit(*DATA, config(**settings), schedule=schedule)
 
 
 # Adam's step is a quotient of small numbers: rounding of sums in a different order.
@@ -137,8 +138,8 @@ QUICK = ("fsdp, in turns of two micro-batches",)
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in STEPS]
 )
 def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name, two_devices):
-    train, history = in_turns(gan(weighs), **STEPS[name])
-    assert_same(train.params, gan_by_hand(weighs))
+    train, history = in_turns(GAN, **STEPS[name])
+    assert_same(train.params, gan_by_hand())
     metrics = history.metrics
     assert history.train_losses[0] == pytest.approx(
         0.5 * metrics["train_fools"][0] + metrics["train_tells"][0], rel=0.05
@@ -146,11 +147,9 @@ def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name, two_devi
 
 
 def test_a_schedule_counts_the_steps_of_the_run_also_for_terms_in_turns(two_devices):
-    """Of the steps 0, 1, 2 the generator has 0 and 2, and the factor is 0 from step 2 on."""
-    train = cx.distributed.DistributedTrainer(Gan(), gan(turns=(2, 0)))
-    settings = {"epochs": 1, "batch_size": 4, "shuffle": False, "max_grad_norm": CLIP}
-    train.fit(*DATA, config(**settings), schedule=lambda step: jnp.where(step < 2, 1.0, 0.0))
-    stopped, _ = in_turns(gan(turns=(2, 0)), max_steps=2)
+    """Of the steps 0 to 3 the generator has 1 and 3, and the factor is 0 from step 3 on."""
+    train, _ = in_turns(GAN, lambda step: jnp.where(step < 3, 1.0, 0.0), epochs=2, max_steps=4)
+    stopped, _ = in_turns(GAN)  # three steps
     jax.tree.map(np.testing.assert_array_equal, train.params, stopped.params)
 
 
@@ -164,19 +163,19 @@ def test_a_schedule_counts_the_steps_of_the_run_also_for_terms_in_turns(two_devi
     ids=("power_sgd", "float16"),
 )
 def test_what_rounds_trains_all_groups(options, two_devices):
-    train, _ = in_turns(gan(turns=(1, 0)), **options)
-    assert_same(train.params, gan_by_hand(turns=(1, 0)), rtol=0.1, atol=0.05)
+    train, _ = in_turns(gan(1, 0), **options)
+    assert_same(train.params, gan_by_hand(1, 0), rtol=0.1, atol=0.05)
 
 
 def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path, two_devices):
     kept = {"checkpoint_every_n_epochs": 1, "checkpoint_dir": str(tmp_path), "epochs": 2}
-    whole = in_turns(gan(), **kept)[0].params
+    whole = in_turns(GAN, **kept)[0].params
     rmtree(max(tmp_path.glob("step_*")))  # the newest after three steps: the next one is the generator's turn
-    train, history = in_turns(gan(), **kept)
+    train, history = in_turns(GAN, **kept)
     assert len(history.train_losses) == 2
     jax.tree.map(np.testing.assert_array_equal, train.params, whole)
     use_devices(1)
-    other = in_turns(gan(), **kept | {"comm": "zero1", "batch_size": 8, "epochs": 3})[0]
+    other = in_turns(GAN, **kept | {"comm": "zero1", "batch_size": 8, "epochs": 3})[0]
     assert_same(other.params, gan_by_hand(epochs=3), atol=1e-4)
 
 
