@@ -158,9 +158,9 @@ TABLE = public()
 
 
 def alone_with(comm, make):
-    """The strategy with a rule; its update is traced as in a step. Raises: ConfigError."""
+    """The strategy with a rule, traced as in a step. Raises: ConfigError."""
     alone = Alone(built(comm, adapted(make()), USUAL[comm]), 2, params(0.1))
-    jax.eval_shape(alone.update, alone.state, random_grads(2, 0))
+    jax.eval_shape(alone.update, jax.eval_shape(alone.first_state), random_grads(2, 0))
     return alone
 
 

@@ -114,4 +114,4 @@ def test_clipping_sees_the_norm_of_the_mean_gradient_and_the_norm_is_told_as_it_
 )
 def test_bad_names_and_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
-        Alone(built(name, MOMENTUM, options), 2)
+        Alone(built(name, MOMENTUM, options), 2).step(random_grads(2, 0))

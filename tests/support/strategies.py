@@ -1,6 +1,7 @@
 """A strategy on a mesh without a model: the test supplies the gradients."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 from unittest import mock
 
@@ -107,7 +108,11 @@ class Alone:
         reduced = sync_map(update, self.mesh, (spec, PER_REPLICA), (spec, REPLICATED))
         self.norms: list[Any] = []  # rows with the norms of the mean gradients, by step
         self.update = jax.jit(lambda state, rows: reduced(state, backward(state.params, rows)))
-        self.state = build_init(sync, self.mesh)(params() if start is None else start, {}, 0)
+        self.first_state = lambda: build_init(sync, self.mesh)(params() if start is None else start, {}, 0)
+
+    @cached_property
+    def state(self) -> TrainState:
+        return self.first_state()
 
     def step(self, *grads: PyTree) -> "Alone":
         """One update for each tree of per-replica gradients (leaves (R, ...))."""
