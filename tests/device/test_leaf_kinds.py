@@ -77,8 +77,7 @@ def test_compressed_gradients_of_complex_parameters_keep_both_parts(comm):
 
 def test_complex_statistics_are_those_of_the_global_batch():
     train = trained(Phased(), cx.MSELoss(), X[:16], TARGET[:16])
-    last = X[8:16]
-    found = train.state.model_state["statistics"]["mean"]
+    found, last = train.state.model_state["statistics"]["mean"], X[8:16]
     np.testing.assert_allclose(found, last.mean() - 1j * last[:, 0].mean(), rtol=1e-5)
 
 

@@ -131,11 +131,10 @@ STEPS = {
         "exact_threads": 8,
     },
 }
-QUICK = ("fsdp, in turns of two micro-batches",)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in STEPS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * ("in turns" not in n)) for n in STEPS]
 )
 def test_each_optimizer_moves_its_own_by_its_own_loss_in_its_turn(name, two_devices):
     train, history = in_turns(GAN, **STEPS[name])

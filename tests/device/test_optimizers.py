@@ -18,8 +18,10 @@ from tests.support.strategies import USUAL, Alone, built, mean_of, params, rando
 from tests.support.trainers import config, trainer
 
 # optax warns about deprecated names, which this version still has.
-IGNORED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-pytestmark = [IGNORED, pytest.mark.usefixtures("as_users_promote")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+    pytest.mark.usefixtures("as_users_promote"),
+]
 RATE = 0.01
 LABELS = {"dense": "a", "gain": "b"}
 MATRICES = lambda tree: jax.tree.map(lambda p: p.ndim > 1, tree)  # noqa: E731

@@ -59,8 +59,7 @@ def test_mean_goes_on_as_zero1_also_when_wrapped():
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "power_sgd"])
 def test_what_was_not_sent_is_still_owed_at_another_number_of_replicas(name):
-    before = Alone(built(name, SGD, USUAL[name]), 2)
-    before.step(*(random_grads(2, t) for t in range(3)))
+    before = Alone(built(name, SGD, USUAL[name]), 2).step(*(random_grads(2, t) for t in range(3)))
     after = moved(before, built(name, SGD, USUAL[name]), 4)
     for alone in (before, after):
         assert alone.sync.state_spec[0] is not None
@@ -69,9 +68,8 @@ def test_what_was_not_sent_is_still_owed_at_another_number_of_replicas(name):
     assert np.abs(unsent[0]).max() > 0
 
 
-def unsent_mean(reducer_state):
-    rows = getattr(reducer_state, "unsent", None)
-    return np.asarray(rows if rows is not None else reducer_state.error["dense.kernel"]).mean(0)
+def unsent_mean(state):
+    return np.asarray(state.unsent if hasattr(state, "unsent") else state.error["dense.kernel"]).mean(0)
 
 
 def test_local_replicas_start_again_from_their_mean():

@@ -47,8 +47,9 @@ def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path)
         log_every_n_batches=1,
     )
     x, y = (part[:19] for part in VAL)
-    folder = {"run_dir": str(tmp_path), "sinks": ["jsonl"], "report": False}
-    history = train.fit(X[:19], Y[:19], x, y, config=cfg, **folder)
+    history = train.fit(
+        X[:19], Y[:19], x, y, config=cfg, run_dir=str(tmp_path), sinks=["jsonl"], report=False
+    )
     logits = np.asarray(train.predict(x))
     probability = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     found = train.evaluate_metrics(x, y)
