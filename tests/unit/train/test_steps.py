@@ -218,11 +218,11 @@ def test_a_callback_sees_each_step_and_stops_at_the_end_of_a_dispatch(two_device
 
 
 def test_a_dispatch_ends_at_evaluations_and_at_the_last_step(two_devices):
-    history = trainer().fit(*ALL, by_steps(5, epochs=8, steps_per_dispatch=7, max_steps=23))
+    history = trainer().fit(*ALL, by_steps(5, epochs=8, steps_per_dispatch=3, max_steps=23))
     assert (history.num_steps, history.val_steps) == (23, [5, 10, 15, 20])
 
 
-def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions(as_users_promote):
+def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions():
     def chosen(model, *data, several="auto", **values):
         return (
             trainer(model).prepare(*data, config=config(steps_per_dispatch=several, **values)).steps_at_once
@@ -233,7 +233,8 @@ def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions(
     assert chosen(None, cx.data.DataLoader((X, Y), 8, sampler=list(range(60)))) == 1
     assert chosen(Autoencoder(), IMAGES, IMAGES) > 2
     assert chosen(Autoencoder(groups=2), IMAGES, IMAGES) == 1
-    assert chosen(Autoencoder(), IMAGES, IMAGES, precision="bf16-mixed") > 2
+    with jax.numpy_dtype_promotion("standard"):  # the norm adds float32 statistics
+        assert chosen(Autoencoder(), IMAGES, IMAGES, precision="bf16-mixed") > 2
     exact = {"reproducibility": "exact", "batch_size": None, "global_batch_size": 8}
     assert chosen(None, X, Y, several=4, **exact) == 1
 
@@ -249,25 +250,18 @@ class Autoencoder(linen.Module):
     @linen.compact
     def __call__(self, x, train=False):
         x = linen.Conv(2, (3, 3), feature_group_count=self.groups)(x)
-        return linen.BatchNorm(use_running_average=not train)(x)
-
-
-class Convolutions(linen.Module):
-    @linen.compact
-    def __call__(self, x, train=False):
-        x = linen.max_pool(linen.Conv(4, (3, 3))(x), (2, 2), (2, 2))
-        return linen.Dense(3)(x.reshape(len(x), -1))
+        x = linen.BatchNorm(use_running_average=not train)(x)
+        return linen.max_pool(x, (2, 2), (2, 2)).repeat(2, axis=1).repeat(2, axis=2)
 
 
 IMAGES = np.random.default_rng(3).normal(size=(60, 4, 4, 2)).astype(np.float32)
 
-# (devices, of the trainer, of the configuration, data): of 60 samples 8 leave a short last batch, and 5 steps
+# (devices, of the trainer, of the configuration, data): of 60 samples 8 leave a short last batch, and 3 steps
 # of a dispatch do not divide the steps of an epoch
 KINDS = {
     "padded": (2, {}, {"batch_size": 4}, (X, Y)),
     "own size": (1, {"loss": of_the_batch}, {"batch_size": 8}, (X, Y)),
-    "convolutions": (2, {"model": Convolutions()}, {"batch_size": 2}, (IMAGES, Y)),
-    "inputs as targets": (
+    "convolutions, inputs as targets": (
         2,
         {"model": Autoencoder(), "loss": cx.MSELoss()},
         {"batch_size": 4},
@@ -280,7 +274,7 @@ KINDS = {
         (X, Y),
     ),
     "in order": (2, {}, {"batch_size": 4, "shuffle": False, "drop_last": True}, (X, Y)),
-    "cut by saves": (2, {}, {"batch_size": 4, "checkpoint_every_n_steps": 3}, (X, Y)),
+    "cut by saves": (2, {}, {"batch_size": 4, "checkpoint_every_n_steps": 2}, (X, Y)),
 }
 
 
@@ -288,7 +282,7 @@ KINDS = {
 def test_parameters_and_losses_are_those_of_one_step_a_dispatch(group, tmp_path, kind):
     devices, options, settings, data = KINDS[kind]
     found = []
-    for several in (1, 5):
+    for several in (1, 3):
         use_devices(devices)
         one = trainer(**options)
         more = {"steps_per_dispatch": several, "checkpoint_dir": str(tmp_path / str(several))}
