@@ -1,4 +1,4 @@
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -53,37 +53,34 @@ def test_resnet_stem_halves_twice_and_the_small_one_not_at_all():
 
 def test_blocks_are_the_layers_their_paper_draws():
     # Composed of layers that are compared with torch (test_torch.py).
-    x = jax.random.normal(jax.random.key(1), (2, 6, 6, 3))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 6, 6, 3)).astype(np.float32)
+    # Also for norms, and statistics above 0: with 1 and 0 a norm in the wrong position would not be noticed.
+    drawn = lambda leaf: (rng.normal(size=leaf.shape) / 3).astype(np.float32)  # noqa: E731
     for block, kernels in ((BasicBlock, [(3, 2), (3, 1)]), (Bottleneck, [(1, 1), (3, 2), (1, 1)])):
         module = block(features=4, stride=2, zero_init=False)
-        variables = jax.jit(lambda x, m=module: m.init(jax.random.key(0), x, False))(x)
-        params = _with_uneven_norms(variables["params"])
-        found = jax.jit(lambda v, x, m=module: m.apply(v, x, False))(variables | {"params": params}, x)
+        shapes = jax.eval_shape(partial(module.init, train=False), KEY, x)
+        params = jax.tree.map(drawn, shapes["params"])
+        statistics = jax.tree.map(lambda leaf: abs(drawn(leaf)) + np.float32(0.5), shapes["batch_stats"])
+        variables = {"params": params, "batch_stats": statistics}
 
-        @partial(jax.jit, static_argnums=(1, 2, 3))
-        def conv_norm(y, size, stride, names, params=params):
-            conv, norm = (params[name] for name in names)
-            layer = Conv2DModule(y.shape[-1], conv["kernel"].shape[-1], size, stride, size // 2, bias=False)
-            y, _ = layer.apply(conv, {}, y, KEY, False)
-            statistics = {"mean": jnp.zeros(y.shape[-1]), "var": jnp.ones(y.shape[-1])}
-            return BatchNormModule(y.shape[-1]).apply(norm, statistics, y, KEY, False)[0]
+        def chain(x, kernels=kernels, params=params, statistics=statistics):
+            y = x
+            for place, (size, stride) in enumerate(kernels):
+                y = conv_norm(y, size, stride, f"Conv_{place}", f"BatchNorm_{place}", params, statistics)
+                y = y if place == len(kernels) - 1 else jnp.maximum(y, 0)
+            return jnp.maximum(y + conv_norm(x, 1, 2, "shortcut", "shortcut_norm", params, statistics), 0)
 
-        y = x
-        for place, (size, stride) in enumerate(kernels):
-            y = conv_norm(y, size, stride, (f"Conv_{place}", f"BatchNorm_{place}"))
-            y = y if place == len(kernels) - 1 else jnp.maximum(y, 0)
-        expected = jnp.maximum(y + conv_norm(x, 1, 2, ("shortcut", "shortcut_norm")), 0)
+        found, expected = jax.jit(partial(module.apply, train=False))(variables, x), jax.jit(chain)(x)
         assert found.shape == (2, 3, 3, 4 * block.expansion)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def _with_uneven_norms(params):
-    """Norms with scale and shift: with 1 and 0 a norm in the wrong position would not be noticed."""
-
-    def shifted(path, a):
-        return a + 0.3 * jnp.arange(a.size, dtype=a.dtype) if "norm" in str(path).lower() else a
-
-    return jax.tree_util.tree_map_with_path(shifted, params)
+def conv_norm(y, size, stride, conv, norm, params, statistics):
+    kernel, features = params[conv], params[conv]["kernel"].shape[-1]
+    layer = Conv2DModule(y.shape[-1], features, size, stride, size // 2, bias=False)
+    y, _ = layer.apply(kernel, {}, y, KEY, False)
+    return BatchNormModule(features).apply(params[norm], statistics[norm], y, KEY, False)[0]
 
 
 def test_resnet_starts_as_its_shortcuts_trains_its_running_statistics_and_evaluates_with_them():
@@ -116,7 +113,7 @@ def test_vae_loss_is_the_formula():
     p = 1 / (1 + np.exp(-logits))
     bernoulli = -(x * np.log(p) + (1 - x) * np.log(1 - p)).sum(1)
     kl = 0.5 * (np.exp(log_var) + mean**2 - 1 - log_var).sum(1)
-    ours = negative_elbo(*(jnp.asarray(a, jnp.float32) for a in (logits, x, mean, log_var)), 3.0)
+    ours = jax.jit(negative_elbo)(*map(np.float32, (logits, x, mean, log_var, 3)))
     np.testing.assert_allclose(ours, bernoulli + 3.0 * kl, rtol=1e-5)  # float32 against float64
 
 
@@ -134,26 +131,31 @@ def test_vae_output_its_two_modes_and_its_decoder():
     np.testing.assert_array_equal(quiet["loss"], again["loss"])
     np.testing.assert_array_equal(drawn["mean"], other["mean"])
     assert not np.array_equal(drawn["loss"], other["loss"])
-    decoded = model.apply({"params": params}, quiet["mean"], (8, 8), method="decode")
+    decode = jax.jit(partial(model.apply, method="decode"), static_argnums=2)
+    decoded = decode({"params": params}, quiet["mean"], (8, 8))
     np.testing.assert_allclose(decoded, quiet["reconstruction"], rtol=1e-6)  # compiled apart
 
 
-TINY = {"vocab_size": 17, "context_length": 12, "num_layers": 2, "num_heads": 2, "width": 8}
+TINY = {
+    "vocab_size": 17, "context_length": 12, "num_layers": 1, "num_heads": 2, "width": 8, "dropout": 0.1
+}  # fmt: skip
+TOKENS = np.arange(20, dtype=np.int32).reshape(2, 10) % 17
 
 
+@cache
 def tiny_gpt(**options):
-    model, tokens = get_model("gpt")(TINY | options), jnp.arange(20, dtype=jnp.int32).reshape(2, 10) % 17
-    return model, jax.jit(model.init)(jax.random.key(0), tokens), tokens
+    model = get_model("gpt")(TINY | options)
+    return model, jax.jit(model.init)(jax.random.key(0), TOKENS)
 
 
 def test_gpt_never_sees_the_future():
-    model, variables, tokens = tiny_gpt()
-    run = jax.jit(model.apply)
-    logits, changed = run(variables, tokens), run(variables, tokens.at[:, 6].set(3))
+    model, variables = tiny_gpt()
+    run, others = jax.jit(model.apply), np.where(np.arange(10) == 6, np.int32(3), TOKENS)
+    logits, changed = np.asarray(run(variables, TOKENS)), np.asarray(run(variables, others))
     # Bit-equal before the change; different at it and after it (attention carries it on).
     np.testing.assert_array_equal(logits[:, :6], changed[:, :6])
-    assert np.all(np.abs(np.asarray(logits - changed))[:, 6:].max(axis=-1) > 1e-4)
-    assert (logits.shape, logits.dtype) == ((2, 10, 17), jnp.float32)
+    assert np.all(np.abs(logits - changed)[:, 6:].max(axis=-1) > 1e-4)
+    assert (logits.shape, logits.dtype) == ((2, 10, 17), np.float32)
 
 
 def test_gpt_attention_is_softmax_of_scaled_scores():
@@ -161,8 +163,8 @@ def test_gpt_attention_is_softmax_of_scaled_scores():
     layer = Attention(num_heads=2, out_stddev=0.5, use_bias=True)
     variables = jax.jit(layer.init)(jax.random.key(0), x)
     # 0.02 makes nearly uniform attention, which would hide a wrong scale.
-    variables = jax.tree.map(lambda a: a * 50, variables)
-    p = jax.tree.map(np.asarray, variables["params"])
+    variables = jax.tree.map(lambda a: np.asarray(a) * 50, variables)
+    p = variables["params"]
     qkv = np.asarray(x)[0] @ p["qkv"]["kernel"] + p["qkv"]["bias"]
     q, k, v = (part.reshape(5, 2, 2).transpose(1, 0, 2) for part in np.split(qkv, 3, axis=1))
     scores = np.where(np.tril(np.ones((5, 5), bool)), q @ k.transpose(0, 2, 1) / np.sqrt(2), -np.inf)
@@ -173,10 +175,10 @@ def test_gpt_attention_is_softmax_of_scaled_scores():
 
 
 def test_attention_is_lowered_for_the_platform_that_runs_it(monkeypatch):
-    x = jax.random.normal(jax.random.key(1), (1, 5, 4), jnp.float16)
+    x = np.random.default_rng(1).normal(size=(1, 5, 4)).astype(np.float16)
     layer = Attention(num_heads=2, out_stddev=0.5, use_bias=True)
-    drawn = jax.jit(layer.init)(jax.random.key(0), x.astype(jnp.float32))
-    variables = jax.tree.map(lambda a: a.astype(x.dtype), drawn)
+    drawn = jax.jit(layer.init)(jax.random.key(0), x.astype(np.float32))
+    variables = jax.tree.map(lambda a: np.asarray(a).astype(x.dtype), drawn)
     here = jax.jit(layer.apply)(variables, x)
     # As on a GPU's host; jax's own attention asks a CPU for a precision of float16 that it has not.
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -189,8 +191,9 @@ def test_attention_is_lowered_for_the_platform_that_runs_it(monkeypatch):
 
 def test_every_product_of_the_gpts_gradient_is_of_matrices_as_they_lie():
     # A weight gradient over (B, T, D) sums over two dimensions: XLA on CPU copies its inputs first.
-    model, variables, tokens = tiny_gpt(num_layers=1)
-    loss = lambda params: model.apply({"params": params}, tokens, True).sum()  # noqa: E731
+    model, variables = tiny_gpt()
+    run = partial(model.apply, rngs={"dropout": KEY})
+    loss = lambda params: run({"params": params}, TOKENS, True).sum()  # noqa: E731
     found = list(products(jax.make_jaxpr(jax.grad(loss))(variables["params"]).jaxpr))
     assert len(found) == 3 * 7  # qkv, scores, values, out, expand, contract, logits: each and two gradients
     assert {len(summed) for (summed, _), _ in found} == {1}
@@ -209,10 +212,10 @@ def products(jaxpr):
 def test_gpt_remat_changes_memory_not_numbers():
     grads = []
     for remat in (False, True):
-        model, variables, tokens = tiny_gpt(remat=remat, dropout=0.1, num_layers=1)
+        model, variables = tiny_gpt(remat=True) if remat else tiny_gpt()
 
-        def loss(v, model=model, tokens=tokens):
-            return model.apply(v, tokens, train=True, rngs={"dropout": jax.random.key(5)}).sum()
+        def loss(v, model=model):
+            return model.apply(v, TOKENS, train=True, rngs={"dropout": jax.random.key(5)}).sum()
 
         grads.append(jax.jit(jax.grad(loss))(variables))
     # Same parameters and dropout masks; recomputation may be fused differently, hence not bit-equal.
@@ -221,18 +224,19 @@ def test_gpt_remat_changes_memory_not_numbers():
 
 def test_gpt_computes_gradients_in_float16():
     # On CPU only attention is widened; everything else is rounded to 2^-11 per product.
-    model, variables, tokens = tiny_gpt(remat=True, num_layers=1)
+    model, variables = tiny_gpt(remat=True)
 
     def loss(v, dtype):
         v = jax.tree.map(lambda a: a.astype(dtype), v)
         with jax.numpy_dtype_promotion("standard"):
-            return (model.apply(v, tokens) ** 2).mean()
+            return (model.apply(v, TOKENS) ** 2).mean()
 
     run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    (half, half_grads), (whole, grads) = run(variables, jnp.float16), run(variables, jnp.float32)
+    found = [jax.device_get(run(variables, dtype)) for dtype in (jnp.float16, jnp.float32)]
+    (half, half_grads), (whole, grads) = found
     assert abs(half - whole) < 0.01 * whole
     norm = lambda tree: np.sqrt(sum(float((a**2).sum()) for a in jax.tree.leaves(tree)))  # noqa: E731
-    assert norm(jax.tree.map(jnp.subtract, half_grads, grads)) < 0.01 * norm(grads)
+    assert norm(jax.tree.map(np.subtract, half_grads, grads)) < 0.01 * norm(grads)
 
 
 def test_texts_without_places_and_a_network_s_parameters_are_refused():
