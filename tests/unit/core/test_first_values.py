@@ -36,8 +36,9 @@ class Various(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        for init in (initializers.orthogonal(), initializers.normal(0.02), initializers.he_uniform()):
-            x = linen.Dense(40, kernel_init=init, bias_init=initializers.normal(1.0))(x)
+        x = linen.Dense(40, kernel_init=initializers.orthogonal(), bias_init=initializers.normal(1.0))(x)
+        for init in (initializers.normal(0.02), initializers.he_uniform()):
+            x = linen.Dense(40, kernel_init=init)(x)
         cells = linen.scan(Cell, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
         x, _ = cells()(x, None)
         x = linen.WeightNorm(linen.Dense(6))(x)
@@ -57,7 +58,7 @@ def drawing(module):
     return lambda key, x: module.init(keys(key), x)
 
 
-@pytest.mark.parametrize("module", [Deep(4), Various(), linen.Dense(2)], ids=["deep", "various", "dense"])
+@pytest.mark.parametrize("module", [Deep(3), Various(), linen.Dense(2)], ids=["deep", "various", "dense"])
 def test_the_values_are_those_of_one_program(module):
     values, args = drawing(module), (jax.random.key(7), np.ones((2, 8), np.float32) / 3)
     one, apart = one_program(values)(*args), draw(values, *args)
@@ -79,9 +80,9 @@ def test_more_layers_make_no_more_programs():
 
 def test_a_second_model_with_such_leaves_makes_no_program():
     x, made = np.ones((1, 8), np.float32), first_values._program.cache_info
-    draw(drawing(Deep(3)), jax.random.key(0), x)
+    draw(drawing(Deep(2)), jax.random.key(0), x)
     before = made().misses
-    again, key = drawing(Deep(5)), jax.random.key(1)
+    again, key = drawing(Deep(3)), jax.random.key(1)
     drawn = draw(again, key, x)
     assert made().misses == before
     jax.tree.map(np.testing.assert_array_equal, drawn, one_program(again)(key, x))
@@ -100,7 +101,7 @@ def test_a_program_that_holds_a_table_is_not_kept():
 def test_what_hangs_together_is_drawn_together():
     def values(key):  # each leaf depends on all before it
         leaves = [jax.random.normal(key, (2,))]
-        for _ in range(40):
+        for _ in range(10):
             leaves.append(leaves[-1] * 2 + 1)
         return leaves
 
