@@ -17,6 +17,7 @@ from cyxjax.errors import ConfigError
 from cyxjax.models import BatchNormModule, SequentialModel
 
 KEY = jax.random.key(0)
+forward = jax.jit(phases.forward, static_argnums=(0, 6))  # the functions of the model, and the axes
 X = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
 MASK = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 1, 0]], bool)[..., None]
 X[~MASK[..., 0]] = np.nan  # a masked value may be anything
@@ -72,7 +73,7 @@ MODELS = {
 def test_a_mask_and_padding_count_together(module):
     # Flax's result for only the three real rows; the fourth has a value that would be noticed.
     fns = adapt(module)
-    output, _, state = phases.forward(fns, *fns.init(KEY, X), X, jnp.asarray(ROWS), KEY)
+    output, _, state = forward(fns, *fns.init(KEY, X), X, jnp.asarray(ROWS), KEY)
     real, mean = by_hand(module, X[:3])
     np.testing.assert_allclose(
         np.asarray(output)[:3][MASK[:3, :, 0]], np.asarray(real)[MASK[:3, :, 0]], **TOLERANCE
@@ -88,7 +89,7 @@ def test_a_batch_without_samples_leaves_the_running_statistics_as_they_are(modul
     # Two replicas, the second without samples: statistics over both count the samples of the first.
     fns, x, rows = adapt(module), np.nan_to_num(X), jnp.asarray([ROWS, 0 * ROWS])
     params, state = fns.init(KEY, x)
-    run = lambda state, weight, axes: phases.forward(fns, params, state, x, weight, KEY, axes)[2]  # noqa: E731
+    run = lambda state, weight, axes: forward(fns, params, state, x, weight, KEY, axes)[2]  # noqa: E731
     after = run(state, rows[0], StatsAxes())
     jax.tree.map(np.testing.assert_array_equal, run(after, rows[1], StatsAxes()), after)
     both = jax.vmap(lambda weight: run(state, weight, StatsAxes(AXIS)), axis_name=AXIS)(rows)
@@ -107,7 +108,7 @@ def test_the_output_has_the_dtype_that_flax_gives(dtype):
     fns = adapt(module)
     with jax.numpy_dtype_promotion("standard"):
         params, state = fns.init(KEY, x)
-        output = phases.forward(fns, params, state, x, None, KEY)[0]
+        output = forward(fns, params, state, x, None, KEY)[0]
         assert output.dtype == module.apply({"params": params, **state}, x, use_running_average=True).dtype
 
 
@@ -122,7 +123,7 @@ def asking(kind, **fields):
 def test_a_norm_that_asks_for_all_replicas_gets_them(kind, name):
     fns, x = adapt(asking(kind, axis_name=name)), X[:2, 0]  # two replicas of one row each
     params, state = fns.init(KEY, x)
-    run = lambda row: phases.forward(fns, params, state, row[None], None, KEY, StatsAxes(asked=AXIS))[0]  # noqa: E731
+    run = lambda row: forward(fns, params, state, row[None], None, KEY, StatsAxes(asked=AXIS))[0]  # noqa: E731
     outputs = jax.vmap(run, axis_name=AXIS)(x)[:, 0]
     np.testing.assert_allclose(outputs, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), **TOLERANCE)
 
@@ -153,7 +154,7 @@ def test_an_axis_that_the_model_maps_over_is_its_own():
             return norm(use_running_average=not train, axis_name="heads")(x)
 
     x, fns = np.nan_to_num(X), adapt(Mapped())
-    output = phases.forward(fns, *fns.init(KEY, x), x, None, KEY, StatsAxes(asked=AXIS))[0]
+    output = forward(fns, *fns.init(KEY, x), x, None, KEY, StatsAxes(asked=AXIS))[0]
     np.testing.assert_allclose(output, (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5), **TOLERANCE)
 
 
@@ -200,7 +201,7 @@ def of(form):
 
 def run(form, x, weight):
     fns, params, state = of(form)
-    output, _, after = phases.forward(fns, params, state, x, weight, KEY)
+    output, _, after = forward(fns, params, state, x, weight, KEY)
     return np.asarray(output), jax.tree.map(np.asarray, after)
 
 
