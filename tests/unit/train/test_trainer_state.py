@@ -25,7 +25,6 @@ from tests.support.trainers import (
     after_fit,
     batches,
     config,
-    fitted,
     loaded,
     mlp,
     same_bits,
@@ -64,7 +63,7 @@ class OfGraphs(linen.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs"), [(OfGraphs(), GraphsTuple(X[:, :4], None, X[:, 4:])), (Two(), (X, X[:, :2]))]
+    ("model", "inputs"), [(OfGraphs(), GraphsTuple(X[:, :4], None, X[:, 4:])), (Two(), (X[:, :4], X[:, 4:]))]
 )
 def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(tmp_path, model, inputs):
     one = after_fit(inputs, Y, config(epochs=1), model=model)
@@ -171,13 +170,13 @@ def test_other_loaders_are_asked_for_their_batches(loader):
 
 
 def test_distributed_loaders_evaluate_every_sample_once():
-    found = create_dataloaders_distributed((X, Y), VAL, VAL, batch_size=4)
+    found = create_dataloaders_distributed((X, Y), VAL, VAL, batch_size=8)
     assert fit_data.whole_dataset(found.val) is not None
     one = trainer()
     history = one.fit(found.train, found.val, config(epochs=1))
     assert history.val_losses[0] == pytest.approx(one.evaluate(*VAL)[0], rel=1e-6)
     assert one.evaluate(found.test) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
-    for other in (batches(*VAL, 4), cx.data.DataLoader(VAL, 4, sampler=np.arange(len(VAL[0])))):
+    for other in (batches(*VAL, 8), cx.data.DataLoader(VAL, 8, sampler=np.arange(len(VAL[0])))):
         assert one.evaluate(other) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
 
 
@@ -190,12 +189,11 @@ def test_a_loader_s_batch_size_and_another_global_one_are_refused():
 def test_checkpoints_of_another_run_stay_where_a_loaded_state_is_trained_on(tmp_path):
     each = {"checkpoint_every_n_epochs": 1, "keep_last": 1, "keep_best": 0}
     saved, other = tmp_path / "saved", tmp_path / "other"
-    fitted(epochs=4, checkpoint_dir=other, **each | {"keep_last": 9})
-    fitted(epochs=2).save_checkpoint(str(saved))
+    after_fit(X, Y, config(epochs=4, checkpoint_dir=str(other), **each | {"keep_last": 9}))  # 8 steps each
+    after_fit(X, Y, config()).save_checkpoint(str(saved))
     # All epochs of the first are done; the last continues in its own folder.
-    for source, epochs, kept in ((saved, 2, [3, 6, 9, 12]), (saved, 6, [18]), (other, 8, [24])):
-        one = loaded(source, model=linen.Dense(3))
-        one.fit(X[:24], Y[:24], config(epochs=epochs, checkpoint_dir=other, **each))
+    for source, epochs, kept in ((saved, 2, [8, 16, 24, 32]), (saved, 6, [48]), (other, 8, [64])):
+        loaded(source).fit(X, Y, config(epochs=epochs, checkpoint_dir=str(other), **each))
         assert list_steps(other) == kept
         aside = {path.name.partition(".")[0] for path in other.iterdir() if ".earlier-" in path.name}
-        assert aside == {f"step_{step:08}" for step in (3, 6, 9, 12) if step not in kept}
+        assert aside == {f"step_{step:08}" for step in (8, 16, 24, 32) if step not in kept}
