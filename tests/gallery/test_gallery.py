@@ -23,8 +23,8 @@ def all_losses(names):
     return {name: losses(name, epochs=1) for name in names}
 
 
-# Each point of the grid compiles its own programs: two are a grid too.
-OPTIONS = {"sweep": {"grid": {"lr": (0.003,), "hidden": (32, 64)}}, "packed_text": {"texts": 60}}
+# Each model of the grid compiles its own programs: two points are a grid too.
+OPTIONS = {"sweep": {"grid": {"lr": (0.003, 0.01), "hidden": (32,)}}, "packed_text": {"texts": 60}}
 
 # The wide test with two processes also runs all of them on two devices.
 SLOW = ("own_model", "worker_stream")
