@@ -63,7 +63,7 @@ def test_a_fit_sets_the_pages_of_memory_that_its_configuration_says(monkeypatch)
     used = []
     monkeypatch.setattr(pages, "use", lambda word, processes_here: used.append(word))
     for words in ({}, {"memory_pages": yaml.safe_load("off")}):
-        trainer().prepare(*DATA, config=config(**words))
+        trainer(linen.Dense(3)).prepare(*DATA, config=config(**words))
     assert used == ["auto", "off"]
 
 
