@@ -60,26 +60,27 @@ def test_blocks_are_the_layers_their_paper_draws():
     for block, kernels in ((BasicBlock, [(3, 2), (3, 1)]), (Bottleneck, [(1, 1), (3, 2), (1, 1)])):
         module = block(features=4, stride=2, zero_init=False)
         shapes = jax.eval_shape(partial(module.init, train=False), KEY, x)
-        params = jax.tree.map(drawn, shapes["params"])
         statistics = jax.tree.map(lambda leaf: abs(drawn(leaf)) + np.float32(0.5), shapes["batch_stats"])
-        variables = {"params": params, "batch_stats": statistics}
+        variables = {"params": jax.tree.map(drawn, shapes["params"]), "batch_stats": statistics}
 
-        def chain(x, kernels=kernels, params=params, statistics=statistics):
+        def chain(variables, x, kernels=kernels):
             y = x
             for place, (size, stride) in enumerate(kernels):
-                y = conv_norm(y, size, stride, f"Conv_{place}", f"BatchNorm_{place}", params, statistics)
+                y = conv_norm(variables, y, size, stride, f"Conv_{place}", f"BatchNorm_{place}")
                 y = y if place == len(kernels) - 1 else jnp.maximum(y, 0)
-            return jnp.maximum(y + conv_norm(x, 1, 2, "shortcut", "shortcut_norm", params, statistics), 0)
+            return jnp.maximum(y + conv_norm(variables, x, 1, 2, "shortcut", "shortcut_norm"), 0)
 
-        found, expected = jax.jit(partial(module.apply, train=False))(variables, x), jax.jit(chain)(x)
+        run = jax.jit(partial(module.apply, train=False))
+        found, expected = run(variables, x), jax.jit(chain)(variables, x)
         assert found.shape == (2, 3, 3, 4 * block.expansion)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def conv_norm(y, size, stride, conv, norm, params, statistics):
-    kernel, features = params[conv], params[conv]["kernel"].shape[-1]
+def conv_norm(variables, y, size, stride, conv, norm):
+    params, statistics = variables["params"], variables["batch_stats"]
+    features = params[conv]["kernel"].shape[-1]
     layer = Conv2DModule(y.shape[-1], features, size, stride, size // 2, bias=False)
-    y, _ = layer.apply(kernel, {}, y, KEY, False)
+    y, _ = layer.apply(params[conv], {}, y, KEY, False)
     return BatchNormModule(features).apply(params[norm], statistics[norm], y, KEY, False)[0]
 
 
@@ -232,8 +233,9 @@ def test_gpt_computes_gradients_in_float16():
             return (model.apply(v, TOKENS) ** 2).mean()
 
     run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    found = [jax.device_get(run(variables, dtype)) for dtype in (jnp.float16, jnp.float32)]
-    (half, half_grads), (whole, grads) = found
+    (half, half_grads), (whole, grads) = (
+        jax.device_get(run(variables, dtype)) for dtype in (jnp.float16, jnp.float32)
+    )
     assert abs(half - whole) < 0.01 * whole
     norm = lambda tree: np.sqrt(sum(float((a**2).sum()) for a in jax.tree.leaves(tree)))  # noqa: E731
     assert norm(jax.tree.map(np.subtract, half_grads, grads)) < 0.01 * norm(grads)
