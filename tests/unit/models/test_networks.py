@@ -193,9 +193,8 @@ def test_attention_is_lowered_for_the_platform_that_runs_it(monkeypatch):
 def test_every_product_of_the_gpts_gradient_is_of_matrices_as_they_lie():
     # A weight gradient over (B, T, D) sums over two dimensions: XLA on CPU copies its inputs first.
     model, variables = tiny_gpt()
-    run = partial(model.apply, rngs={"dropout": KEY})
-    loss = lambda params: run({"params": params}, TOKENS, True).sum()  # noqa: E731
-    found = list(products(jax.make_jaxpr(jax.grad(loss))(variables["params"]).jaxpr))
+    loss = lambda v: model.apply(v, TOKENS, True, rngs={"dropout": KEY}).sum()  # noqa: E731
+    found = list(products(jax.make_jaxpr(jax.grad(loss))(variables).jaxpr))
     assert len(found) == 3 * 7  # qkv, scores, values, out, expand, contract, logits: each and two gradients
     assert {len(summed) for (summed, _), _ in found} == {1}
     assert {heads for _, (heads, _) in found} == {(), (0, 1)}

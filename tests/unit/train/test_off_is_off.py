@@ -90,10 +90,9 @@ def test_later_checkpoints_than_the_step_that_a_fit_goes_on_from_are_kept_and_na
     fitted(**kept, epochs=1)
     assert "of an earlier run (2, 4, 6) are kept as step_*.earlier-*" in capsys.readouterr().out
     assert list_steps(tmp_path / "run") == [2, 3]
-    words = [str(tmp_path / "run")]
-    assert checkpoint_command.main(["prune", *words, "--keep-last", "1", "--keep-best", "0"]) == 0
+    printed(checkpoint_command.main, "prune", tmp_path / "run", "--keep-last", "1", "--keep-best", "0")
     assert len(list((tmp_path / "run").glob("*.earlier-*"))) == 3  # nothing of ours deletes them
-    assert "from an earlier run in this folder" in printed(checkpoint_command.main, "ls", *words)
+    assert "from an earlier run in this folder" in printed(checkpoint_command.main, "ls", tmp_path / "run")
     Checkpointer(tmp_path / "mine", async_save=False).save(50, {"x": np.zeros(2)})
     one.save_checkpoint(str(tmp_path / "mine"))
     assert list_steps(tmp_path / "mine") == [6]  # the newest, and what load_checkpoint takes
