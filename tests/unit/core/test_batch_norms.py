@@ -113,9 +113,7 @@ def test_the_output_has_the_dtype_that_flax_gives(dtype):
 
 
 def asking(kind, **fields):
-    if kind == "nnx":
-        return nnx.BatchNorm(2, rngs=nnx.Rngs(0), **fields)
-    return linen.BatchNorm(**fields)
+    return nnx.BatchNorm(2, rngs=nnx.Rngs(0), **fields) if kind == "nnx" else linen.BatchNorm(**fields)
 
 
 @pytest.mark.parametrize("kind", ["linen", "nnx"])

@@ -54,8 +54,7 @@ class Various(linen.Module):
 
 
 def drawing(module):
-    keys = lambda key: dict(zip(("params", "dropout"), jax.random.split(key), strict=True))  # noqa: E731
-    return lambda key, x: module.init(keys(key), x)
+    return lambda key, x: module.init(dict(zip(("params", "dropout"), jax.random.split(key), strict=True)), x)
 
 
 @pytest.mark.parametrize("module", [Deep(3), Various(), linen.Dense(2)], ids=["deep", "various", "dense"])
