@@ -5,6 +5,7 @@ fresh process reads at its start: environment, arguments, working folder, stream
 """
 
 import atexit
+import gc
 import os
 import runpy
 import signal
@@ -29,6 +30,10 @@ LOADED = [
     *("cyxjax.launch.supervise.supervisor", "flax.linen", "optax"),
     # modules that training loads with its model and its first program
     *("cyxjax.core.model.linen_models", "cyxjax.models.networks", "jaxlib.mlir.dialects.mhlo"),
+    *("cyxjax.launch.backend.lowerings", "cyxjax.observe.report.page"),
+    # what programs with a loop of their own and functions of the tests import
+    *("cyxjax.distributed.collectives", "cyxjax.distributed.ddp", "cyxjax.models.sequential"),
+    *("flax.nnx", "pytest"),
 ]
 FRESH = (sys.executable,)  # a fresh interpreter, which may load a different version of our code
 AT_START = ("JAX_", "XLA_", "NPROC")  # from the environment of each fork, not of the first test
@@ -172,6 +177,7 @@ def enter(variables: Mapping[str, str]) -> None:
     """Makes `variables` the environment, for jax too, which reads the environment when it is imported."""
     import jax
 
+    gc.freeze()  # a collection that walks through the modules would copy their pages
     contexts.share()
     tempfile.tempdir = None  # TMPDIR of `variables`
     os.environ.clear()
