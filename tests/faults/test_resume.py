@@ -30,6 +30,8 @@ from tests.support.training import (
 pytestmark = pytest.mark.multiprocess
 KILLED = -signal.SIGKILL
 OF_THREE = {"global_batch_size": 12}
+# No dropout: its draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.
+CUT = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}, "cpu_devices": 1}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,14 @@ def unbroken(tmp_path_factory):
         return config
 
     return made
+
+
+@pytest.fixture(scope="module")
+def unbroken_in_shares(tmp_path_factory):
+    """An uninterrupted run of two processes that share the parameters."""
+    config = write_experiment(tmp_path_factory.mktemp("shares"), comm="fsdp", **CUT)
+    jobs.run(config, world=2)
+    return config
 
 
 def same_to_rounding(config, other):
@@ -101,19 +111,15 @@ def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
     assert set(losses(config)) <= set(losses(unbroken(world)))
 
 
-def test_resumed_in_another_number_of_processes_again_and_again(tmp_path):
+def test_resumed_in_another_number_of_processes_again_and_again(unbroken_in_shares, tmp_path):
     # 12 samples per step on 2 replicas (2 processes), 3 (3 processes), and 2 again (1 process, 2 devices).
-    # No dropout: its draws depend on the replica.
-    changes = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}}
-    whole = write_experiment(tmp_path / "whole", **changes)
-    config = write_experiment(tmp_path / "broken", **changes)
-    jobs.run(whole)
+    config = write_experiment(tmp_path, **CUT | {"cpu_devices": 2})
     assert KILLED in jobs.run(config, world=2, fault="KILL:1:step:6", code=None).codes
     assert KILLED in jobs.run(config, world=3, fault="KILL:2:step:13", code=None).codes
     jobs.run(config)
-    assert newest_step(config) == newest_step(whole)
-    assert audit.main([str(tmp_path / "broken" / "run")]) == 0  # the same samples in the same order
-    same_to_rounding(config, whole)
+    assert newest_step(config) == newest_step(unbroken_in_shares)
+    assert audit.main([str(tmp_path / "run")]) == 0  # the same samples in the same order
+    same_to_rounding(config, unbroken_in_shares)
 
 
 def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tmp_path):
@@ -123,16 +129,10 @@ def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tm
     same_to_rounding(config, unbroken(1))
 
 
-# No dropout: its draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.
-CUT = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}, "cpu_devices": 1}
-
-
-def test_killed_between_the_shares_of_a_save_nothing_is_lost(tmp_path):
-    whole, config = (write_experiment(tmp_path / name, comm="fsdp", **CUT) for name in ("whole", "broken"))
-    jobs.run(whole, world=2)
-    assert (
-        sorted(path.name for path in checkpoints(whole).rglob("process_*"))[-1] == "process_00001.safetensors"
-    )
+def test_killed_between_the_shares_of_a_save_nothing_is_lost(unbroken_in_shares, tmp_path):
+    config = write_experiment(tmp_path, comm="fsdp", **CUT)
+    written = sorted(path.name for path in checkpoints(unbroken_in_shares).rglob("process_*"))
+    assert written[-1] == "process_00001.safetensors"
     for fault, last in [("1:share:4", -1), ("0:shared:8", 4), ("0:publish:12", 8)]:
         ended = jobs.run(config, world=2, fault=f"KILL:{fault}", code=None)
         killed = int(fault[0])
@@ -142,7 +142,7 @@ def test_killed_between_the_shares_of_a_save_nothing_is_lost(tmp_path):
         if last > 0:
             assert cli_checkpoint.main(["verify", str(config.parent / "run")]) == 0
     ended = jobs.run(config, world=2)
-    assert_same_run(config, whole)
+    assert_same_run(config, unbroken_in_shares)
 
 
 @pytest.mark.slow
