@@ -118,13 +118,12 @@ def test_the_commands_for_a_file_and_its_checkpoints_run_in_a_clone(tmp_path):
         if words[0] == "cyxjax" or words[:3] == ["python", "-m", "cyxjax.train"]
     ]
     assert len(chosen) >= 8
-    store = tmp_path / "store"
     for words in chosen:
         program = ["-m", "cyxjax.cli", *words[1:]] if words[0] == "cyxjax" else words[1:]
         # A run waits half a minute at its end for a store that it cannot reach.
-        printed_by(*(word.replace("s3://my-bucket", store.as_uri()) for word in program), cwd=clone)
+        printed_by(*(word.replace("s3://my-bucket", f"file://{tmp_path}") for word in program), cwd=clone)
     assert (clone / "digits.safetensors").is_file()
-    assert list(store.glob("runs/digits/checkpoints/step_*/MANIFEST.json"))
+    assert list(tmp_path.glob("runs/digits/checkpoints/step_*/MANIFEST.json"))
 
 
 def test_the_exit_codes_that_are_documented_are_those_of_the_program():
