@@ -19,8 +19,10 @@ CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
 
 
 def command(run_dir: Path, epochs: int = 2) -> list[str]:
-    few = ["--epochs", str(epochs), "--log-every-n-batches", "5", "--checkpoint-every-n-epochs", "1"]
-    return ["-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir), *few]
+    return [
+        *("-m", "cyxjax.train", "--config", str(CONFIG), "--run-dir", str(run_dir)),
+        *("--epochs", str(epochs), "--log-every-n-batches", "5", "--checkpoint-every-n-epochs", "1"),
+    ]
 
 
 def losses(run_dir: Path) -> list[float]:

@@ -70,8 +70,8 @@ def raise_with_secret():
 
 
 def be_noisy():
-    """Prints 100 MB of lines, then a line of 3 MB."""
-    for _ in range(100 * 1024):
+    """Prints NOISE_MB (default 100) of lines, then a line of 3 MB."""
+    for _ in range(int(os.environ.get("NOISE_MB", "100")) * 1024):
         sys.stdout.write("x" * 1023 + "\n")
     sys.stdout.write("#" * 3_000_000)
 
