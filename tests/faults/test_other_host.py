@@ -120,15 +120,14 @@ def fit(comm, **values):
     values = {"batch_size": 8, "verbose": False, "checkpoint_every_n_epochs": 0, "comm": comm} | values
     trainer.fit(X, Y, config=cx.distributed.DistributedTrainingConfig(**values))
     return trainer
-trainer = fit("mean", epochs=1)
+own_disk = {"checkpoint_dir": f"disk{rank}", "checkpoint_every_n_epochs": 1}
+trainer = fit("mean", epochs=1, **own_disk)
 if rank == 0:
     trainer.save_checkpoint("alone")
 trainer.load_checkpoint("alone")
 print("loaded", trainer.run_state.position.step, flush=True)
 fit("fsdp", epochs=1).save_checkpoint("together")
 print("saved", sorted(os.listdir("together/step_00000004/arrays")), flush=True)
-own_disk = {"checkpoint_dir": f"disk{rank}", "checkpoint_every_n_epochs": 1}
-fit("mean", epochs=1, **own_disk)
 fit("mean", epochs=2, resume="auto", **own_disk)
 print("went on", flush=True)
 """

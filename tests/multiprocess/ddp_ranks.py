@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 from cyxjax import amp
 from cyxjax import distributed as dist
@@ -70,10 +71,8 @@ def uneven_rows(rank):
 
 
 def other_architecture(rank):
-    ddp = dist.DistributedDataParallel(Dropping(width=16 + rank))
-    with pytest.raises(
-        DesyncError, match=r"BatchNorm_0/bias: float32\[16\] .*rank 0; float32\[17\] .*rank 1"
-    ):
+    ddp = dist.DistributedDataParallel(linen.Sequential([linen.Dense(16 + rank)]))
+    with pytest.raises(DesyncError, match=r"layers_0/bias: float32\[16\] .*rank 0; float32\[17\] .*rank 1"):
         ddp(batch(0)[0])
 
 
