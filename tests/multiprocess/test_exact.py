@@ -79,7 +79,7 @@ def test_the_canary_sees_other_threads():
         "import json, sys, cyxjax as cx; from tests.support.exact import config, problem; "
         "from cyxjax.train.trainer import DistributedTrainer; "
         "cx.distributed.init(threads=int(sys.argv[1])); one = problem('gpt'); "
-        "trainer = DistributedTrainer(one.model, cx.CrossEntropyLoss(), cx.AdamOptimizer(0.01)); "
+        "trainer = DistributedTrainer(one.model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.01)); "
         "options = config(global_batch_size=64, virtual_replicas=2, exact_threads=int(sys.argv[1])); "
         "trainer.prepare(one.data, config=options); print(json.dumps(trainer.plan.facts.exact))"
     )
