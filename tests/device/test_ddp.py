@@ -19,8 +19,9 @@ from cyxjax.errors import ConfigError, DataError, GroupError
 from tests.support.models import CRITERION, Dropping, Net, data, largest_gap, train
 from tests.support.wrapped import step, wrap
 
+SGD = optax.sgd(0.1)  # one object: wrapped models that use it share the programs of their updates
 OPTIMIZERS = {
-    "sgd": lambda: optax.sgd(0.1),
+    "sgd": lambda: SGD,
     "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: optax.adam(0.01),
 }
@@ -65,7 +66,7 @@ def test_the_wrapper_gives_the_compiled_steps_bits(model, num_replicas, optimize
 
 
 def test_a_step_is_three_dispatches_and_nothing_is_compiled_after_the_first(monkeypatch):
-    ddp, optimizer, dataset = wrap(Net(), 4), optax.sgd(0.1), data(16)
+    ddp, optimizer, dataset = wrap(Net(), 4), SGD, data(16)
     calls, compiled = [], []
 
     def counted(build):
@@ -76,7 +77,7 @@ def test_a_step_is_three_dispatches_and_nothing_is_compiled_after_the_first(monk
         return build_counted
 
     for name in ("build_forward", "build_backward", "build_update", "build_reduce"):
-        monkeypatch.setattr(facade, name, counted(getattr(facade, name)))
+        monkeypatch.setattr(facade, name, counted(getattr(facade, name).__wrapped__))  # not shared
 
     def guarded_step():
         loss = ddp.loss(CRITERION, ddp(dataset.inputs), dataset.targets)
@@ -132,7 +133,7 @@ def test_rows_that_do_not_divide_count_once(rows, batch_norm):
         output = ddp.train()(x)
         ddp.backward(CRITERION.backward(output, y) if rows else np.zeros((0, 3), np.float32))
         grads.append(ddp.sync_gradients())
-        ddp.update_parameters(optax.sgd(0.1))
+        ddp.update_parameters(SGD)
         running = ddp.state_dict()["model_state"]
         means.append([leaf for name, leaf in named_leaves(running) if name.endswith("mean")])
     # Sums in a different order: 1e-6. Each replica normalises by its own rows; the mean over rows is one.
@@ -252,7 +253,7 @@ def test_mistakes_are_named():
     with pytest.raises(DataError, match=r"float32\[8,2\]"):
         ddp.backward(np.zeros((8, 2), np.float32))
     ddp.backward(np.zeros((8, 3), np.float32))
-    ddp.update_parameters(optax.sgd(0.1))
+    ddp.update_parameters(SGD)
     other = wrap(Net())
     with pytest.raises(ConfigError, match="value"):
         step(other, dataset, optax.polyak_sgd(1.0))
@@ -300,7 +301,7 @@ def test_a_norm_that_cannot_have_its_statistics_gives_no_numbers():
     [cx.CrossEntropyLoss(), cx.CrossEntropyLoss(ignore_index=-100), lambda out, y: out.mean(-1) ** 2],
 )
 def test_a_batch_without_rows_is_a_loss_of_0_and_changes_nothing(loss):
-    x, y = np.ones((4, 5), np.float32), np.zeros(4, np.int32)
+    x, y = np.ones((8, 5), np.float32), np.zeros(8, np.int32)
     ddp = wrap(Dropping(), 2)
     optimizer = cx.SGDOptimizer(ddp, lr=0.1)
     ddp.loss(loss, ddp(x), y).backward()

@@ -3,10 +3,11 @@
 Normally each trainer traces, lowers and compiles its own steps. Here a second trainer with equal model, loss,
 optimizer, metrics, averages, plan and devices reuses the functions of the first. A trainer with other
 callbacks that are part of its step or its evaluation, or with parts that cannot be compared, has its own.
+Wrapped models share what `core/facade.py` builds from equal modules of linen, or the same hook and optimizer.
 """
 
 from collections.abc import Callable, Hashable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,12 +18,14 @@ from flax import linen
 from jax.sharding import Mesh
 
 from cyxjax.config.sections import OPTAX, OPTIMIZERS, OptimizerConfig
+from cyxjax.core import facade
 from cyxjax.core.losses import UserLoss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
+from cyxjax.distributed import comm_hooks, ddp, ddp_state
 from cyxjax.launch import program as launch_program
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
@@ -56,18 +59,44 @@ def share() -> None:
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
         (launch_program, "_digest", read_once(launch_program._digest)),
+        (ddp, "adapt", known),
     ]
+    builders = [(facade, f"build_{name}") for name in ("forward", "infer", "backward", "update", "reduce")]
+    builders += [(ddp_state, "adapted"), (ddp_state, "reduce_then"), (comm_hooks, "mean_reducer")]
+    replaced += [(room, name, kept(getattr(room, name))) for room, name in builders]
     for room, name, ours in replaced:
         mock.patch.object(room, name, ours).start()  # an error where there is no such name
 
 
+def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, called once for equal arguments; each time for those that cannot be compared."""
+    of_equal = cache(function)
+
+    @wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            hash((args, *options.items()))
+        except TypeError:
+            return function(*args, **options)
+        return of_equal(*args, **options)
+
+    return run
+
+
 def known(model: Any) -> ModelFns:
-    """`adapt`, with the model as key if it is hashable."""
-    fns = Known(*adapt(model))
+    """`adapt`, with the model as key if it is hashable; the same functions for equal modules of linen."""
     if isinstance(model, linen.Module) and model.scope is None:
-        fns.key = model
-    elif type(model) is SequentialModel:
+        return _of_module(model)
+    fns = Known(*adapt(model))
+    if type(model) is SequentialModel:
         fns.key = model.layers
+    return fns
+
+
+@kept
+def _of_module(module: linen.Module) -> Known:
+    fns = Known(*adapt(module))
+    fns.key = module
     return fns
 
 
