@@ -21,11 +21,14 @@ from cyxjax.config.sections import OPTAX, OPTIMIZERS, OptimizerConfig
 from cyxjax.core import facade
 from cyxjax.core.losses import UserLoss
 from cyxjax.core.metrics import Metrics
+from cyxjax.core.model import linen_models
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.model.linen_models import from_linen
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
-from cyxjax.distributed import comm_hooks, ddp, ddp_state
+from cyxjax.distributed import comm_hooks, ddp_state
 from cyxjax.launch import program as launch_program
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
@@ -59,7 +62,7 @@ def share() -> None:
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
         (launch_program, "_digest", read_once(launch_program._digest)),
-        (ddp, "adapt", known),
+        (linen_models, "from_linen", of_module),
     ]
     builders = [(facade, f"build_{name}") for name in ("forward", "infer", "backward", "update", "reduce")]
     builders += [(ddp_state, "adapted"), (ddp_state, "reduce_then"), (comm_hooks, "mean_reducer")]
@@ -84,20 +87,21 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def known(model: Any) -> ModelFns:
-    """`adapt`, with the model as key if it is hashable; the same functions for equal modules of linen."""
-    if isinstance(model, linen.Module) and model.scope is None:
-        return _of_module(model)
+    """`adapt`, with the model as key if it is hashable."""
     fns = Known(*adapt(model))
-    if type(model) is SequentialModel:
+    if isinstance(model, linen.Module) and model.scope is None:
+        fns.key = model
+    elif type(model) is SequentialModel:
         fns.key = model.layers
     return fns
 
 
-@kept
-def _of_module(module: linen.Module) -> Known:
-    fns = Known(*adapt(module))
-    fns.key = module
-    return fns
+def of_module(module: linen.Module) -> ModelFns:
+    """`from_linen`, called once for equal modules; each time for one that holds its own values."""
+    return (_of_equal_modules if module.scope is None else from_linen)(module)
+
+
+_of_equal_modules = kept(from_linen)
 
 
 def rule_of(section: OptimizerConfig) -> optax.GradientTransformation:
@@ -155,6 +159,7 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     model, loss = getattr(recipe.fns, "key", None), recipe.loss
     rule, metrics = recipe.optimizer, recipe.metrics
     function = loss.fn if isinstance(loss, UserLoss) else getattr(loss, "__self__", None)
+    function = loss if sees_whole_batch(loss) else function
     parts = [one for one in recipe.callbacks if _is_part(one)]
     plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
     added = [vars(one) if type(one) is EMA else "a factor" for one in parts]

@@ -18,6 +18,7 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.distributed import process_group
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train.hooks.hook import Hook, StepInfo
+from tests.support.shared_programs import kept
 
 FEATURES, CLASSES = 6, 3
 QUIET = {"epochs": 2, "batch_size": 4, "verbose": False, "checkpoint_every_n_epochs": 0}
@@ -202,9 +203,8 @@ def by_hand(
     loss: (output, target) -> a number. rule: an optax rule; None: SGD.
     """
     params, losses = adapt(model).init(jax.random.key(42), jax.tree.map(lambda a: a[:1], x))[0], []
-    rule = optax.with_extra_args_support(rule or optax.sgd(0.1))
-    state = rule.init(params)
-    run = jax.jit(jax.value_and_grad(lambda p, x, y: loss(model.apply({"params": p}, x), y)))
+    rule = optax.with_extra_args_support(rule or _SGD)
+    state, run = rule.init(params), _value_and_grad(model, loss)
     count = len(jax.tree.leaves(x)[0])
     for _ in range(epochs):
         total = 0.0
@@ -212,10 +212,20 @@ def by_hand(
             part = jax.tree.map(lambda a, i=i: a[i : i + size], (x, y))
             value, grads = run(params, *part)
             updates, state = rule.update(grads, state, params, value=value)
-            params = optax.apply_updates(params, updates)
+            params = jax.tree.map(lambda p, u: np.asarray(p) + np.asarray(u), params, updates)
             total += float(value) * min(size, count - i)
         losses.append(total / count)
     return params, losses
+
+
+# By numpy: without jit each operation on a leaf is a program of its own.
+_SGD = optax.stateless(lambda grads, params: jax.tree.map(lambda g: np.float32(-0.1) * np.asarray(g), grads))
+
+
+@kept
+def _value_and_grad(model: Any, loss: Any) -> Any:
+    """(parameters, inputs, targets) -> (`loss` of what `model` returns, its gradient), compiled."""
+    return jax.jit(jax.value_and_grad(lambda p, x, y: loss(model.apply({"params": p}, x), y)))
 
 
 def trained(
