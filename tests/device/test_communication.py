@@ -11,7 +11,7 @@ import pytest
 from cyxjax.cli import main as cli
 from cyxjax.core.evaluation import build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
-from cyxjax.core.mesh import PER_REPLICA, build_mesh
+from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
 from cyxjax.core.strategy import reduce_then
 from cyxjax.observe.compiled_plan import Collective, collectives
 from cyxjax.sync.mean import buckets
@@ -88,8 +88,9 @@ KINDS = ("mean", "zero1", "int8", "diloco")
 
 @pytest.mark.parametrize("name", KINDS)  # fsdp gathers again for each micro-batch
 def test_accumulation_sends_nothing_in_micro_steps(name):
-    once, often = (sent_in(name, accumulation=k) for k in (1, 4))
-    assert summary(once) == summary(often)
+    options, once = SENT[name]
+    often = sent_in(name, options=options, accumulation=4)
+    assert summary(often) == once
     assert not any(c.in_loop for c in often)
 
 
@@ -122,12 +123,20 @@ def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
 @pytest.mark.parametrize("name", ["bf16", "int8", "zero1"])
 def test_large_exchanges_over_gloo_go_in_pieces_and_arrive_whole(monkeypatch, name):
     grads = [random_grads(REPLICAS, t) for t in range(3)]
-    update = lambda: Alone(build_sync(name, optax.sgd(0.1)), REPLICAS).step(*grads).copies()[0]  # noqa: E731
+
+    def exchanged():
+        """(number of all-to-alls in a step, parameters after three)."""
+        alone = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS)
+        lowered = alone.update.lower(alone.state, put_rows(alone.mesh, grads[0]))
+        kinds = [c.kind for c in collectives(lowered.compile().as_text())]
+        return kinds.count("all-to-all"), alone.step(*grads).copies()[0]
+
     monkeypatch.setattr("cyxjax.core.exchange.sends_one_by_one", lambda mesh: True)
-    whole, count = update(), [c.kind for c in sent(name)].count("all-to-all")
-    monkeypatch.setattr("cyxjax.core.exchange._PIECE_BYTES", 40)
-    assert [c.kind for c in sent(name)].count("all-to-all") > count
-    jax.tree.map(np.testing.assert_array_equal, update(), whole)
+    count, whole = exchanged()
+    monkeypatch.setattr("cyxjax.core.exchange._PIECE_BYTES", 6)  # 3, 3 and 2 of eight 16-bit numbers
+    more, in_pieces = exchanged()
+    assert more > count
+    jax.tree.map(np.testing.assert_array_equal, in_pieces, whole)
 
 
 def test_power_sgd_sends_whole_gradients_before_it_starts():
