@@ -20,11 +20,6 @@ from tests.support.models import CRITERION, Dropping, Net, data, largest_gap, tr
 from tests.support.wrapped import step, wrap
 
 SGD = optax.sgd(0.1)  # one object: wrapped models that use it share the programs of their updates
-OPTIMIZERS = {
-    "sgd": lambda: SGD,
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: optax.adam(0.01),
-}
 
 
 def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
@@ -48,20 +43,20 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
 @pytest.mark.parametrize(
     ("model", "num_replicas", "optimizer", "accumulation", "tolerance"),
     [
-        (Net(), 1, "sgd", 1, 0),
-        (Net(), 8, "sgd", 1, 0),
-        (Net(), 4, "adam", 1, 0),
+        (Net(), 1, SGD, 1, 0),
+        (Net(), 8, SGD, 1, 0),
+        (Net(), 4, optax.adam(0.01), 1, 0),
         # In one compiled step XLA fuses gradient and optimizer, with one rounding less (measured: 1.5e-8);
         # everywhere else a reduction between them prevents that.
-        (Net(), 1, "momentum", 1, 1e-7),
+        (Net(), 1, optax.sgd(0.1, momentum=0.9, nesterov=True), 1, 1e-7),
         # Separate programs are fused differently: one rounding in a variance, 1e-7 relative, times 4 steps.
-        (Dropping(), 2, "sgd", 2, 2e-6),
+        (Dropping(), 2, SGD, 2, 2e-6),
     ],
     ids=["one device", "sgd", "adam", "momentum", "batch statistics and dropout"],
 )
 @jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
 def test_the_wrapper_gives_the_compiled_steps_bits(model, num_replicas, optimizer, accumulation, tolerance):
-    compiled, wrapped = both_ways(model, num_replicas, OPTIMIZERS[optimizer](), accumulation)
+    compiled, wrapped = both_ways(model, num_replicas, optimizer, accumulation)
     assert largest_gap(compiled, wrapped) <= tolerance
 
 

@@ -155,16 +155,10 @@ def masked(output, target):
     return (jnp.square(output[:, 0] - target["y"]) * target["mask"]).sum() / target["mask"].sum()
 
 
-def rarely_weighted():
-    """256 samples; rows 200 to 207 have a larger weight."""
-    weight = np.ones(256, np.float32)
-    weight[200:208] = [9, 1, 1, 1, 1, 1, 1, 1]
-    x = rng.normal(size=(256, FEATURES)).astype(np.float32)
-    return x, {"y": rng.normal(size=256).astype(np.float32), "mask": weight}
-
-
 def test_a_division_by_the_batchs_own_weights_that_shows_late(tmp_path):
-    x, y = rarely_weighted()
+    x = rng.normal(size=(256, FEATURES)).astype(np.float32)
+    y = {"y": rng.normal(size=256).astype(np.float32), "mask": np.ones(256, np.float32)}
+    y["mask"][200] = 9
     assert_two_epochs(LINEAR, masked, x, y, size=16, replicas=1)
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints"), "checkpoint_every_n_steps": 1}
     with refused("loss"):

@@ -23,9 +23,8 @@ from cyxjax.core.losses import UserLoss
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.model import linen_models
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.model.linen_models import from_linen
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.objective.global_loss import sees_whole_batch
+from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
 from cyxjax.distributed import comm_hooks, ddp_state
@@ -62,11 +61,14 @@ def share() -> None:
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
         (launch_program, "_digest", read_once(launch_program._digest)),
-        (linen_models, "from_linen", of_module),
     ]
-    builders = [(facade, f"build_{name}") for name in ("forward", "infer", "backward", "update", "reduce")]
-    builders += [(ddp_state, "adapted"), (ddp_state, "reduce_then"), (comm_hooks, "mean_reducer")]
-    replaced += [(room, name, kept(getattr(room, name))) for room, name in builders]
+    builders: dict[Any, list[str]] = {
+        facade: [f"build_{name}" for name in ("forward", "infer", "backward", "update", "reduce")],
+        ddp_state: ["adapted", "reduce_then"],
+        comm_hooks: ["mean_reducer"],
+        linen_models: ["from_linen"],  # a module that holds its own values has no hash
+    }
+    replaced += [(room, name, kept(getattr(room, name))) for room in builders for name in builders[room]]
     for room, name, ours in replaced:
         mock.patch.object(room, name, ours).start()  # an error where there is no such name
 
@@ -94,14 +96,6 @@ def known(model: Any) -> ModelFns:
     elif type(model) is SequentialModel:
         fns.key = model.layers
     return fns
-
-
-def of_module(module: linen.Module) -> ModelFns:
-    """`from_linen`, called once for equal modules; each time for one that holds its own values."""
-    return (_of_equal_modules if module.scope is None else from_linen)(module)
-
-
-_of_equal_modules = kept(from_linen)
 
 
 def rule_of(section: OptimizerConfig) -> optax.GradientTransformation:
@@ -158,8 +152,8 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
     """The key by which two calls of `build_program` are compared; None if a part cannot be compared."""
     model, loss = getattr(recipe.fns, "key", None), recipe.loss
     rule, metrics = recipe.optimizer, recipe.metrics
-    function = loss.fn if isinstance(loss, UserLoss) else getattr(loss, "__self__", None)
-    function = loss if sees_whole_batch(loss) else function
+    owner = "fn" if isinstance(loss, UserLoss) else "__self__"
+    function = loss if isinstance(loss, GlobalLoss) else getattr(loss, owner, None)
     parts = [one for one in recipe.callbacks if _is_part(one)]
     plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
     added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
