@@ -127,9 +127,8 @@ def test_large_exchanges_over_gloo_go_in_pieces_and_arrive_whole(monkeypatch, na
     def exchanged():
         """(number of all-to-alls in a step, parameters after three)."""
         alone = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS)
-        lowered = alone.update.lower(alone.state, put_rows(alone.mesh, grads[0]))
-        kinds = [c.kind for c in collectives(lowered.compile().as_text())]
-        return kinds.count("all-to-all"), alone.step(*grads).copies()[0]
+        hlo = alone.update.lower(alone.state, put_rows(alone.mesh, grads[0])).compile().as_text()
+        return [c.kind for c in collectives(hlo)].count("all-to-all"), alone.step(*grads).copies()[0]
 
     monkeypatch.setattr("cyxjax.core.exchange.sends_one_by_one", lambda mesh: True)
     count, whole = exchanged()
