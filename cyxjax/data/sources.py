@@ -150,12 +150,6 @@ class ItemDataset:
         each: Any = map if self._pool is None else self._pool.map
         return stack_rows(list(each(self._item, wanted)), self._columns, wanted)
 
-    def close(self) -> None:
-        """Ends the worker threads; the dataset then reads in the calling thread."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
     def _item(self, index: int) -> Any:
         try:
             return own_arrays(self._source[index])
@@ -257,18 +251,26 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
 def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """(inputs, targets) of every batch of a torch DataLoader or any iterable of batches, as numpy arrays.
 
-    Tensors are converted by the numpy protocol, without a copy where their memory allows it. A list is read
-    as a tuple, because torch's default collation makes lists.
+    Tensors are converted by the numpy protocol, without a copy where their memory allows it. A batch that is
+    a list, or a list of tensors in it, is read as a tuple, because torch's default collation makes lists.
     Raises: DataError for a batch whose arrays do not have one row per sample each, or that is empty.
     """
     for number, batch in enumerate(batches):
-        pair = _arrays(split(tuple(batch) if isinstance(batch, list) else batch))
+        pair = _arrays(split(_with_tuples(tuple(batch) if isinstance(batch, list) else batch)))
         _check_rows(
             [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")],
             f"batch {number} of the loader",
             "leave out an empty batch; for a stream of single samples use cx.data.Rows(stream)",
         )
         yield pair
+
+
+def _with_tuples(tree: Any) -> Any:
+    """`tree` with lists of torch's tensors as tuples; other lists are arrays."""
+    if isinstance(tree, Mapping):
+        return {key: _with_tuples(one) for key, one in tree.items()}
+    is_collated = isinstance(tree, list) and any(hasattr(one, "detach") for one in tree)
+    return tuple(map(_with_tuples, tree)) if is_collated or type(tree) is tuple else tree
 
 
 def _check_rows(found: list[tuple[str, Any]], what: str, hint: str) -> None:

@@ -21,6 +21,7 @@ import optax
 
 from cyxjax.core import facade, makers
 from cyxjax.core import local_view as view
+from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import REPLICATED, build_mesh, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.objective.global_loss import sees_whole_batch
@@ -119,7 +120,7 @@ class DistributedDataParallel:
 
         criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
         """
-        if sees_whole_batch(criterion) and self.get_world_size() > 1:
+        if sees_whole_batch(as_per_example(criterion)) and self.get_world_size() > 1:
             raise ConfigError(
                 f"{type(criterion).__name__} compares samples of all processes, but a ddp has only "
                 "its own rows. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
@@ -201,12 +202,11 @@ class DistributedDataParallel:
 
     def init(self, inputs: PyTree) -> None:
         """Draws the parameters for inputs like these, and broadcasts rank 0's. All ranks call it."""
-        drawn, key = values.first_values(self._fns, self._seed, inputs), self._key()
+        drawn = values.first_values(self._fns, self._seed, inputs)
         if self.get_world_size() > 1:
             agree(self._group, "DistributedDataParallel(model)", drawn)
-            key = collectives.broadcast(key)  # ranks may have been given different seeds
             drawn = collectives.broadcast(drawn) if self._config.broadcast_parameters else drawn
-        self._state.place(TrainState._make([np.int32(0), *drawn, None, key]))
+        self._state.place(TrainState._make([np.int32(0), *drawn, None, self._key()]))
         self._push()
 
     def parameters(self) -> PyTree:
@@ -231,11 +231,9 @@ class DistributedDataParallel:
 
     def load_state_dict(self, saved: dict[str, PyTree]) -> None:
         """Continues from what `state_dict` returned, equal on all ranks, which call it together."""
-        key = collectives.broadcast(self._key()) if self.get_world_size() > 1 else self._key()
         self._since = Gathered()
-        self._state.place(
-            TrainState(saved["step"], saved["params"], saved["model_state"], saved["optimizer"], key)
-        )
+        kept = [saved[name] for name in ("step", "params", "model_state", "optimizer")]
+        self._state.place(TrainState._make([*kept, self._key()]))
         self._push()
 
     @property
@@ -268,7 +266,9 @@ class DistributedDataParallel:
         return self._group.topology.world_size
 
     def _key(self) -> jax.Array:
-        return jax.random.key_data(jax.random.key(self._seed))
+        """The key of random draws, rank 0's on all ranks, which call it together: seeds may differ."""
+        key = jax.random.key_data(jax.random.key(self._seed))
+        return collectives.broadcast(key) if self.get_world_size() > 1 else key
 
     def _pull(self) -> None:
         """Copies values that were set in the wrapped model into the state."""

@@ -34,7 +34,7 @@ class DDPConfig:
     gradient_as_bucket_view: bool = True
     """Has no effect: XLA reduces gradients without copying them into buckets."""
     comm_hook: Callable[[Any], Any] | tuple[Any, Callable[[Any], Any]] | None = None
-    """A communication hook, or (its state, the hook); see `register_comm_hook`."""
+    """A communication hook, (its state, the hook), or a reducer; see `register_comm_hook`."""
 
 
 def compiler_options(platform: str, bucket_size_mb: float) -> dict[str, Any] | None:

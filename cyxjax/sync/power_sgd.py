@@ -33,15 +33,12 @@ POWER_SGD_SPEC = PowerSgdState(REPLICATED, PER_REPLICA, REPLICATED)
 
 
 def power_sgd_reducer(
-    rank: int = 4,
-    start_iter: int = 10,
-    error_feedback: bool = True,
-    warm_start: bool = True,
-    min_compression: float = 2.0,
+    rank: int, start_iter: int, error_feedback: bool, warm_start: bool, min_compression: float
 ) -> Reducer:
     """Averages gradients over axis `data` as matrices of `rank`; biases and small leaves as they are.
 
-    A leaf (..., m) is a matrix of m columns. It is compressed if n * m > min_compression * rank * (n + m).
+    A leaf (..., m) is a matrix (n, m). It is sent as r = min(rank, n, m) columns if
+    n * m > min_compression * r * (n + m).
     start_iter: number of plain means first, while gradients change fast. warm_start: start from the last Q
     rather than from a random one. State: PowerSgdState (spec POWER_SGD_SPEC).
     Raises: ConfigError, at init, if no leaf is worth compressing, or `rank` is below 1.

@@ -85,6 +85,7 @@ def test_autocast_computes_in_the_dtype_and_returns_float32():
     [
         (comm_hooks.PowerSGDState(start_powerSGD_iter=0, min_compression_rate=0.5), comm_hooks.powerSGD_hook),
         lambda state: comm_hooks.CommHook(cast_reducer(jnp.bfloat16), RESIDUAL_SPEC),
+        comm_hooks.CommHook(cast_reducer(jnp.bfloat16), RESIDUAL_SPEC),
     ],
 )
 def test_a_hook_s_error_feedback_forgets_a_step_that_overflowed(hook):

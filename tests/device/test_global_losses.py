@@ -1,6 +1,7 @@
 """Losses that compare samples of the global batch: equal for any number of replicas, with gradients."""
 
 from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +109,9 @@ def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path
         trainer(EMBED(), loss).fit(X[:16], Y[:16], X[:9], Y[:9], config(**cut | kept))
     with pytest.raises(ConfigError, match="data .*9 samples"):
         train.evaluate(X[:9], Y[:9])
+    setting = cx.GlobalLoss(lambda output, target, temperature=0.1: temperature)  # the third is no weight
+    named = cx.GlobalLoss(lambda output, target, weight=None: weight)
+    assert [one.takes_padding for one in (loss, setting, named)] == [False, False, True]
     with pytest.raises(ConfigError, match="training .*loader.* weight"):
         trainer(EMBED(), loss).fit({"batch": (X[:8], Y[:8])}.values(), config(**cut | kept))
     assert not list(tmp_path.iterdir())
@@ -142,6 +146,10 @@ def test_a_loss_of_another_shape_is_refused(two_devices):
 def test_on_the_facade_of_one_process_it_is_the_loss_of_its_batch(two_devices):
     ddp = cx.distributed.DistributedDataParallel(EMBED())
     output = ddp(X[:8])
+    with mock.patch.object(ddp, "get_world_size", return_value=2):
+        for loss in (NEIGHBOURS, cx.Task.contrastive()):
+            with pytest.raises(ConfigError, match="all processes"):
+                ddp.loss(loss, output, jnp.asarray(Y[:8]))
     loss = ddp.loss(NEIGHBOURS, output, jnp.asarray(Y[:8]))
     assert loss.item() == pytest.approx(float(neighbours(output, None, jnp.ones(8))), rel=1e-5)
     loss.backward()

@@ -35,7 +35,8 @@ class GlobalLoss:
     """A user's loss over the global batch.
 
     fn: (output, target, weight) -> its mean over the rows of weight 1, a scalar; or one value per row. It may
-    omit `weight` if the last batch is never short.
+    omit `weight` if the last batch is never short. A third parameter with a default is a setting, unless it
+    is called `weight`.
     by_row: fn is (own: Rows, whole: Rows) -> values (B,) for `own`, the rows of one replica, compared with
     the `whole` batch: (B, N) numbers in memory instead of (N, N). Gradients reach all of `whole`.
     look: (output, target) -> the parts of them that fn sees, of all rows.
@@ -52,7 +53,8 @@ class GlobalLoss:
     @property
     def takes_padding(self) -> bool:
         """Whether `fn` takes the weights of the rows, 0 for padding."""
-        return self.by_row or len(inspect.signature(self.fn).parameters) > 2
+        third = [*inspect.signature(self.fn).parameters.values()][2:3]
+        return self.by_row or any(one.default is one.empty or one.name == "weight" for one in third)
 
     def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
         """float32 (B,): the loss of these rows as a batch of their own, repeated for each row."""

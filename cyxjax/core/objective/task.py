@@ -66,8 +66,9 @@ class Task:
         global_term = next((term.name for term in terms if sees_whole_batch(term.loss)), None)
         if global_term is not None:
             raise ConfigError(
-                f"the term {global_term!r} is a loss over the global batch, which must be the only term. "
-                "HINT: add the other losses inside its function, fn(output, target, weight)."
+                f"the term {global_term!r} is a loss over the global batch, which must be the only term, "
+                "without a factor or `trains`. HINT: scale it and add other losses inside its function, "
+                "fn(output, target, weight)."
             )
         return SumOfTerms(tuple(terms))
 
