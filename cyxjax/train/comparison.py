@@ -65,7 +65,7 @@ def compare_with_checkpoint(
     stored = meta.get("exact", {})
     if stored and facts.exact:
         train = {name: found for name, found in facts.data.items() if name == "training data"}
-        judge(differences(stored, facts.exact) + changed_data(meta, train), settings)
+        judge(differences(stored, facts.exact) + changed_data(meta, train), settings, is_master=is_master)
 
 
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -112,10 +112,10 @@ def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def judge(found: list[str], settings: Settings) -> None:
+def judge(found: list[str], settings: Settings, *, is_master: bool) -> None:
     """Returns if `found`, the differences that would change the bits of an exact run, is empty or accepted.
 
-    Raises: CheckpointError if it is not.
+    Raises: CheckpointError, on all ranks, if it is not.
     """
     text = f"this exact run would continue with different bits: {'; '.join(found)}."
     if found and settings.guard.on_other_bits == "refuse":
@@ -123,7 +123,7 @@ def judge(found: list[str], settings: Settings) -> None:
             f"{text} HINT: resume with the same settings on the same kind of machine and versions, move that "
             "step elsewhere, or accept it with exact=warn."
         )
-    if found:
+    if found and is_master:
         warn_on_stderr(f"WARNING: {text}")
 
 
@@ -135,10 +135,11 @@ def compare_with_digests(directory: Path, step: int, settings: Settings, group: 
     if not settings.step.is_exact or settings.run_folder is None:
         return
     bits = settings.run_folder.bits
-    other = contradicted_leaves(directory, step, bits) if group.topology.is_master else []
+    is_master = group.topology.is_master
+    other = contradicted_leaves(directory, step, bits) if is_master else []
     other = agree(group, "comparing the checkpoint with its digests", note=other)[0]
     where = f"of step {step} in {directory}, {len(other)} leaves have different digests than in {bits.name}: "
-    judge([where + other[0]] if other else [], settings)
+    judge([where + other[0]] if other else [], settings, is_master=is_master)
 
 
 @contextmanager

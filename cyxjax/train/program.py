@@ -84,7 +84,7 @@ def recipe_of(
 
 
 class Program(NamedTuple):
-    """The compiled functions of a recipe on a mesh; fits with equal `StepPlan`s share one."""
+    """The compiled functions of a recipe on a mesh; fits with equal plans and shapes of inputs share one."""
 
     train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
     train_steps: Any  # (state, several batches, first, stop) -> (state, sums of each); None: one at a time

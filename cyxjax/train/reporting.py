@@ -39,9 +39,9 @@ Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # limit of an audit at the end of a run: about a second
 
 
-def event_log(folder: RunFolder | None, is_master: bool, warn: Callable[[str], None]) -> Events:
+def event_log(folder: RunFolder, is_master: bool, warn: Callable[[str], None]) -> Events:
     """The log of the run in `folder`, on the rank that keeps it; on others, a log that keeps nothing."""
-    return EventLog(folder.events, warn) if folder and is_master else Events()
+    return EventLog(folder.events, warn) if is_master else Events()
 
 
 def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:

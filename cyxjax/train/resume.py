@@ -61,6 +61,8 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
     if resumed or loaded_from:
         is_master = plan.group.topology.is_master
         compare_with_checkpoint(run.restored, plan.facts, plan.settings, is_master=is_master)
+        if not plan.data.indexed:
+            run.stream_positions.check_world_size(plan.group.topology.world_size)
     else:
         for line in run.notes:
             console.note(line)
@@ -112,7 +114,7 @@ def restore(
     if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
         sums = no_sums  # the sums of the current epoch are of other metrics
     run.state = moment._replace(sums=sums)
-    run.stream_positions.restore(meta, group.topology.rank, group.topology.world_size)
+    run.stream_positions.restore(meta, group.topology.rank)
     run.class_names = run.class_names or names
     run.restored, run.first_step = meta, int(meta.get("first_step", 0))
     run.ledger.restore(meta, moment.position)

@@ -17,7 +17,7 @@ from cyxjax.observe.stop_reasons import EPOCHS, reason_of
 from cyxjax.train import loop, resume, rollback
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.hooks.build import Fit, begin_callbacks, build_hooks
-from cyxjax.train.hooks.hook import EpochInfo, Feed, Position, RunState
+from cyxjax.train.hooks.hook import EpochInfo, Position, RunState
 from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan, total_steps
@@ -61,7 +61,7 @@ def run_fit(
         fit = Fit(plan, program, run, *opened, starts_over, hand_out)
         console.begin(total_steps(plan, start.position, run.first_step), course.epochs)
         try:
-            end = train(fit, plan.feed, start)
+            end = train(fit, start)
         finally:
             plan.feed.close()
             console.end()
@@ -99,7 +99,7 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
     return error
 
 
-def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
+def train(fit: Fit, start: RunState) -> RunState:
     """Trains from `start` to the end, with rollbacks to a checkpoint if the configuration asks for them."""
     settings, course, hooks = fit.plan.settings, fit.plan.settings.course, build_hooks(fit)
     wish = loop.Wish(partial(on_any_rank, fit.plan.group))
@@ -113,7 +113,7 @@ def train(fit: Fit, feed: Feed, start: RunState) -> RunState:
         with translated(OutOfMemoryError):
             return loop.fit(
                 fit.program,
-                feed,
+                fit.plan.feed,
                 begin,
                 hooks,
                 epochs=course.epochs,

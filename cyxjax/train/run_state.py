@@ -27,7 +27,7 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
-from cyxjax.train.plan import Plan
+from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program, build_program
 from cyxjax.train.settings import Settings
 
@@ -112,7 +112,7 @@ class Run:
 
         Raises: ConfigError if `plan` cannot continue from the previous one.
         """
-        if self.last is not None and self.last[0].settings.step == plan.settings.step:
+        if self.last is not None and _same_step(self.last[0], plan):
             program = self.last[1]
         else:
             program = build_program(plan.recipe, plan.settings.step, plan.group.mesh, inputs=plan.inputs)
@@ -159,6 +159,11 @@ class Run:
         # For a loader without a batch size: that of the first step, assuming that all ranks are the same.
         known = plan.settings.step.batch.global_batch_size
         history.effective_batch_size = known if first_rows is None else first_rows * history.world_size
+
+
+def _same_step(was: Plan, now: Plan) -> bool:
+    """Whether the steps of `now` are those of `was`; those of fsdp and zero1 depend on the inputs' shapes."""
+    return was.settings.step == now.settings.step and input_shapes(was.inputs) == input_shapes(now.inputs)
 
 
 def first_state(

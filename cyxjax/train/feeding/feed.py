@@ -41,10 +41,12 @@ def build_feed(
     tape: notes the samples of datasets; positions: those of loaders in their streams. unpadded: a step that
     has the whole batch is not padded; see `RowPlacer`.
     """
-    whole_steps = unpadded and plan.batch.accumulation == 1
+    placer = placer_for(plan, mesh, unpadded=unpadded and plan.batch.accumulation == 1)
+    val = None
+    if data.val is not None:
+        val_placer = placer_for(plan, mesh, unpadded=unpadded)
+        val = partial(eval_batches, val_placer, data.val, plan.batch.batch_size, reading.max_eval_batches)
     if reading.epoch is None:
-        limits = plan.batch.batch_size, reading.max_eval_batches
-        val = partial(eval_batches, RowPlacer(mesh, unpadded=unpadded), data.val, *limits)
         reader = LoaderReader(
             data.train,
             len(local_replicas(mesh)),
@@ -55,23 +57,18 @@ def build_feed(
             first=data.first,
             drop_last=reading.drop_last,
         )
-        placer = RowPlacer(mesh, unpadded=whole_steps)
-        return loader_feed(
-            reader, placer, data.keying, None if data.val is None else val, reading.steps_per_epoch
-        )
+        return loader_feed(reader, placer, data.keying, val, reading.steps_per_epoch)
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
     return dataset_feed(
-        placer_for(plan, mesh, unpadded=whole_steps),
+        placer,
         data.train,
         reading.epoch,
-        data.val,
+        val,
         seed=seed,
         shuffle=shuffle,
         depth=reading.prefetch,
-        max_eval_batches=reading.max_eval_batches,
         tape=tape,
         keying=data.keying,
-        val_placer=placer_for(plan, mesh, unpadded=unpadded),
     )
 
 
@@ -97,19 +94,17 @@ def dataset_feed(
     placer: Placer,
     train: Dataset,
     plan: BatchPlan,
-    val: Dataset | Iterable[Any] | None,
+    val: Callable[[], Iterable[Batch]] | None,
     *,
     seed: int,
     shuffle: bool,
     depth: int,
-    max_eval_batches: int | None = None,
     tape: Tape | None = None,
     keying: Keying = unkeyed,
-    val_placer: Placer | None = None,
 ) -> Feed:
     """Batches of datasets with an index: each sample once per epoch, each step a function of its place.
 
-    Delivered steps are noted on `tape`. val_placer: for evaluation; None: `placer`.
+    Delivered steps are noted on `tape`.
     """
     tape = tape or Tape()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
@@ -153,8 +148,7 @@ def dataset_feed(
             else:
                 yield Fed(batches, host.stop, host.stop == end, i)
 
-    val_batches = partial(eval_batches, val_placer or placer, val, plan.batch_size, max_eval_batches)
-    return Feed(train_batches, plan.num_steps, None if val is None else val_batches)
+    return Feed(train_batches, plan.num_steps, val)
 
 
 def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import TARGET_NAMES, is_arrays, is_frame, matrix_of, stack
-from cyxjax.data.labels import watched
+from cyxjax.data.labels import WatchedLoader, watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_batches, as_dataset
@@ -22,7 +22,7 @@ from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.loader_feed import rows_of
 from cyxjax.train.feeding.placing import Keying, unkeyed
 
-EVAL_ROWS = 256  # rows per process and batch when a stream is evaluated
+EVAL_ROWS = 256  # rows per batch of a stream: of each process in evaluation, of all in `predict`
 _ONE = (bool, int, float, str, np.generic)
 
 
@@ -189,8 +189,8 @@ def first_step(data: FitData, accumulation: int = 1) -> FitData:
     """
     if data.indexed:
         return data
-    held = getattr(data.train, "peek", None)  # for data that can be read only once
-    given = data.train if held is None else held(accumulation)
+    loader = data.train.loader if isinstance(data.train, WatchedLoader) else data.train
+    given = loader.peek(accumulation) if isinstance(loader, Once) else data.train
     batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # a loader may reuse its arrays
     first = tuple(islice(batches, accumulation))
     if not first:

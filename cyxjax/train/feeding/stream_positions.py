@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cyxjax.distributed.agreement import agree
+from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.train.hooks.hook import Position, RunState, SavingHook
@@ -13,7 +13,7 @@ _KEPT = 1024  # more than the steps that are running or read ahead
 
 
 class StreamPosition(NamedTuple):
-    """A loader's own place after a step, and the samples of the epoch up to it."""
+    """The samples of the epoch up to a step, and the loader's own place after it."""
 
     samples: int
     place: Any
@@ -54,7 +54,8 @@ class StreamPositions(SavingHook):
         """Collects all ranks' places at this moment, to be stored."""
         position = moment.position
         noted = self._noted.get((position.epoch, position.step_in_epoch))
-        places = agree(self._group, "the places of streams", note=None if noted is None else noted.place)
+        place = None if noted is None else noted.place
+        places = agree(self._group, "the places of streams", note=place, timeout_s=PATIENCE_S)
         at = [position.epoch, position.step_in_epoch, position.samples]
         known = noted is not None and all(place is not None for place in places)
         self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
@@ -64,18 +65,20 @@ class StreamPositions(SavingHook):
         at = [position.epoch, position.step_in_epoch, position.samples]
         return {_META: self._stored} if self._stored.get("at") == at else {}
 
-    def restore(self, meta: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Continues from a checkpoint. Raises: CheckpointError if its places are for another world size."""
-        found, self._noted, self._stored = meta.get(_META), {}, {}
-        if not found:
-            return
-        ranks, shared = found["ranks"], found["shared"]
-        if not shared and len(ranks) != world_size:
+    def restore(self, meta: Mapping[str, Any], rank: int) -> None:
+        """Takes the places of a checkpoint; a fit that reads a stream then calls `check_world_size`."""
+        self._noted, self._stored = {}, meta.get(_META) or {}
+        if self._stored:
+            (epoch, step, samples), ranks = self._stored["at"], self._stored["ranks"]
+            place = ranks[0 if self._stored["shared"] else rank % len(ranks)]
+            self._noted = {(epoch, step): StreamPosition(samples, place)}
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raises: CheckpointError if the places taken from a checkpoint are for another world size."""
+        ranks = self._stored.get("ranks", ())
+        if ranks and not self._stored["shared"] and len(ranks) != world_size:
             raise CheckpointError(
                 f"the checkpoint holds the places of {len(ranks)} ranks in streams of their own; this run "
                 f"has {world_size}, and they cannot be divided again. HINT: resume with {len(ranks)} "
                 "processes; a stream that all ranks share (cx.data.Rows) can be divided."
             )
-        epoch, step, samples = found["at"]
-        self._noted = {(epoch, step): StreamPosition(samples, ranks[0 if shared else rank])}
-        self._stored = found

@@ -25,7 +25,7 @@ from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.ledger import Tape
 
 FILE, CONFIG = "box.json", "config.yaml"
-_MOST = 3  # boxes per process: later ones repeat the first
+_MOST = 3  # boxes per fit: later ones mostly repeat the first
 
 
 class BlackBox(NamedTuple):
@@ -83,7 +83,7 @@ class BlackBoxHook(Hook):
 
     def _write(self, position: Position, first: int, loss: Any) -> None:
         facts, folder = self._tape.facts, self._folder.checkpoints
-        before = [step for step in (list_steps(folder) if folder.is_dir() else []) if step < position.step]
+        before = [step for step in list_steps(folder) if step < position.step]
         box = BlackBox(
             position.step,
             position.epoch,

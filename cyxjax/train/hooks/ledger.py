@@ -81,7 +81,7 @@ class LedgerHook(SavingHook):
 
     def open(self, is_loaded: bool) -> Tape:
         """An empty tape for the next fit. is_loaded: whether the fit continues from a loaded state."""
-        self.tape, self._resumed = Tape(), is_loaded
+        self.tape, self._resumed, self._unwritten = Tape(), is_loaded, ""
         return self.tape
 
     def restore(self, meta: dict[str, Any], position: Position) -> None:
@@ -128,7 +128,7 @@ class LedgerHook(SavingHook):
         self._settle(moment.position)
 
     def _new(self, facts: StreamFacts, begins: Place) -> None:
-        self._tally, self._begins, self._at, self._unwritten = Tally(), begins, begins, ""
+        self._tally, self._begins, self._at = Tally(), begins, begins
         if self._path is not None:
             ledger_file.refuse_link(self._path)
             with warn_if_unwritten(self._path, self._say):

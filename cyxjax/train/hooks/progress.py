@@ -32,7 +32,7 @@ def _add(values: list[Any], newest: Any, epochs: list[int], missing: Any) -> Non
 class HistoryHook(SavingHook):
     """Fills the history: one entry per epoch and evaluation; totals at each, at saves and at the end.
 
-    Time is counted from the creation of this hook. skipped: of a state, the steps that were left out.
+    Time is counted from the creation of this hook. skipped: state -> number of steps left out.
     """
 
     def __init__(

@@ -78,8 +78,11 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     """The run as its configuration describes it, at the step that the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
     config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
+    earlier = [step for step in list_steps(config.checkpoint_path) if step <= (box.checkpoint_step or 0)]
+    if not earlier:  # it starts over: from the parameters that the run began with, also those of `init_from`
+        config = config.model_copy(update={"resume": "never"})
     _, _, trainer, plan = prepare(config)
-    _go_back(trainer, config.checkpoint_path, box)
+    _go_back(trainer, config.checkpoint_path, earlier)
     facts = trainer.stream_facts
     if facts is None or samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
         raise DataError(
@@ -89,9 +92,8 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     return trainer, plan, facts
 
 
-def _go_back(trainer: DistributedTrainer, checkpoints: Path, box: BlackBox) -> None:
-    """Loads the box's checkpoint, or the newest before it; without one, the run starts over."""
-    earlier = [step for step in list_steps(checkpoints) if step <= (box.checkpoint_step or 0)]
+def _go_back(trainer: DistributedTrainer, checkpoints: Path, earlier: list[int]) -> None:
+    """Loads the newest of the `earlier` steps, those up to the box's; without one, the run starts over."""
     if earlier:
         trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
     start = earlier[-1] if earlier else 0

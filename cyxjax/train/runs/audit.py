@@ -63,7 +63,7 @@ def _readable(folder: Path) -> dict[int, dict]:
     restored, and `cyxjax checkpoint verify` names them.
     """
     found = {}
-    for step in list_steps(folder) if folder.is_dir() else []:
+    for step in list_steps(folder):
         with suppress(CheckpointError):
             found[step] = read_manifest(step_folder(folder, step)).meta
     return found

@@ -193,6 +193,4 @@ def _callback(one: Mapping[str, Any], key: str) -> Hook:
 
 def _with_options(what: str, found: Any, options: Mapping[str, Any], key: str) -> Any:
     """`found` with `options` bound as keywords. Raises: ConfigError for an option it does not take."""
-    is_function = options and not isinstance(found, type)
-    given = checked_options(what, found, options, key) if is_function else options
-    return partial(found, **given) if given else found
+    return partial(found, **checked_options(what, found, options, key)) if options else found

@@ -11,11 +11,14 @@ from flax import linen, nnx
 
 from cyxjax.cli import audit
 from cyxjax.config.load import load_config
+from cyxjax.core.trees import named_leaves
+from cyxjax.data.order import Order
 from cyxjax.errors import DataError, NonFiniteError
 from cyxjax.train import experiment
 from cyxjax.train.hooks.black_box import read_box
 from cyxjax.train.replay import steps
 from cyxjax.train.replay.inspect import first_nonfinite
+from cyxjax.weights.read import read_weights
 from tests.support.trainers import use_devices
 
 SAMPLES = 48  # 16 per step: 3 steps per epoch
@@ -133,6 +136,18 @@ def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys, pr
     assert read_box(folders[0]).loss == "left out"
     assert read_box(folders[0]).checkpoint_step == 2  # not among the last three that the run kept
     assert "layer body (Fragile)" in printed(steps.main, folders[0])
+
+
+def test_a_run_whose_early_checkpoints_are_gone_is_replayed_from_its_first_parameters(setting, tmp_path):
+    experiment.run(setting(bad=[], epochs=1, run_dir=str(tmp_path / "earlier")))
+    begun = {"init_from": {"path": str(tmp_path / "earlier")}, "on_nonfinite": "skip"}
+    (first,) = Order(SAMPLES, 42, 0)[np.arange(1)]
+    experiment.run(setting(bad=first, epochs=1, **begun))
+    (folder,) = (tmp_path / "run").glob("black_box_step*")
+    trainer, _, _ = steps._rebuilt(read_box(folder), folder)
+    found = read_weights(tmp_path / "earlier").arrays
+    for name, leaf in named_leaves(trainer.params):
+        np.testing.assert_array_equal(leaf, found[f"params/{name}"].read())
 
 
 def test_a_second_bad_step_after_one_checkpoint_is_replayed_past_the_first(setting, tmp_path, printed):

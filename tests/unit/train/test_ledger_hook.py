@@ -6,6 +6,7 @@ A resumed run continues with the next sample, at any batch and world size.
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -23,6 +24,7 @@ from cyxjax.errors import DataError
 from cyxjax.train import experiment
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
+from cyxjax.train.hooks import ledger
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
 from tests.support.trainers import X, Y, batches, fitted, loaded, use_devices
@@ -117,6 +119,15 @@ def test_a_changed_seed_is_told_at_the_start_and_by_the_audit(start, tmp_path, c
     assert "WARNING: the order of samples changed after 32 samples of epoch 2" in shown
     shown = printed(audit.main, run, code=1)
     assert "reordered: the order was changed after 32 samples of epoch 2" in shown
+
+
+def test_lines_that_a_full_disk_refused_are_not_written_by_the_next_fit(tmp_path, monkeypatch, printed):
+    one = fit(tmp_path, epochs=1)
+    with monkeypatch.context() as full:
+        full.setattr(ledger, "append", Mock(side_effect=OSError(28, "No space left on device")))
+        fit(tmp_path, one=one, epochs=2)
+    fit(tmp_path, one=one)
+    assert "every sample came once per epoch" in printed(audit.main, tmp_path)
 
 
 def test_the_record_of_a_loaded_state_begins_where_it_was_loaded(tmp_path, capsys, printed):

@@ -10,7 +10,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli.checkpoint import main as export
-from cyxjax.errors import CheckpointError, ConfigError, OtherStateError
+from cyxjax.errors import CheckpointError, ConfigError, DataError, OtherStateError
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.reporting import audit_of
 from tests.support.refusals import refused
@@ -23,6 +23,14 @@ STILL = {"optimizer": cx.SGDOptimizer(0.0)}
 
 def one_layer(**options):
     return trainer(linen.Dense(3), **options)
+
+
+def test_data_that_were_refused_may_come_again_in_another_shape():
+    one, values = one_layer(), config(comm="fsdp")
+    with pytest.raises(DataError, match="class"):
+        one.fit(X[:24, :5], Y[:24] + 3, values)
+    one.fit(*DATA, values)
+    assert same_bits(one.params, after_fit(*DATA, values, model=linen.Dense(3)).params)
 
 
 def fitted(options=None, **values):

@@ -104,14 +104,16 @@ def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
 def test_places_of_ranks_are_their_own_and_not_cut_anew():
     meta = {"stream_places": {"at": [0, 3, 36], "shared": False, "ranks": ["a", "b"]}}
     positions = StreamPositions()
-    positions.restore(meta, 1, 2)
+    positions.restore(meta, 1)
+    positions.check_world_size(2)
     assert positions.before(Position(3, 0, 36, 3)).place == "b"
     assert positions.before(Position(2, 0, 24, 2)) is None  # of before it
     assert positions.before(Position(9, 1, 12, 1)) is None  # of another epoch
     with pytest.raises(CheckpointError, match="2 ranks .* 3"):
-        StreamPositions().restore(meta, 0, 3)
+        positions.check_world_size(3)
     shared = StreamPositions()
-    shared.restore({"stream_places": meta["stream_places"] | {"shared": True}}, 2, 3)
+    shared.restore({"stream_places": meta["stream_places"] | {"shared": True}}, 2)
+    shared.check_world_size(3)
     assert shared.before(Position(3, 0, 36, 3)).place == "a"
 
 
@@ -121,7 +123,7 @@ def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_wei
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: np.array([mine, next(peers)]))
     end = packed({"number": 5, 7: (b"bytes", np.int64(3))})  # of the 5 batches
     positions, meta = StreamPositions(), {"at": [0, 5, 65], "shared": False, "ranks": [end, None]}
-    positions.restore({"stream_places": meta}, 0, 2)
+    positions.restore({"stream_places": meta}, 0)
     reader = LoaderReader(
         *(Batches(), 1, positions), accumulation=1, depth=0, steps_per_epoch=None, first=[(X[:12], Y[:12])]
     )
