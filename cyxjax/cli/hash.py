@@ -71,7 +71,7 @@ def _parser() -> Parser:
 def steps_of(run: Path) -> list[int]:
     """Steps with a checkpoint, oldest first. Raises: CheckpointError if there is none."""
     folder = open_run(run).checkpoints
-    steps = list_steps(folder) if folder.is_dir() else []
+    steps = list_steps(folder)
     if not steps:
         raise CheckpointError(
             f"{run} is not a run folder with checkpoints: there is no step in {folder}. HINT: pass the run "

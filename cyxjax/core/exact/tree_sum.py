@@ -95,8 +95,8 @@ class TreeSum:
         up = lambda node: climb(node, known, self._layout.num_parts, _add)  # noqa: E731
         if self._alone:
             return up(root(self._layout.num_parts))
-        replica = next(r for r in range(len(self._nodes)) if self._layout.parts_of(r) == parts)
-        done = [_pack(up(node)) for node in self._nodes[replica]]
+        count = self._layout.num_parts
+        done = [_pack(up(node)) for node in cover(parts, root(count), count)]
         # All devices send equally many rows: the rows added here are never read.
         done += [jax.tree.map(jnp.zeros_like, done[0])] * (max(map(len, self._nodes)) - len(done))
         return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *done)
