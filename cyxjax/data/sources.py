@@ -257,8 +257,7 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
 def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """(inputs, targets) of every batch of a torch DataLoader or any iterable of batches, as numpy arrays.
 
-    Tensors are converted by the numpy protocol, without a copy where their memory allows it. A batch that is
-    a list, or a list of tensors in it, is read as a tuple, because torch's default collation makes lists.
+    A batch that is a list, or a list of tensors in it, is read as a tuple: torch's collation makes lists.
     Raises: DataError for a batch whose arrays do not have one row per sample each, or that is empty.
     """
     for number, batch in enumerate(batches):
