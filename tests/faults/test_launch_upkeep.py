@@ -24,7 +24,7 @@ from cyxjax.launch.supervise import processes
 from cyxjax.launch.supervise.scratch import KEPT_RECORDS
 from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.supervise.worker import Files, Worker
-from cyxjax.launch.supervise.worker_group import WorkerGroup
+from cyxjax.launch.supervise.worker_group import LOST, WorkerGroup
 from tests.support.launching import IGNORING, launch, start, under_way, until
 from tests.support.programs import environment, fresh
 from tests.support.training import STEPS_PER_EPOCH, newest_step, write_experiment
@@ -236,6 +236,23 @@ def test_ranks_that_the_group_ended_were_not_killed_by_a_signal_that_came_after(
         group.put(signal.SIGTERM)
         start = group.run(group.options.place, 0)
     assert (start.signalled, start.killed, start.hurried) == (signal.SIGTERM, [0], "when the group ended")
+
+
+def test_ranks_save_after_the_end_of_the_job_although_the_first_host_is_gone(tmp_path):
+    save = f"sleep 0.5; touch {tmp_path}/saved; exit 0"
+    program = f"trap '{save}' TERM; touch {tmp_path}/up; while :; do sleep 0.05; done"
+    with WorkerGroup(parse(["--no-python", "sh", "-c", program], os.environ), os.environ) as group:
+
+        def end():
+            assert until((tmp_path / "up").exists, 30)
+            group.put({"over": 0, "why": ""})
+            group.put(LOST)  # it leaves a moment later
+
+        teller = threading.Thread(target=end)
+        teller.start()
+        start = group.run(group.options.place, 0)
+        teller.join()
+    assert (start.killed, (tmp_path / "saved").exists()) == ([], True)
 
 
 def test_ranks_that_the_group_asked_to_end_are_killed_once_it_cannot_wait():

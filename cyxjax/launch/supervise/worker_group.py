@@ -244,7 +244,9 @@ class WorkerGroup:
             self._kept.append(message)
         ends = message.get("end") == start.number or "over" in message or message is LOST
         is_polite = message.get("polite", True)
-        if not ends or start.signalled is not None or (start.nudged and is_polite):
+        # The first host says that the job is over, and leaves: its loss then is no order to hurry.
+        is_repeated = start.nudged and (is_polite or message is LOST)
+        if not ends or start.signalled is not None or is_repeated:
             return
         start.nudged, start.signalled_s = True, time.monotonic()
         if not is_polite:
