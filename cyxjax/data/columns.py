@@ -113,6 +113,21 @@ def refuse_words(array: np.ndarray) -> None:
     )
 
 
+def collated(batch: Any) -> Any:
+    """`batch` with lists of torch's tensors, at any depth, as tuples; other lists are arrays."""
+
+    def of_leaf(leaf: Any) -> Any:
+        return tuple(map(collated, leaf)) if _holds_batches(leaf) else leaf
+
+    return map_leaves(of_leaf, batch)
+
+
+def _holds_batches(leaf: Any) -> bool:
+    """Whether `leaf` is a list of tensors of several samples each, or of such lists."""
+    is_batch = lambda one: hasattr(one, "detach") and len(one.shape) > 0  # noqa: E731
+    return isinstance(leaf, list) and any(is_batch(one) or _holds_batches(one) for one in leaf)
+
+
 def own_arrays(item: Any) -> Any:
     """`item` with copies of its arrays: a source may read the next sample into the same buffer."""
 

@@ -16,6 +16,7 @@ import numpy as np
 from cyxjax.data.columns import (
     Columns,
     as_array,
+    collated,
     is_frame,
     leaves,
     map_leaves,
@@ -257,25 +258,17 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
 def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """(inputs, targets) of every batch of a torch DataLoader or any iterable of batches, as numpy arrays.
 
-    A batch that is a list, or a list of tensors in it, is read as a tuple: torch's collation makes lists.
+    A batch that is a list is read as a tuple, and so are lists of tensors in it, as torch's collation makes.
     Raises: DataError for a batch whose arrays do not have one row per sample each, or that is empty.
     """
     for number, batch in enumerate(batches):
-        pair = _arrays(split(_with_tuples(tuple(batch) if isinstance(batch, list) else batch)))
+        pair = _arrays(split(collated(tuple(batch) if isinstance(batch, list) else batch)))
         _check_rows(
             [*leaves(pair[0], "inputs"), *leaves(pair[1], "targets")],
             f"batch {number} of the loader",
             "leave out an empty batch; for a stream of single samples use cx.data.Rows(stream)",
         )
         yield pair
-
-
-def _with_tuples(tree: Any) -> Any:
-    """`tree` with lists of torch's tensors as tuples; other lists are arrays."""
-    if isinstance(tree, Mapping):
-        return {key: _with_tuples(one) for key, one in tree.items()}
-    is_collated = isinstance(tree, list) and any(hasattr(one, "detach") for one in tree)
-    return tuple(map(_with_tuples, tree)) if is_collated or type(tree) is tuple else tree
 
 
 def _check_rows(found: list[tuple[str, Any]], what: str, hint: str) -> None:

@@ -120,7 +120,7 @@ class DistributedDataParallel:
 
         criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
         """
-        if sees_whole_batch(as_per_example(criterion)) and self.get_world_size() > 1:
+        if self.get_world_size() > 1 and sees_whole_batch(as_per_example(criterion)):
             raise ConfigError(
                 f"{type(criterion).__name__} compares samples of all processes, but a ddp has only "
                 "its own rows. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."

@@ -162,7 +162,8 @@ class Run:
 
 
 def _same_step(was: Plan, now: Plan) -> bool:
-    """Whether the steps of `now` are those of `was`; those of fsdp and zero1 depend on the inputs' shapes."""
+    """Whether `now` uses the program of `was`: its settings are equal, and so are the shapes of its samples,
+    on which the parts of fsdp and zero1 depend."""
     return was.settings.step == now.settings.step and input_shapes(was.inputs) == input_shapes(now.inputs)
 
 

@@ -27,7 +27,7 @@ def kinds(state):
 ROWS = {
     "zero1": {"max_grad_norm": 0.1, "sentinel_every_n_steps": 1},
     "fsdp": {"gradient_accumulation_steps": 2, "callbacks": lambda: [cx.EMA(0.9)]},
-    "float16": {"precision": "float16"},
+    "float16": {"precision": "float16", "sentinel_every_n_steps": 1},
 }
 
 

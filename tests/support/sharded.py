@@ -85,7 +85,7 @@ MODELS = {
     "perceptron": (lambda: Deep(7, 2), (IMAGES.reshape(44, -1), LABELS)),
     "nnx": (lambda: Perceptron(nnx.Rngs(0)), (IMAGES, LABELS)),
     "gpt": (
-        lambda: cx.get_model("gpt")(vocab_size=11, context_length=8, width=8, num_layers=1, num_heads=2),
+        lambda: cx.get_model("gpt")(vocab_size=11, context_length=8, width=8, num_layers=2, num_heads=2),
         (TOKENS, np.roll(TOKENS, -1, 1)),
     ),
 }
@@ -150,7 +150,7 @@ SETTINGS = {
         "sentinel_every_n_steps": 1,
     },
     "skip": {"on_nonfinite": "skip"},
-    "average": {"callbacks": lambda: [cx.EMA(0.9)]},
+    "average": {"callbacks": lambda: [cx.EMA(0.9)], "sentinel_every_n_steps": 1},
     "float16": {"precision": "float16"},
     "bfloat16": {"precision": "bfloat16", "max_grad_norm": 0.1},
     "remat": {"remat": "full"},

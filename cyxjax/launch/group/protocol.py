@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 def encode(message: Message) -> bytes:
     """One line of JSON."""
-    # A character takes 4 bytes at most, not the 12 of an escape; what is no character becomes an escape.
+    # A character takes 6 bytes at most, not the 12 of two escapes; half a pair becomes an escape.
     text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
     return text.encode(errors="backslashreplace") + b"\n"
 

@@ -177,8 +177,7 @@ class Start:
 
     step: the furthest that a rank has reported, once all have ended. deadline_s: when ranks that still run
     are killed. signalled, signalled_s: what asked it to end, and when; hurried: when ranks that save are
-    killed too, in words. nudged: the first host, or its loss, asked it to end,
-    not a signal.
+    killed too, in words. nudged: the first host, or its loss, asked it to end, not a signal.
     """
 
     number: int

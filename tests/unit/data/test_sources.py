@@ -215,6 +215,9 @@ def test_batches_of_a_loader_become_numpy():
     # Torch's collation makes lists of inner tuples too; as one array, two samples would have mixed inputs.
     (((one, other), _),) = as_batches([[[Tensor(X[:2]), Tensor(X[2:4])], Tensor(Y[:2])]])
     np.testing.assert_array_equal([one, other], [X[:2], X[2:4]])
+    pair = [Tensor(X[:2]), Tensor(X[2:4])]
+    ((((_, deep), _), _),) = as_batches([[[pair, pair], Tensor(Y[:2])]])
+    np.testing.assert_array_equal(deep, X[2:4])
     for odd, message in ((None, "None"), ((X[:0], Y[:0]), "0 samples")):
         with pytest.raises(DataError, match=f"batch 3 .*{message}"):
             list(as_batches([*loader, odd]))

@@ -20,7 +20,7 @@ from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 from tests.support.brought import Place, Stream
 from tests.support.resuming import bits, check_goes_on, kept
-from tests.support.trainers import X, Y, after_fit, config, trainer
+from tests.support.trainers import X, Y, after_fit, config, loaded, trainer
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -99,6 +99,21 @@ def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
     back = unpacked(packed(value))
     assert (back.pop("n").tolist(), back) == (value.pop("n").tolist(), value)
     assert packed(object()) is None
+
+
+def test_a_model_of_the_streams_of_two_ranks_is_evaluated_by_one_and_not_trained_on(tmp_path, monkeypatch):
+    meta = StreamPositions.meta
+
+    def of_two(self, position):
+        return {key: found | {"ranks": found["ranks"] * 2} for key, found in meta(self, position).items()}
+
+    with monkeypatch.context() as two:
+        two.setattr(StreamPositions, "meta", of_two)
+        trainer().fit(Batches(), config(max_steps=2, **kept(tmp_path)))
+    one = loaded(tmp_path)
+    assert np.isfinite(one.evaluate(X, Y)[0])
+    with pytest.raises(CheckpointError, match="2 ranks .* 1"):
+        one.fit(Batches(), config(**kept(tmp_path)))
 
 
 def test_places_of_ranks_are_their_own_and_not_cut_anew():
