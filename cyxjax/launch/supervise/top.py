@@ -43,27 +43,30 @@ class Row:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Shows the ranks until they have ended or Ctrl-C; once, if the output is not a terminal.
+    """Shows the ranks until the job has ended or Ctrl-C; once, if the output is not a terminal.
 
     Raises: ConfigError for wrong arguments; GroupError when no such job runs here.
     """
     given = _parser().parse_args(argv)
     ranks = find(given.job, running(PROC))
+    job, launchers = ranks[0].run_id, {rank.launcher for rank in ranks}
     once = given.once or given.json or not sys.stdout.isatty()
     with suppress(KeyboardInterrupt):
         while True:
             rows, now_s = look(ranks), time.monotonic()
             if given.json:
-                print(json.dumps({"job": ranks[0].run_id, "ranks": [row.as_json(now_s) for row in rows]}))
+                print(json.dumps({"job": job, "ranks": [row.as_json(now_s) for row in rows]}))
             else:
-                lines = shown(ranks[0].run_id, rows, now_s)
+                lines = shown(job, rows, now_s)
                 print(("" if once else _HOME_AND_CLEAR) + "\n".join(lines), flush=True)
             if once:
                 break
             time.sleep(given.every)
-            if not any((PROC / str(rank.pid)).exists() for rank in ranks):
+            if not any((PROC / str(launcher)).exists() for launcher in launchers):
                 print("The job has ended.")
                 break
+            started = (rank for rank in running(PROC) if rank.launcher in launchers)  # a restart's too
+            ranks = sorted(started, key=lambda rank: rank.rank)
     return EXIT_OK
 
 

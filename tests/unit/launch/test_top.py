@@ -1,6 +1,7 @@
 """`cyxjax top`: the state of ranks from their heartbeats and the kernel's files."""
 
-import shutil
+import os
+import re
 
 import pytest
 
@@ -107,13 +108,11 @@ def test_who_waits_for_whom(rows, output):
     assert waits(rows, 100.0) == output
 
 
-def test_a_job_is_watched_until_it_has_ended(processes, monkeypatch, printed):
-    def ended(seconds):
-        for pid in (100, 101):
-            shutil.rmtree(processes / str(pid))
-
+def test_a_job_is_watched_through_a_restart_until_it_has_ended(processes, monkeypatch, printed):
+    moves = ["proc/101 a", "proc/100 b", "b proc/103", "proc/90 c"]  # between two starts there is no rank
     monkeypatch.setattr(top.sys.stdout, "isatty", lambda: True)
-    monkeypatch.setattr(top.time, "sleep", ended)
+    monkeypatch.setattr(top.time, "sleep", lambda seconds: os.rename(*moves.pop(0).split()))
+    monkeypatch.chdir(processes.parent)
     output = printed(top.main, "mine")
-    assert output.count("mine") == 1
+    assert re.findall(r"job mine: (\d)", output) == ["2", "1", "0", "1"]
     assert output.endswith("The job has ended.\n")
