@@ -123,7 +123,7 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
     server = Server(topology, f"rank {topology.rank}", topology.source)
     place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count, server.timeout_s)
     hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
-    _refuse_loopback_name(topology)
+    refuse_loopback_name(topology, topology.local_world_size)
     end = time.monotonic() + server.timeout_s
     while True:
         channel = connect(server, hello, log, until=end)
@@ -240,19 +240,19 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _refuse_loopback_name(topology: Topology) -> None:
+def refuse_loopback_name(place: Topology | LocalRanks, here: int) -> None:
     """A host's name that means 'this host' everywhere (Debian's 127.0.1.1) would split the group.
 
-    127.0.0.1 itself is accepted: it means several launchers on one host.
+    127.0.0.1 itself is accepted: it means several launchers on one host. here: ranks of this host, 0 for an
+    unknown number.
     """
-    name, spread = topology.master_addr, 0 < topology.local_world_size < topology.world_size
-    if not spread or is_loopback(name):
+    name = place.master_addr
+    if not 0 < here < place.world_size or is_loopback(name):
         return
     with suppress(socket.gaierror):  # connecting reports it, after trying for a while
-        address = ports.resolve(name, topology.master_port)[0][1][0]
+        address = ports.resolve(name, place.master_port)[0][1][0]
         if is_loopback(address):
             raise GroupError(
-                f"MASTER_ADDR={name} resolves to {address}, a loopback address, but only "
-                f"{topology.local_world_size} of {topology.world_size} ranks are on this host. HINT: give an "
-                "address other hosts can reach."
+                f"MASTER_ADDR={name} resolves to {address}, a loopback address, but only {here} of "
+                f"{place.world_size} ranks are on this host. HINT: give an address other hosts can reach."
             )

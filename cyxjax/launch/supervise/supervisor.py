@@ -33,6 +33,7 @@ class Supervisor:
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         self._options, self._place = options, options.place
         self._size = Size(*options.hosts) if options.hosts else Size(world_size=options.place.world_size)
+        client.refuse_loopback_name(options.place, options.place.nproc)
         self._first = Coordinator(options.place) if options.place.is_first else None
         if self._first is not None:
             self._place = self._first.place

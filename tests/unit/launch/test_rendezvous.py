@@ -16,6 +16,8 @@ from cyxjax.launch.group.client import GroupConnection
 from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.group.rendezvous import Rendezvous
 from cyxjax.launch.local_ranks import LocalRanks
+from cyxjax.launch.options import Options
+from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.topology import Topology
 from tests.support.meeting import RANK, Meeting, by_hand
 from tests.support.programs import free_port
@@ -206,6 +208,12 @@ def test_a_wrong_address_says_in_which_way(monkeypatch, addr, message):
     _, rank_1 = by_hand(master_addr=addr, local_world_size=1, timeout_ms=300)
     with pytest.raises(GroupError, match=message):
         client.join(rank_1)
+
+
+def test_a_launcher_that_only_its_own_host_could_reach_says_so(monkeypatch):
+    monkeypatch.setattr(ports, "resolve", lambda host, port: [(socket.AF_INET, ("127.0.1.1", port))])
+    with pytest.raises(GroupError, match=r"MASTER_ADDR=node1 .*127\.0\.1\.1.* 1 .*2 ranks"):
+        Supervisor(Options(LocalRanks(1, 0, 2, "node1", free_port(), "job"), ["true"]), {})
 
 
 def test_an_address_of_another_host_on_rank_0():
