@@ -88,9 +88,13 @@ def refused_by_kernel(env: Mapping[str, str], kernel: Path = KERNEL) -> str:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that new processes may take: of the host, or of the control group around this process."""
-    lines = (line.split() for line in text_in(root / "proc/meminfo").splitlines())
-    host = next((int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"]), 0)
-    limit, used = (
-        text_in(root / "sys/fs/cgroup" / name).strip() for name in ("memory.max", "memory.current")
+    group = root / "sys/fs/cgroup"
+    host, own = (
+        dict(line.split()[:2] for line in text_in(path).splitlines())
+        for path in (root / "proc/meminfo", group / "memory.stat")
     )
-    return min(host, int(limit) - int(used)) if limit.isdecimal() and used.isdecimal() else host
+    limit, used = (text_in(group / name).strip() for name in ("memory.max", "memory.current"))
+    available, cache = int(host.get("MemAvailable:", 0)) * 1024, int(own.get("inactive_file", 0))
+    # Used memory includes the cache of files that were read, which the kernel frees when it is needed.
+    is_limited = limit.isdecimal() and used.isdecimal()
+    return min(available, int(limit) - int(used) + cache) if is_limited else available

@@ -12,6 +12,7 @@ from tests.support.launching import launch
 
 CPU = {"JAX_PLATFORMS": "cpu"}
 HOST = "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n"
+CACHE = "anon 150\nfile 850\ninactive_file 800\n"  # of files that were read, freed when memory is needed
 KEPT = {"MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 
 
@@ -56,12 +57,13 @@ def test_the_user_has_the_last_word(word, own, added):
         ({}, 0),
         ({"proc/meminfo": HOST}, 4_096_000),
         ({"proc/meminfo": HOST, "sys/fs/cgroup/memory.max": "max\n"}, 4_096_000),
-        ({"proc/meminfo": HOST, "sys/fs/cgroup/memory.max": "3000\n"}, 2000),
+        ({"proc/meminfo": HOST, "sys/fs/cgroup/memory.max": "3000\n"}, 2800),
     ],
 )
 def test_the_memory_of_a_control_group_counts(tmp_path, monkeypatch, files, num_bytes):
     monkeypatch.undo()
-    for name, text in ({"sys/fs/cgroup/memory.current": "1000\n"} | files).items():
+    files |= {"sys/fs/cgroup/memory.current": "1000\n", "sys/fs/cgroup/memory.stat": CACHE}
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert pages.available_bytes(tmp_path) == num_bytes
