@@ -4,6 +4,7 @@ import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +18,7 @@ from cyxjax.errors import (
     EXIT_SECONDARY,
     EXIT_USER_ERROR,
 )
+from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.group import client, group_start
 from cyxjax.launch.group.controller import Controller, Size
@@ -24,6 +26,7 @@ from cyxjax.launch.group.group_start import NO_START, Budget, GroupStart, Member
 from cyxjax.launch.group.protocol import MAX_LINE, encode
 from cyxjax.launch.options import parse
 from cyxjax.launch.supervise.supervisor import Supervisor
+from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import WorkerGroup
 from cyxjax.launch.topology import Topology
 from tests.support.meeting import TOKEN, Meeting
@@ -425,6 +428,20 @@ def test_an_error_of_the_first_host_s_launcher_ends_the_job_with_it_on_all_hosts
         other.result().close()
     assert over["over"] == EXIT_INFRASTRUCTURE
     assert "no room" in over["why"]
+
+
+@pytest.mark.parametrize(("hosts", "node_rank", "is_shown"), [(1, 0, True), (2, 1, False)])
+def test_the_first_of_errors_like_a_lost_peer_s_is_shown_whole_if_no_other_host_can_be_its_cause(
+    capfd, tmp_path, hosts, node_rank, is_shown
+):
+    host = launcher(hosts, node_rank, free_port(), "--log-dir", tmp_path)
+    nccl = ErrorRecord(0, "XlaRuntimeError", "INTERNAL: NCCL", True, EXIT_SECONDARY, traceback="at train.py")
+    host._failed = Start(0, [], [nccl])
+    host._take_part = partial(host._show, "not started again")
+    host.run()
+    output.flush()
+    assert ("at train.py" in capfd.readouterr().err) == is_shown
+    assert (nccl.exit_code, host._followed) == (EXIT_SECONDARY, True)
 
 
 def test_a_launcher_is_refused_where_ranks_were_started_by_hand():
