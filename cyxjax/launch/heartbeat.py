@@ -192,8 +192,8 @@ class Limits:
         if progress.phase in self.by_phase:
             return self.by_phase[progress.phase] or None
         if self.progress_s is not None and progress.phase != "idle":
-            compiling = self.by_phase["compile"] if progress.step < 1 and self.progress_s else 0.0
-            return max(self.progress_s, compiling) or None  # the first step compiles
+            compiling_s = self.by_phase["compile"] if progress.step < 1 else self.progress_s  # the first step
+            return max(self.progress_s, compiling_s) if self.progress_s and compiling_s else None
         if step_s is None and progress.phase == "collective":
             step_s = 0.0  # nothing is computed meanwhile: no step needs to be known
         if step_s is None or progress.phase not in ("data", "step", "collective"):

@@ -33,6 +33,11 @@ CASES = {
     "a save beyond its limit": ([Progress(5, "checkpoint", 30), Progress(5, "step", 60)], {}, 0),
     "the first step compiles": ([Progress(0, "step", 30), Progress(0, "step", 30)], {}, None),
     "beyond that": ([Progress(0, "compile", 30), Progress(0, "compile", 30)], {"now_s": 300}, 0),
+    "compilation has no limit": (
+        [Progress(0, "step", 0), Progress(0, "step", 0)],
+        {"now_s": 1e6, "limits": Limits.parse("10,compile=0")},
+        None,
+    ),
     # the lowest step holds them up
     "all wait": ([Progress(6, "step", 80), Progress(5, "step", 79.5)], {}, 1),
     "a long save that has just ended": ([Progress(6, "step", 99.7), Progress(6, "step", 55)], {}, None),
