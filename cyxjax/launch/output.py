@@ -10,7 +10,6 @@ import os
 import select
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -34,19 +33,15 @@ class Screen:
         self._descriptor = descriptor
         self._change = threading.Condition()
         self._waiting: deque[bytes] = deque()
-        self._bytes, self._left_out = 0, 0
+        self._bytes, self._left_out = 0, 0  # bytes not yet written; lines to report as left out
         self._live = False  # a line that the next one replaces is at the bottom
-        self._stalled = self._gone = False
-        self._moves = 0
         threading.Thread(target=self._run, name="cyxjax-screen", daemon=True).start()
 
     def put(self, data: bytes, patience_s: float = 0.0) -> None:
         """Shows `data` in its turn; leaves it out when there is no room for it within `patience_s`."""
         with self._change:
-            if not self._stalled and not self._has_room(data):
-                self._stalled = not self._change.wait_for(lambda: self._has_room(data), patience_s)
-            if self._gone:
-                return
+            if not self._left_out:  # a reader that has stopped is waited for once
+                self._change.wait_for(lambda: self._has_room(data), patience_s)
             if not self._has_room(data):
                 self._left_out += data.count(b"\n") or 1
                 return
@@ -55,7 +50,7 @@ class Screen:
     def put_live(self, text: bytes) -> None:
         """Shows `text` at the bottom, in place of the last live line; not while other lines are waiting."""
         with self._change:
-            if not self._bytes and not self._gone:
+            if not self._bytes:
                 self._add(b"\r" + text + CLEAR_TO_END.encode())
                 self._live = bool(text)
 
@@ -67,14 +62,11 @@ class Screen:
     def flush(self, patience_s: float) -> None:
         """Waits until all is shown, as long as the reader takes something every `patience_s`."""
         with self._change:
-            moves, end = self._moves, time.monotonic() + patience_s
-            while self._bytes and time.monotonic() < end:
-                self._change.wait(0.1)
-                if self._moves != moves:
-                    moves, end = self._moves, time.monotonic() + patience_s
+            while (left := self._bytes) and self._change.wait_for(lambda: self._bytes != left, patience_s):
+                pass
 
     def _has_room(self, data: bytes) -> bool:
-        return self._gone or not self._bytes or self._bytes + len(data) <= WAITING_BYTES
+        return not self._bytes or self._bytes + len(data) <= WAITING_BYTES
 
     def _add(self, data: bytes) -> None:
         self._waiting.append(data)
@@ -86,31 +78,29 @@ class Screen:
             with self._change:
                 self._change.wait_for(lambda: self._waiting)
                 data = self._waiting.popleft()
-            try:
-                self._write(data)
-            except OSError:  # our reader has closed its end, or the disk is full: the ranks must not stall
-                self._gone = True
-            with self._change:
-                self._bytes -= len(data)
-                if self._gone:
-                    self._waiting.clear()
-                    self._bytes = 0
-                self._say_what_was_left_out()
-                self._change.notify_all()
+            while data:
+                written = self._write(data)
+                data = data[written:]
+                with self._change:
+                    self._bytes -= written
+                    self._say_what_was_left_out()
+                    self._change.notify_all()
 
     def _say_what_was_left_out(self) -> None:
         if self._left_out and self._bytes < WAITING_BYTES // 2:
             note = f"{self._left_out} lines are not shown here: the reader of this output stopped reading"
             self._add(f"cyxjax.launch: {note} (--log-dir keeps every line)\n".encode())
-            self._left_out, self._stalled = 0, False
+            self._left_out = 0
 
-    def _write(self, data: bytes) -> None:
-        while data:
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # somebody has made the pipe a non-blocking one
-                select.select([], [self._descriptor], [])
-            self._moves += 1
+    def _write(self, data: bytes) -> int:
+        """Writes the beginning of `data`; returns how many bytes are done with."""
+        try:
+            return os.write(self._descriptor, data)
+        except BlockingIOError:  # somebody has made the pipe a non-blocking one
+            select.select([], [self._descriptor], [])
+            return 0
+        except OSError:  # our reader has closed its end, or the disk is full: the ranks must not stall
+            return len(data)
 
 
 _screens: dict[tuple[int, int], Screen] = {}
