@@ -2,7 +2,7 @@
 
 jax keeps programs too, but only those of rank 0, and a reader may find a half-written file. Here every
 rank writes its own (its devices are part of a program's key), each file whole and with the sha256 of what it
-holds. What is loaded is executed, so folder and files must belong to this user and be closed to others.
+holds. What is loaded is executed, so the folder must belong to this user and be closed to others.
 """
 
 import functools
@@ -61,7 +61,7 @@ class ProgramStore:
     """The store in which jax looks for a program before it compiles one (`get`), and keeps new ones (`put`).
 
     facts: what must be the same when a program is used again, besides jax's key. Nothing here raises: a file
-    that cannot be read, is damaged, or was written by another user counts as missing.
+    that is damaged, or cannot be read, counts as missing.
     """
 
     def __init__(
@@ -69,17 +69,16 @@ class ProgramStore:
     ) -> None:
         self._path = folder  # under this name jax shows it
         self._facts, self._say, self._max_bytes = facts, say, max_bytes
-        self._trusted: bool | None = None  # None: the folder did not exist yet
         self._writes = True
         self._room = 0  # bytes that may be written before the folder is looked at again
 
     def get(self, key: str) -> bytes | None:
-        """The program kept as `key`; None if there is none that is whole and this user's own."""
-        if not self._is_private():
+        """The program kept as `key`; None if there is none that is whole."""
+        if not self._is_usable:
             return None
         path, line = self._place(key)
         try:
-            data = _read_own(path)
+            data = path.read_bytes()
         except OSError:
             return None
         if data[:_DIGEST] != _sha256(line + data[_DIGEST:]):
@@ -90,16 +89,12 @@ class ProgramStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps `value` as `key`. A full or read-only disk is reported once and not used again."""
-        if not self._writes:
+        if not (self._is_usable and self._writes):
             return
         path, line = self._place(key)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                self._path.mkdir(mode=0o700)
-            if self._is_private():
-                self._make_room(_DIGEST + len(value))
-                write_whole(path, _sha256(line + value) + value, mode=PRIVATE, synced=False)
+            self._make_room(_DIGEST + len(value))
+            write_whole(path, _sha256(line + value) + value, mode=PRIVATE, synced=False)
         except OSError as error:
             self._stop(str(error))
 
@@ -108,18 +103,23 @@ class ProgramStore:
         line = f"{key} {self._facts}\n".encode()
         return self._path / f"{hashlib.sha256(line).hexdigest()}.program", line
 
-    def _is_private(self) -> bool:
-        """Whether the folder exists and only this user can use it."""
-        if self._trusted is None and os.path.lexists(self._path):
+    @functools.cached_property
+    def _is_usable(self) -> bool:
+        """Whether there is a folder that only this user can use. It is made at its first use."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                self._path.mkdir(mode=0o700)
             found = os.lstat(self._path)
-            self._trusted = stat.S_ISDIR(found.st_mode) and _is_own(found, 0o077)
-            if not self._trusted:
-                self._stop(f"{self._path} is not a folder that only this user can use (mode 0700)")
-        return bool(self._trusted)
+        except OSError as error:
+            return self._stop(str(error))
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        return is_own or self._stop(f"{self._path} is not a folder that only this user can use (mode 0700)")
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str) -> bool:
         self._writes = False
         self._say(f"compiled programs are not kept for the next start: {reason}. {_HINT}")
+        return False
 
     def _make_room(self, num_bytes: int) -> None:
         """Deletes the files that were used longest ago, where all would take more than `max_bytes`."""
@@ -142,18 +142,6 @@ class ProgramStore:
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-def _read_own(path: Path) -> bytes:
-    """The bytes of a plain file that only this user can write; b"" of any other."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        return file.read() if stat.S_ISREG(found.st_mode) and _is_own(found, 0o022) else b""
-
-
-def _is_own(found: os.stat_result, closed: int) -> bool:
-    return found.st_uid == os.geteuid() and not found.st_mode & closed
 
 
 @functools.cache

@@ -28,7 +28,6 @@ def the_file(store: ProgramStore) -> Path:
 
 def test_what_was_put_is_found_by_another_process_of_the_same_facts(store, warnings):
     assert store.get("jit_f-12") is None
-    assert not store._path.parent.exists()  # a lookup creates nothing
     store.put("jit_f-12", b"machine code")
     again = ProgramStore(store._path, "one processor", warnings.append)
     assert again.get("jit_f-12") == b"machine code"
@@ -60,26 +59,10 @@ def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
     assert store.get("jit_f-12") == b"machine code"
 
 
-SPOILED = {
-    "others may write": lambda path, patch: path.chmod(0o620),
-    "a link": lambda path, patch: path.symlink_to(path.rename(path.parents[1] / "elsewhere")),
-    "a FIFO": lambda path, patch: (path.unlink(), os.mkfifo(path)),  # would block an open
-    "another's": lambda path, patch: patch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1),
-}
-
-
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_an_entry_that_others_can_write_or_that_is_a_link_is_not_there(store, spoil, monkeypatch):
-    store.put("jit_f-12", b"f")
-    assert store.get("jit_f-12") == b"f"
-    SPOILED[spoil](the_file(store), monkeypatch)
-    assert store.get("jit_f-12") is None
-
-
 SPOILED_FOLDERS = {  # -> the folder to use instead, if any
     "open": lambda path, patch: path.chmod(0o750),
-    "another's": SPOILED["another's"],
-    "link": SPOILED["a link"],
+    "another's": lambda path, patch: patch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1),
+    "link": lambda path, patch: path.symlink_to(path.rename(path.parents[1] / "elsewhere")),
     "file": lambda path, patch: os.replace(path, path.with_name("away")) or path.touch(),
     "nowhere": lambda path, patch: next(path.iterdir()) / "programs",
 }
