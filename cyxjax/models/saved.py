@@ -10,7 +10,7 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.errors import ConfigError
 from cyxjax.models.files import read_model
-from cyxjax.models.registry import get_model
+from cyxjax.models.registry import get_model, model_names
 from cyxjax.models.sequential import SequentialModel
 
 
@@ -45,11 +45,18 @@ def load_model(path: str | PathLike[str]) -> SavedModel:
 def build_model(architecture: Mapping[str, Any]) -> Any:
     """Builds the model that a saved file's architecture describes, without its values.
 
+    It imports nothing that only the file names: a `module:attribute` must be registered under that name.
     Raises: ConfigError for a type, a model or an option that is not known.
     """
     kind = architecture.get("type")
     if kind == "registry":
-        return get_model(architecture["name"])(**architecture["options"])
+        name = architecture["name"]
+        if ":" in name and name not in model_names():
+            raise ConfigError(
+                f"The file names the model {name!r}, which this program has not registered. "
+                f"HINT: if you trust the file, import that model and cyxjax.register({name!r}) it first."
+            )
+        return get_model(name)(**architecture["options"])
     if kind == "sequential":
         return SequentialModel.from_architecture(architecture)
     raise ConfigError(

@@ -1,4 +1,5 @@
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+from flax import linen as nn
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
@@ -22,6 +24,7 @@ from cyxjax.models import (
     get_model,
     layer,
     load_model,
+    registry,
     save_model,
 )
 from cyxjax.models import layers as layers_file
@@ -92,6 +95,19 @@ def test_a_model_is_rebuilt_from_its_file(tmp_path):
     assert build_model(SequentialModel([LinearModule(2, 3)]).architecture()).layers == (LinearModule(2, 3),)
     with pytest.raises(ConfigError, match="'own' .*'registry' .*'sequential'"):
         build_model({"type": "own"})
+
+
+def test_a_file_cannot_name_code_that_the_program_has_not_registered(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_builders", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "brought_by_a_file.py").touch()
+    name = "brought_by_a_file:Net"
+    save_model(tmp_path / "m", {"type": "registry", "name": name, "options": {"features": 3}}, {}, {})
+    with pytest.raises(ConfigError, match=name):
+        adapt(load_model(tmp_path / "m"))
+    assert "brought_by_a_file" not in sys.modules
+    registry.register(name)(nn.Dense)
+    assert build_model(load_model(tmp_path / "m").architecture) == nn.Dense(3)
 
 
 @pytest.mark.parametrize("name", ["sequential", "mlp"])
