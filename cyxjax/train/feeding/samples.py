@@ -54,13 +54,16 @@ def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> It
         yield _reconstructed(inputs[:_SHOWN], np.asarray(again)[:_SHOWN])
         return
     fits = np.shape(found) == (len(inputs), info.num_classes) and np.shape(targets) == (len(inputs),)
-    if not fits or info.num_classes < 2:
+    if not fits or info.num_classes < 2 or np.max(targets) < 0:
         return
+    counted = np.asarray(targets) >= 0  # labels below 0 are left out, as in metrics
+    inputs, labels = inputs[counted], np.asarray(targets)[counted]
+    scores = np.asarray(found, np.float64)[counted]
     if info.num_classes <= MOST_CLASSES:
-        counts = confusion_matrix(found, targets, info.num_classes)
+        counts = confusion_matrix(scores, labels, info.num_classes)
         yield "predictions", {"confusion": counts, "classes": info.class_names}
     if _are_pictures(inputs):
-        yield _classified(info, inputs, np.asarray(targets), np.asarray(found, np.float64))
+        yield _classified(info, inputs, labels, scores)
 
 
 def _are_pictures(inputs: np.ndarray) -> bool:

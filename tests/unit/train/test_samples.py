@@ -36,10 +36,13 @@ def info(task="classification", classes=3, shape=(8, 8, 1), **more):
     return DatasetInfo("it", task, classes, shape, **more)
 
 
-def test_the_surest_mistakes_come_first_then_what_was_right():
-    scores = np.eye(3)[LABELS] * 4.0
+@pytest.mark.parametrize("ignored", [[], [-1, -100]])  # labels of samples that belong to no class
+def test_the_surest_mistakes_come_first_then_what_was_right(ignored):
+    labels = np.array([*LABELS, *ignored], np.int32)
+    scores = np.eye(3)[labels % 3] * 4.0
     scores[1], scores[5] = [0.1, 0, 0], [9, 0, 0]  # two mistakes; of the last it is surer
-    kept = Kept().log(IMAGES, LABELS, lambda x: scores, info(class_names=("a", "b", "c")))
+    images = np.resize(IMAGES, (len(labels), 8, 8, 1))
+    kept = Kept().log(images, labels, lambda x: scores, info(class_names=("a", "b", "c")))
     captions = [item["caption"] for item in kept.events["samples"]["images"]]
     assert captions == ["c, taken for a", "b, taken for a", "a", "c", "a", "b"]
     assert np.sum(kept.events["predictions"]["confusion"]) == 6
