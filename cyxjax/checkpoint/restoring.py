@@ -6,6 +6,7 @@ process continues from a step that another does not see, or that differs there.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from cyxjax.checkpoint.writers import ALONE, Writers
 from cyxjax.errors import CheckpointError, DamagedStep
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 class Restored(NamedTuple):
@@ -121,10 +123,13 @@ def verified(directory: Path, step: int, writers: Writers) -> Manifest:
 def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, StoredArrays]:
     """(manifest, arrays) of `step`, or of the newest that verifies, for this process only.
 
+    Later steps that are damaged are logged.
     Raises: CheckpointError if it is not good, also later when arrays are read.
     """
     look = partial(verified, directory, writers=ALONE)
-    manifest = newest(directory, ALONE, look)[0] if step is None else only(directory, step, look)
+    manifest, damaged = newest(directory, ALONE, look) if step is None else (only(directory, step, look), {})
+    for later, error in damaged.items():
+        _LOG.warning("Checkpoint step %s in %s is damaged and not used: %s", later, directory, error)
     if manifest is None:
         raise CheckpointError(f"{directory} holds no checkpoint. HINT: name a folder with step_*.")
     return manifest, StoredArrays(step_folder(directory, manifest.step) / ARRAYS, manifest.leaves)

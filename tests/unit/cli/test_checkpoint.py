@@ -120,10 +120,14 @@ def test_plain_orbax_opens_what_is_exported_and_the_arrays_of_a_step_as_they_lie
     assert np.asarray(arrays["params/Dense_0/kernel"]).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_export_refuses_a_damaged_step_and_a_bad_place(run):
+def test_export_reports_and_refuses_damaged_steps_and_a_bad_place(run, caplog):
     with pytest.raises(FileNotFoundError, match="none"):
         main(["export", str(run), str(run / "none" / "m")])
-    for step in (1, 2, 3):
+    damage(run, 3)
+    assert main(["export", str(run), str(run / "m")]) == 0  # of step 2
+    assert [record.args[0] for record in caplog.records] == [3]
+    (run / "m").unlink()
+    for step in (1, 2):
         damage(run, step)
     with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
         main(["export", str(run), str(run / "m"), "--step", "2"])
