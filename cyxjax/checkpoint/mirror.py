@@ -64,9 +64,11 @@ class Mirror:
         except Exception:  # a writable bucket may not allow listing
             return
 
-    def fetch(self) -> int | None:
+    def fetch(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Fetches the newest good step of the store and its logs; None if a good local step is newer.
         Later local steps are from another course of the run: they are kept as `step_*.earlier-*`.
+
+        alive: called for each part of a file that arrives.
         Raises: ConfigError like `check_bucket`; CheckpointError if the store cannot be read and there is no
             local step to continue from.
         """
@@ -77,7 +79,7 @@ class Mirror:
                 if manifest.created_unix_s <= newest_s:
                     return None
                 try:
-                    return self._take(manifest)
+                    return self._take(manifest, alive)
                 except DamagedStep as err:
                     damaged = err
             if damaged is not None:
@@ -116,16 +118,21 @@ class Mirror:
             return []
         return [name for name in names if name.rpartition("/")[2].startswith("step_")]
 
-    def _take(self, manifest: Manifest) -> int:
+    def _take(self, manifest: Manifest, alive: Callable[[], None]) -> int:
         """Fetches the logs, then the step. Raises: DamagedStep, with nothing fetched, if it is not good."""
+        from fsspec.callbacks import Callback
+
         checkpoints, step = self._folder.checkpoints, manifest.step
+        arriving = Callback(hooks={"alive": lambda *_, **__: alive()})
         with locked(self._folder.root):  # no other job writes there
             folders.prepare(checkpoints)
             with folders.writing(checkpoints, step, f"{secrets.token_hex(4)}-{os.getpid()}") as folder:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with suppress(FileNotFoundError):  # find_problems reports it
-                        self._store.get_file(f"{self._remote(step)}/{path}", str(folder / path))
+                        self._store.get_file(
+                            f"{self._remote(step)}/{path}", str(folder / path), callback=arriving
+                        )
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
                 logs = {}  # read all before a local one is replaced

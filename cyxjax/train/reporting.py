@@ -156,7 +156,7 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
         resumes = config.resume != "never"
         warn_on_stderr(f"Looking for {'a run in' if resumes else 'the bucket of'} {mine}")
         if resumes:
-            mirror.fetch()
+            mirror.fetch(lambda: report_progress(-1, "checkpoint"))
         else:
             mirror.check_bucket()
     on_any_rank(group, "the mirror")

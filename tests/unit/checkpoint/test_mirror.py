@@ -80,7 +80,9 @@ def test_a_start_on_an_empty_machine_takes_the_newest_step_with_its_logs(here, o
     here.save(4, 8)
     here.copy()
     assert here.stored() == [4, 8]
-    assert other.mirror().fetch() == 8
+    alive = Mock()
+    assert other.mirror().fetch(alive) == 8
+    assert alive.called  # so that a download of an hour is not taken for a hang
     assert list_steps(other.folder.checkpoints) == [8]
     assert other.value() == 8
     assert other.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
