@@ -29,7 +29,8 @@ def save_model(
 ) -> None:
     """Writes a model to `path` atomically; missing folders are created.
 
-    `architecture` is JSON; params and model_state are nested dicts of arrays, keyed by strings or integers.
+    `architecture` is JSON, in which numbers may be numpy's; params and model_state are nested dicts of
+    arrays, keyed by strings or integers.
     Raises: OSError if the file cannot be written; CheckpointError if a container is not a dict.
     """
     arrays: dict[str, np.ndarray] = {}
@@ -44,7 +45,9 @@ def save_model(
         # ascontiguousarray would turn a single number of shape () into shape (1,).
         arrays[name] = np.asarray(value, order="C")
         leaves[name] = {"path": keys, "dtype": arrays[name].dtype.name}
-    described = json.dumps({"architecture": architecture, "leaves": leaves}, sort_keys=True)
+    described = json.dumps(
+        {"architecture": architecture, "leaves": leaves}, sort_keys=True, default=np.generic.item
+    )
     metadata = {"cyxjax_format": FORMAT, "model": described, "sha256": _NO_CHECKSUM}
     data = safetensors.numpy.save(arrays, metadata)
     Path(path).parent.mkdir(parents=True, exist_ok=True)

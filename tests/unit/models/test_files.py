@@ -33,7 +33,8 @@ from cyxjax.train.trainer import DistributedTrainer
 
 @pytest.fixture
 def model() -> SequentialModel:
-    made = SequentialModel([Conv2DModule(1, 2, (3, 1)), BatchNormModule(2), ReLUModule()])
+    two = np.int64(2)  # sizes are often those of arrays
+    made = SequentialModel([Conv2DModule(1, two, (3, 1)), BatchNormModule(two), ReLUModule()])
     made(np.arange(50, dtype=np.float32).reshape(1, 5, 10, 1))  # moves the running statistics
     return made
 
