@@ -4,12 +4,14 @@ Names are loaded on first use (PEP 562), so that importing the package, its laun
 line touches neither jax nor a device.
 """
 
+import sys
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
-_FILES = {  # module -> the public names it holds
+_FILES = {  # module of cyxjax -> the public names it holds
     "core.objective.global_loss": "ContrastiveLoss GlobalLoss",
     "core.losses": "BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss NLLLoss",
     "core.metrics": "Metrics",
@@ -32,10 +34,27 @@ _FILES = {  # module -> the public names it holds
     "train.trainer": "DistributedTrainer",
     "config.run": "TrainingConfig",
 }
-_HOME = {name: f"cyxjax.{file}" for file, names in _FILES.items() for name in names.split()}
 _ROOMS = ("amp", "data", "distributed", "errors", "launch", "models", "observe", "sync", "testing", "train")
 
-__all__ = sorted([*_HOME, *_ROOMS])
+
+def _lazy(
+    package: str, files: Mapping[str, str], rooms: Collection[str] = ()
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """(`__all__`, `__getattr__`, `__dir__`) of a package whose public names are imported on first use.
+
+    files: module of cyxjax -> the names it holds. rooms: modules of `package` that are public themselves.
+    """
+    home = {name: f"cyxjax.{file}" for file, names in files.items() for name in names.split()}
+    public = sorted([*home, *rooms])
+
+    def get(name: str) -> Any:
+        if name in home:
+            return getattr(import_module(home[name]), name)
+        if name in rooms:
+            return import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return public, get, lambda: sorted([*vars(sys.modules[package]), *public])
 
 
 if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
@@ -119,14 +138,4 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.train.start.optimizers import SGDOptimizer as SGDOptimizer
     from cyxjax.train.trainer import DistributedTrainer as DistributedTrainer
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name in _HOME:
-            return getattr(import_module(_HOME[name]), name)
-        if name in _ROOMS:
-            return import_module(f"cyxjax.{name}")
-        raise AttributeError(f"module 'cyxjax' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    __all__, __getattr__, __dir__ = _lazy(__name__, _FILES, _ROOMS)

@@ -1,64 +1,26 @@
 """`cx.distributed`: the process group, collectives, wrappers and trainers, with torch's names."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOME = {
-    "collectives": (
-        "ReduceOp",
-        "all_gather",
-        "all_gather_object",
-        "all_reduce",
-        "all_to_all",
-        "barrier",
-        "broadcast",
-        "broadcast_object",
-        "gather",
-        "reduce",
-        "reduce_scatter",
-        "reduce_tensor",
-        "scatter",
-    ),
-    "comm_hooks": (
-        "CommHook",
-        "PowerSGDState",
-        "allreduce_hook",
-        "bf16_compress_hook",
-        "fp16_compress_hook",
-        "powerSGD_hook",
-    ),
-    "ddp": ("DataParallel", "DistributedDataParallel"),
-    "ddp_state": ("DDPConfig",),
-    "process_group": (
-        "BackendType",
-        "DistributedConfig",
-        "cleanup",
-        "destroy_process_group",
-        "finalize",
-        "get_local_rank",
-        "get_num_replicas",
-        "get_rank",
-        "get_world_size",
-        "init",
-        "init_process_group",
-        "is_initialized",
-        "is_main_process",
-        "is_master",
-        "setup_distributed",
-    ),
-    "spawning": ("SpawnError", "Spawned", "spawn"),
-    "sampler": ("DistributedBatchIterator", "DistributedSampler", "create_dataloaders_distributed"),
-}
-_ELSEWHERE = {  # documented here; their packages import this one
-    "DistributedTrainer": "cyxjax.train.trainer",
-    "DistributedTrainingConfig": "cyxjax.config.run",
-    "DistributedTrainingHistory": "cyxjax.observe.history",
-}
-_MODULES = {
-    name: f"cyxjax.distributed.{file}" for file, names in _HOME.items() for name in names
-} | _ELSEWHERE
+from cyxjax import _lazy
 
-__all__ = sorted(_MODULES)
+_FILES = {  # module of cyxjax -> the public names it holds
+    "distributed.collectives": "ReduceOp all_gather all_gather_object all_reduce all_to_all barrier "
+    "broadcast broadcast_object gather reduce reduce_scatter reduce_tensor scatter",
+    "distributed.comm_hooks": "CommHook PowerSGDState allreduce_hook bf16_compress_hook fp16_compress_hook "
+    "powerSGD_hook",
+    "distributed.ddp": "DataParallel DistributedDataParallel",
+    "distributed.ddp_state": "DDPConfig",
+    "distributed.process_group": "BackendType DistributedConfig cleanup destroy_process_group finalize "
+    "get_local_rank get_num_replicas get_rank get_world_size init init_process_group is_initialized "
+    "is_main_process is_master setup_distributed",
+    "distributed.spawning": "SpawnError Spawned spawn",
+    "distributed.sampler": "DistributedBatchIterator DistributedSampler create_dataloaders_distributed",
+    # Documented here; their packages import this one.
+    "train.trainer": "DistributedTrainer",
+    "config.run": "DistributedTrainingConfig",
+    "observe.history": "DistributedTrainingHistory",
+}
 
 
 if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
@@ -111,12 +73,4 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.observe.history import DistributedTrainingHistory as DistributedTrainingHistory
     from cyxjax.train.trainer import DistributedTrainer as DistributedTrainer
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return getattr(import_module(_MODULES[name]), name)
-        raise AttributeError(f"module 'cyxjax.distributed' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    __all__, __getattr__, __dir__ = _lazy(__name__, _FILES)

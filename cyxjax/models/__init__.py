@@ -3,24 +3,21 @@
 Names are loaded on first use (PEP 562): asking for a network's name or a Config must not start jax.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_FILES = {  # file -> the public names it holds
-    "convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule max_pool",
-    "files": "save_model",
-    "layers": "DropoutModule ELUModule EmbeddingModule FlattenModule GELUModule Layer LeakyReLUModule "
+from cyxjax import _lazy
+
+_FILES = {  # module of cyxjax -> the public names it holds
+    "models.convolution": "AvgPool2DModule Conv2DModule GlobalAvgPoolModule MaxPool2DModule max_pool",
+    "models.files": "save_model",
+    "models.layers": "DropoutModule ELUModule EmbeddingModule FlattenModule GELUModule Layer LeakyReLUModule "
     "LinearModule LogSoftmaxModule ReLUModule ReshapeModule SiLUModule SigmoidModule SoftmaxModule "
     "TanhModule count_params layer",
-    "norms": "BatchNormModule GroupNormModule LayerNormModule",
-    "registry": "Builder Config get_model model_names register",
-    "saved": "SavedModel build_model load_model",
-    "sequential": "SequentialModel",
+    "models.norms": "BatchNormModule GroupNormModule LayerNormModule",
+    "models.registry": "Builder Config get_model model_names register",
+    "models.saved": "SavedModel build_model load_model",
+    "models.sequential": "SequentialModel",
 }
-_HOME = {name: file for file, names in _FILES.items() for name in names.split()}
-
-__all__ = sorted(_HOME)
-
 
 if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to the table above
     from cyxjax.models.convolution import AvgPool2DModule as AvgPool2DModule
@@ -59,12 +56,4 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models.saved import load_model as load_model
     from cyxjax.models.sequential import SequentialModel as SequentialModel
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name in _HOME:
-            return getattr(import_module(f"cyxjax.models.{_HOME[name]}"), name)
-        raise AttributeError(f"module 'cyxjax.models' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    __all__, __getattr__, __dir__ = _lazy(__name__, _FILES)

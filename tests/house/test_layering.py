@@ -50,7 +50,7 @@ def wrong_imports(name: str, tree: ast.AST) -> Iterator[str]:
         return  # these may import every subpackage
     for target in imports(tree):
         other = target.split(".")[1] if target.startswith("cyxjax.") else room
-        allowed = other in MAY_IMPORT[room] | {room, "__version__"} or (name, other) in LATE
+        allowed = other in MAY_IMPORT[room] | {room, "__version__", "_lazy"} or (name, other) in LATE
         if not allowed:
             yield f"{name} ({room}) imports {target}"
 
