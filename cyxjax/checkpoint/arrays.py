@@ -10,7 +10,7 @@ orbax, which takes a second or more to import, is not needed at a restart. Users
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,23 +45,23 @@ def _reading() -> Iterator[None]:
 
 
 class Entry(NamedTuple):
-    """One array of a file to write. blocks: yields its elements in C order, in parts, when called."""
+    """One array, to read from a file or to write to one: its shape, its dtype, and how to read it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
-    blocks: Callable[[], Iterable[np.ndarray]]
+    read: Callable[[], np.ndarray]
 
     @classmethod
     def of(cls, leaf: Any, shape: tuple[int, ...] | None = None) -> "Entry":
-        """The entry of a whole leaf or of a share, which is on the host only while it is written."""
+        """The entry of a whole leaf or of a share, which is on the host only while it is read."""
         kept = tuple(leaf.shape) if shape is None else shape
-        return cls(kept, np.dtype(leaf.dtype), lambda: [host_value(leaf)])
+        return cls(kept, np.dtype(leaf.dtype), lambda: host_value(leaf))
 
 
 def write_file(
     path: Path, entries: Mapping[str, Entry], metadata: Mapping[str, str], *, mode: int = PRIVATE
 ) -> dict[str, int]:
-    """Writes a new safetensors file, with one block in memory; returns the crc32 of each entry by name.
+    """Writes a new safetensors file, with one entry in memory; returns the crc32 of each entry by name.
 
     Raises: OSError, also if `path` already exists.
     """
@@ -79,18 +79,16 @@ def write_file(
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        found = {name: _write_blocks(file, entries[name].blocks()) for name in order}
-        assert file.tell() == 8 + len(text) + end, "blocks are not what their entry says"
+        found = {name: _write(file, entries[name].read()) for name in order}
+        assert file.tell() == 8 + len(text) + end, "arrays are not what their entries say"
     return found
 
 
-def _write_blocks(file: Any, blocks: Iterable[np.ndarray]) -> int:
-    crc = 0
-    for block in blocks:
-        data = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
-        crc = zlib.crc32(data, crc)
-        file.write(data)
-    return crc
+def _write(file: Any, array: np.ndarray) -> int:
+    """Writes the elements in C order and returns their crc32."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    file.write(data)
+    return zlib.crc32(data)
 
 
 class StoredArrays:

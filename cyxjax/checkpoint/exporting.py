@@ -3,7 +3,7 @@
 Only this module uses orbax. One process reads and writes alone, without orbax's barriers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,25 @@ from cyxjax.checkpoint.manifest import Leaf, Manifest
 from cyxjax.errors import CheckpointError
 from cyxjax.files import readable, replacing
 
-Shape = tuple[int, ...]
 _IN_ROWS = ("local_sgd", "diloco")  # strategies whose replicas have parameters of their own
 
 
-def read_of(manifest: Manifest, stored: StoredArrays, leaf: Leaf) -> tuple[Shape, Callable[[], np.ndarray]]:
-    """(shape, how to read it) of a leaf as others use it: where each replica has parameters of its own, a row
-    each, their mean.
-    """
+def entry_of(manifest: Manifest, stored: StoredArrays, leaf: Leaf) -> Entry:
+    """A leaf as others use it: where each replica has parameters of its own, a row each, their mean."""
     read, config = partial(stored.whole, leaf.name), manifest.meta.get("config")
     comm = config.get("comm") if isinstance(config, dict) else None  # a checkpoint may be of another program
     if leaf.name.split("/")[0] != "params" or comm not in _IN_ROWS:
-        return leaf.shape, read
+        return Entry(leaf.shape, leaf.numpy_dtype, read)
 
     def mean() -> np.ndarray:
         rows = read()
         return rows.mean(0, dtype=np.result_type(rows.dtype, np.float32)).astype(rows.dtype)
 
-    return leaf.shape[1:], mean
+    return Entry(leaf.shape[1:], leaf.numpy_dtype, mean)
 
 
 def to_safetensors(path: Path, entries: Mapping[str, Entry], about: Mapping[str, str]) -> None:
-    """Writes one file, with one block of an entry in memory; about: texts for its header. Raises: OSError."""
+    """Writes one file, with one entry in memory; about: texts for its header. Raises: OSError."""
     with replacing(path) as draft:
         write_file(draft, entries, about, mode=0o666)
 

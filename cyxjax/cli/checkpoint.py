@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from cyxjax.checkpoint.folders import (
     remove_aside,
     step_folder,
 )
-from cyxjax.checkpoint.manifest import Leaf, find_problems, read_manifest
+from cyxjax.checkpoint.manifest import find_problems, read_manifest
 from cyxjax.checkpoint.run_lock import locked
 from cyxjax.command import Parser, number
 from cyxjax.config.load import open_run
@@ -159,8 +158,7 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
 
 
 def _export(directory: Path, given: argparse.Namespace) -> int:
-    from cyxjax.checkpoint.arrays import Entry
-    from cyxjax.checkpoint.exporting import read_of, to_orbax, to_safetensors
+    from cyxjax.checkpoint.exporting import entry_of, to_orbax, to_safetensors
     from cyxjax.checkpoint.restoring import open_step
 
     manifest, stored = open_step(directory, given.step)
@@ -170,16 +168,9 @@ def _export(directory: Path, given: argparse.Namespace) -> int:
     if not wanted:
         known = ", ".join(sorted({leaf.name.split("/")[0] for leaf in manifest.leaves}))
         raise CheckpointError(f"Step {step} has none of {', '.join(parts)}. HINT: its parts are {known}.")
-    arrays = {name: read_of(manifest, stored, leaf) for name, leaf in wanted.items()}
-
-    def entry_of(name: str, leaf: Leaf) -> Entry:
-        shape, read = arrays[name]
-        blocks = partial(stored.blocks, name) if shape == leaf.shape else lambda: [read()]
-        return Entry(shape, leaf.numpy_dtype, blocks)
-
-    entries = {name: entry_of(name, leaf) for name, leaf in wanted.items()}
+    entries = {name: entry_of(manifest, stored, leaf) for name, leaf in wanted.items()}
     if given.to == "orbax":
-        to_orbax(given.file, {name: read() for name, (_, read) in arrays.items()})
+        to_orbax(given.file, {name: entry.read() for name, entry in entries.items()})
     else:
         to_safetensors(given.file, entries, {"cyxjax_step": str(step)})
     num_bytes = sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in entries.values())

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from cyxjax.checkpoint.arrays import NATIVE, StoredArrays
-from cyxjax.checkpoint.exporting import read_of, read_tree
+from cyxjax.checkpoint.arrays import NATIVE, Entry, StoredArrays
+from cyxjax.checkpoint.exporting import entry_of, read_tree
 from cyxjax.checkpoint.folders import ARRAYS, list_steps
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, dtype_of, find_problems, read_manifest
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
 from cyxjax.files import open_plain, read_plain, readable, refuse_special
-from cyxjax.weights import Stored, Weights, arrays_of, torch_files
+from cyxjax.weights import Weights, arrays_of, torch_files
 
 INDEX = "model.safetensors.index.json"  # of a folder of shards, in Hugging Face's layout
 _MOST_INDEX = 100 << 20
@@ -52,7 +52,7 @@ def _of_folder(folder: Path) -> Weights:
     )
 
 
-def _of_checkpoint(folder: Path) -> dict[str, Stored]:
+def _of_checkpoint(folder: Path) -> dict[str, Entry]:
     """The arrays of the step in `folder`, whatever its name is. Raises: CheckpointError if it is damaged."""
     manifest = read_manifest(folder)
     if problems := find_problems(folder, manifest.step):
@@ -60,10 +60,9 @@ def _of_checkpoint(folder: Path) -> dict[str, Stored]:
     return _of_state(manifest, StoredArrays(folder / ARRAYS, manifest.leaves))
 
 
-def _of_state(manifest: Manifest, stored: StoredArrays) -> dict[str, Stored]:
+def _of_state(manifest: Manifest, stored: StoredArrays) -> dict[str, Entry]:
     kept = [leaf for leaf in manifest.leaves if leaf.name.split("/")[0] in ("params", "model_state")]
-    found = [(leaf, *read_of(manifest, stored, leaf)) for leaf in kept]
-    return {leaf.name: Stored(shape, leaf.numpy_dtype, read) for leaf, shape, read in found}
+    return {leaf.name: entry_of(manifest, stored, leaf) for leaf in kept}
 
 
 def _of_file(path: Path) -> Weights:
@@ -76,7 +75,7 @@ def _of_file(path: Path) -> Weights:
     return Weights(_of_msgpack(path), "flax msgpack")
 
 
-def _of_msgpack(path: Path) -> dict[str, Stored]:
+def _of_msgpack(path: Path) -> dict[str, Entry]:
     from flax import serialization
 
     hint = "expected safetensors, a state_dict that torch 1.6 or later saved, or msgpack of flax"
@@ -84,7 +83,7 @@ def _of_msgpack(path: Path) -> dict[str, Stored]:
         return arrays_of(serialization.msgpack_restore(read_plain(path)))
 
 
-def _of_safetensors(path: Path) -> dict[str, Stored]:
+def _of_safetensors(path: Path) -> dict[str, Entry]:
     """The arrays of one file. Raises: CheckpointError if the header does not match the contents."""
     with readable(path, CheckpointError):
         refuse_special(path)
@@ -92,8 +91,8 @@ def _of_safetensors(path: Path) -> dict[str, Stored]:
             return {name: _stored(path, name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
 
 
-def _stored(path: Path, name: str, entry: Any) -> Stored:
-    return Stored(tuple(entry.get_shape()), dtype_of(_DTYPES[entry.get_dtype()]), partial(_read, path, name))
+def _stored(path: Path, name: str, entry: Any) -> Entry:
+    return Entry(tuple(entry.get_shape()), dtype_of(_DTYPES[entry.get_dtype()]), partial(_read, path, name))
 
 
 def _read(path: Path, name: str) -> np.ndarray:
@@ -101,7 +100,7 @@ def _read(path: Path, name: str) -> np.ndarray:
         return file.get_tensor(name)
 
 
-def _of_shards(folder: Path) -> dict[str, Stored] | None:
+def _of_shards(folder: Path) -> dict[str, Entry] | None:
     """The arrays of a folder's files, or of those that its index names; None if it has neither.
 
     Raises: CheckpointError if the index names files or arrays that do not exist.
@@ -122,8 +121,8 @@ def _of_shards(folder: Path) -> dict[str, Stored] | None:
         return {name: found[name] for name in names}
 
 
-def _joined(files: dict[Path, dict[str, Stored]]) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+def _joined(files: dict[Path, dict[str, Entry]]) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
     for path, arrays in files.items():
         if twice := sorted(found.keys() & arrays.keys()):
             raise CheckpointError(f"{path} repeats {twice[0]!r}. HINT: give the path of one file.")

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cyxjax.checkpoint.arrays import Entry
 from cyxjax.checkpoint.manifest import dtype_of
 from cyxjax.errors import CheckpointError
 from cyxjax.files import readable
-from cyxjax.weights import Stored
 
 _MOST_PICKLE = 64 << 20  # names and shapes; a model of a million tensors needs this much
 _STORAGES = {
@@ -49,7 +49,7 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]  # in elements
 
 
-def read_file(path: Path) -> dict[str, Stored]:
+def read_file(path: Path) -> dict[str, Entry]:
     """The tensors in the file, by their keys joined with dots.
 
     Raises: CheckpointError for an incomplete file, or one whose pickle holds anything but tensors, numbers,
@@ -66,11 +66,11 @@ def read_file(path: Path) -> dict[str, Stored]:
         is_swapped = (
             f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") == b"big"
         )
-        found: dict[str, Stored] = {}
+        found: dict[str, Entry] = {}
         for name, one in _tensors(_walk(archive.read(pickled))):
             if name in found:
                 raise ValueError(f"it holds {name!r} twice")
-            found[name] = Stored(one.shape, one.storage.dtype, partial(_read, path, folder, is_swapped, one))
+            found[name] = Entry(one.shape, one.storage.dtype, partial(_read, path, folder, is_swapped, one))
         return found
 
 

@@ -10,10 +10,11 @@ import pytest
 from flax import serialization
 from safetensors.numpy import save, save_file
 
+from cyxjax.checkpoint.arrays import Entry
 from cyxjax.checkpoint.exporting import to_orbax
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.errors import CheckpointError, ConfigError
-from cyxjax.weights import Stored, Weights
+from cyxjax.weights import Weights
 from cyxjax.weights.match import exported, fill
 from cyxjax.weights.read import read_weights
 from tests.support.refusals import refused_in_a_line
@@ -133,7 +134,7 @@ def test_what_holds_no_weights_is_refused_in_one_line(tmp_path, files, name, mes
 def given(**found):
     """Weights with these names; __ stands for a dot."""
     return Weights(
-        {name.replace("__", "."): Stored.of(np.asarray(a)) for name, a in found.items()}, "safetensors"
+        {name.replace("__", "."): Entry.of(np.asarray(a)) for name, a in found.items()}, "safetensors"
     )
 
 
@@ -198,7 +199,7 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
     np.testing.assert_array_equal(found["enc.layer.1.fc.weight"], 2 * KERNEL.T)
     assert found["conv.weight"].shape == (2, 3, 5, 7)
     del rules["*.*.gone"]
-    again = fill(Weights({name: Stored.of(a) for name, a in found.items()}, "hf"), model, rules, strict=True)
+    again = fill(Weights({name: Entry.of(a) for name, a in found.items()}, "hf"), model, rules, strict=True)
     assert again.values.keys() == model.keys()
     for name, array in again.values.items():
         np.testing.assert_array_equal(array, model[name])
