@@ -15,6 +15,7 @@ from cyxjax.data.text import decode
 from cyxjax.files import describe
 from cyxjax.observe.events import Events
 from cyxjax.observe.report.predictions import MOST_CLASSES, confusion_matrix, pictures, png
+from cyxjax.train.feeding.fit_data import is_loader
 
 _SHOWN = 24  # pictures
 _TEXTS, _NEW_TOKENS = 3, 64
@@ -30,8 +31,8 @@ def log_samples(
     events: Events,
     say: Callable[[str], None],
 ) -> None:
-    """Logs outputs for the first `most` test samples, if their type is supported."""
-    count = min(len(splits.test), most)
+    """Logs outputs for the first `most` test samples, if their type is supported; none of a stream."""
+    count = 0 if is_loader(splits.test) else min(len(splits.test), most)
     if not count:
         return
     inputs, targets = splits.test.take(np.arange(count))

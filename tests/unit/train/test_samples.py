@@ -8,6 +8,7 @@ import pytest
 
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.splits import DatasetInfo, Splits
+from cyxjax.data.streams import Batches
 from cyxjax.observe.report.predictions import pictures
 from cyxjax.train.feeding import samples
 
@@ -20,7 +21,7 @@ class Kept:
         self.events, self.warnings = {}, []
 
     def log(self, inputs, targets, predict, info, most=100):
-        data = ArrayDataset(inputs, targets)
+        data = inputs if targets is None else ArrayDataset(inputs, targets)
         events = type("E", (), {"log": lambda _, event, **values: self.events.update({event: values})})()
         samples.log_samples(Splits(data, data, data, info), most, predict, events, self.warnings.append)
         return self
@@ -83,10 +84,12 @@ def test_text_is_gone_on_with_by_the_likeliest_token_and_sees_nothing_ahead():
         (IMAGES, lambda x: np.zeros((6, 9)), set()),
         (IMAGES, lambda x: {"loss": 1.0}, set()),
         ((IMAGES, IMAGES), lambda x: np.eye(3)[LABELS], set()),
+        (Batches([(IMAGES, LABELS)]), lambda x: np.eye(3)[LABELS], set()),  # a stream has no first samples
     ],
 )
 def test_what_is_no_picture_and_no_score_a_class_is_left_out(inputs, predict, what):
-    kept = Kept().log(inputs, LABELS, predict, info())
+    targets = None if isinstance(inputs, Batches) else LABELS
+    kept = Kept().log(inputs, targets, predict, info())
     assert set(kept.events) == what
     assert kept.warnings == []
 
