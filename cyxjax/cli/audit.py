@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cyxjax.command import Parser, existing_folder
+from cyxjax.command import Parser, existing_folder, number
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR
 from cyxjax.train.runs.audit import examine, records_of
@@ -35,5 +35,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "run", type=existing_folder, metavar="RUN", help="a run folder that contains ledger.jsonl"
     )
-    parser.add_argument("--max-findings", type=int, default=10, metavar="N", help="stop after N findings")
+    parser.add_argument(
+        "--max-findings", type=number(1, 10**9), default=10, metavar="N", help="stop after N findings"
+    )
     return parser

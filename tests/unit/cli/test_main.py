@@ -74,6 +74,7 @@ def test_each_command_has_a_page_of_its_own_with_an_example(command, capsys):
         (["report"], "required: RUN"),
         *(([name, "nosuch"], "nosuch: no such folder") for name in ("report", "audit", "hash", "replay")),
         (["checkpoint", "ls", "nosuch"], "nosuch: no such folder"),
+        (["audit", ".", "--max-findings", "0"], "--max-findings: '0'"),
         (["manifest", "pbs", "--", "x"], "'pbs'"),
         (["launch", "--grace", "x", "y.py"], "--grace"),
     ],
