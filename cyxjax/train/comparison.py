@@ -15,7 +15,6 @@ import numpy as np
 from cyxjax.config.compared import differing_values, effect_of
 from cyxjax.config.effects import ARRAYS
 from cyxjax.data.content import content_of, find_difference
-from cyxjax.data.sources import Dataset
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError, ConfigError, DesyncError, OtherStateError
@@ -23,7 +22,7 @@ from cyxjax.launch.output import disagreement, unequal_facts
 from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
-from cyxjax.train.feeding.fit_data import FitData, is_shared
+from cyxjax.train.feeding.fit_data import FitData, is_loader, is_shared
 from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks, program_of
 from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.settings import Settings
@@ -210,7 +209,7 @@ def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
     """
     if group.topology.world_size == 1:
         return
-    content = content_of(data, _FEW) if isinstance(data, Dataset) else None
+    content = None if is_loader(data) else content_of(data, _FEW)
     _compare_data(f"data of {call}", agree(group, call, note=content))
 
 
@@ -235,7 +234,7 @@ def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bi
 def _kind(data: Any) -> str:
     if data is None:
         return "none"
-    return "samples by number" if isinstance(data, Dataset) else "a loader"
+    return "a loader" if is_loader(data) else "samples by number"
 
 
 def _refuse_shared_samples(digests: list[str]) -> None:

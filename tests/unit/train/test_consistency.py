@@ -13,6 +13,7 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.load import load_config
+from cyxjax.data.streams import Batches
 from cyxjax.distributed import process_group
 from cyxjax.errors import DesyncError, OtherStateError
 from cyxjax.train import comparison, fingerprints
@@ -240,6 +241,23 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
         run(X + 1)
 
 
+class Counted(Batches):
+    """A loader that counts batches, as tf.data's: it is no dataset."""
+
+    def __len__(self):
+        return len(self._batches)
+
+    def take(self, count):
+        return Counted(self._batches[:count])
+
+
+def test_loaders_of_ranks_may_be_of_different_lengths(monkeypatch):
+    notes = []
+    monkeypatch.setattr(comparison, "agree", lambda group, call, note: notes.append(note) or notes)
+    for count in (2, 3):
+        comparison.compare_samples(ranks(2), "evaluate", Counted([(X[:4], Y[:4])] * count))
+
+
 def ranks(world_size):
     return SimpleNamespace(topology=SimpleNamespace(world_size=world_size, is_master=True))
 
@@ -304,7 +322,7 @@ def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_re
         ((FACTS, INDEXED, "b"), r"program .*\ba\b.*\bb\b"),
         ((FACTS, STREAM), "stream .*shared=False"),
         ((FACTS, INDEXED._replace(order=(1, True))), "order .*loader.*seed=1"),
-        ((FACTS, INDEXED._replace(val=[])), "validation data.*none.*a loader"),
+        ((FACTS, INDEXED._replace(val=Batches([]))), "validation data.*none.*a loader"),
     ],
 )
 def test_ranks_that_differ_are_named_it(other, message, monkeypatch):
