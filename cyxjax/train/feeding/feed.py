@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import local_replicas
 from cyxjax.core.step import Batch
-from cyxjax.data.batches import BatchPlan, HostBatch, HostBlock, iterate, iterate_blocks
+from cyxjax.data.batches import BatchPlan, iterate, iterate_blocks
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.loader import prefetch
 from cyxjax.data.order import Order
@@ -117,36 +117,24 @@ def dataset_feed(
         end = rest.first + rest.num_used
         # Gathering a few rows of arrays in memory is faster than passing them between threads.
         is_quick = isinstance(train, ArrayDataset) and train.row_bytes * per_step < LARGE_BYTES
-        ahead = 0 if is_quick else depth
-        if at_once > 1:
-            blocks = iterate_blocks(train, order, rest, placer.shares, size=at_once)
-            with closing(prefetch(blocks, -(-ahead // at_once))) as read:
-                for block in read:
-                    yield from fed_together(block, position.epoch, end, ask, at_once)
-            return
-        with closing(prefetch(iterate(train, order, rest, placer.shares), ahead)) as batches:
-            for host in batches:
-                tape.note(position.epoch, host)
-                yield fed_alone(host, position.epoch, end, ask)
-
-    def fed_alone(host: HostBatch, epoch: int, end: int, ask: Ask) -> Fed:
-        drawn = keying(host, epoch, host.places)
-        return Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
-
-    def fed_together(block: HostBlock, epoch: int, end: int, ask: Ask, at_once: int) -> Iterator[Fed]:
-        assert isinstance(placer, RowPlacer)
-        if placer.has_own_size(block.steps[0]):  # the epoch's last step alone: it carries the signal
-            tape.note(epoch, block.steps[0])
-            yield fed_alone(block.steps[0], epoch, end, ask)
-            return
-        drawn = block._replace(rows=keying(block.rows, epoch, block.rows.places))
-        batches = placer.put_steps(drawn, at_once, ask())
-        for i, host in enumerate(block.steps):
-            tape.note(epoch, host)
-            if placer.has_own_size(host):
-                yield fed_alone(host, epoch, end, ask)
-            else:
-                yield Fed(batches, host.stop, host.stop == end, i)
+        ahead = 0 if is_quick else -(-depth // at_once)
+        blocks = iterate_blocks(train, order, rest, placer.shares, at_once if at_once > 1 else None)
+        with closing(prefetch(blocks, ahead)) as read:
+            for block in read:
+                together = 0  # steps of the block in one dispatch
+                if at_once > 1:
+                    assert isinstance(placer, RowPlacer)
+                    together = sum(not placer.has_own_size(host) for host in block.steps)
+                    if together:  # else it is the last step of the epoch alone, which carries the signal
+                        rows = keying(block.rows, position.epoch, block.rows.places)
+                        batches = placer.put_steps(block._replace(rows=rows), at_once, ask())
+                for i, host in enumerate(block.steps):
+                    tape.note(position.epoch, host)
+                    if i < together:
+                        yield Fed(batches, host.stop, host.stop == end, i)
+                    else:
+                        drawn = keying(host, position.epoch, host.places)
+                        yield Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
 
     return Feed(train_batches, plan.num_steps, val)
 

@@ -82,8 +82,8 @@ def test_ending_early_ends_the_thread_and_the_source(depth, how):
 
 @pytest.mark.parametrize("large", [True, False])
 def test_large_batches_of_a_fit_are_read_ahead(monkeypatch, large):
-    data, plan = ArrayDataset(np.zeros((40, 30), np.float32), np.arange(40)), BatchPlan(40, 10)
-    assert data.row_bytes == 30 * 4 + 8
+    data, plan = ArrayDataset(np.zeros((40, 9000), np.float32), np.arange(40)), BatchPlan(40, 10)
+    assert data.row_bytes == 9000 * 4 + 8  # a step of fewer bytes is read together with others
     monkeypatch.setattr(feed, "LARGE_BYTES", 10 * data.row_bytes + (not large))
     placer = RowPlacer(build_mesh(jax.devices()[:1]))
     batches = feed.dataset_feed(placer, data, plan, None, seed=0, shuffle=True, depth=2).train(
