@@ -6,7 +6,7 @@ different times: they agree on each step's number of samples, and a rank without
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -120,7 +120,9 @@ class LoaderReader:
         place = None if known is None else known.place
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
-            self._batches = with_last(self._steps(one_pass(self._loader, place, self._least), place))
+            read = self._steps(one_pass(self._loader, place, self._least), place)
+            followed: Iterator[Any] = pairwise(chain(read, [None]))
+            self._batches = ((host, after is None) for host, after in followed)
         else:  # passes are repeated without end
             batches = passes(self._loader, place, self._least)
             self._batches = zip(self._steps(batches, place), itertools.repeat(False))
@@ -135,17 +137,6 @@ class LoaderReader:
         self._ahead = prefetch(steps(batches, self._local, self._accumulation, self._size), self._depth)
         padding = self._padding and self._padding._replace(place=place)
         return agreed(self._ahead, padding, self._least * self._accumulation)
-
-
-def with_last(batches: Iterable[HostBatch]) -> Iterator[tuple[HostBatch, bool]]:
-    """(batch, whether it is the last) of `batches`, which are read one ahead."""
-    held = None
-    for batch in batches:
-        if held is not None:
-            yield held, False
-        held = batch
-    if held is not None:
-        yield held, True
 
 
 def one_pass(loader: Iterable[Any], place: Any = None, least: int = 0) -> Iterator[LoaderBatch]:
