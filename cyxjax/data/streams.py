@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
-from cyxjax.data.labels import WatchedLoader
 from cyxjax.data.loader import tell_epoch
 from cyxjax.data.sources import as_batches
 from cyxjax.errors import CheckpointError, DataError
@@ -63,14 +62,11 @@ class Reader:
     """One pass over `loader` from `place` on: `raw` has its batches, `pairs` (inputs, targets) arrays."""
 
     def __init__(self, loader: Any, place: Any = None):
-        self._loader = loader
-        inner = loader.loader if isinstance(loader, WatchedLoader) else loader
-        self.raw, self._state = _opened(inner, place)
+        self.raw, self._state = _opened(loader, place)
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Batches as arrays; labels are checked if the loader is watched."""
-        watched = isinstance(self._loader, WatchedLoader)
-        return self._loader.watch(self.raw) if watched else as_batches(self.raw)
+        """Batches as arrays."""
+        return as_batches(self.raw)
 
     def own(self) -> range | None:
         """The places of this rank's samples in the last batch, which ranks share; None if it is its own."""

@@ -37,9 +37,9 @@ def evaluate(run: Run, samples: FitData, batch_size: int | None, max_batches: in
     plan, program = run.begun()
     step, recipe, state = plan.settings.step, plan.recipe, run.state.state
     size = batch_size or step.batch.batch_size
-    dataset = checks.before_evaluation(plan, program, state, samples, size)
+    labels = checks.before_evaluation(plan, program, state, samples, size)
     placer = placer_for(step, plan.group.mesh, unpadded=is_own(recipe.loss, recipe.metrics))
-    return loop.evaluate(program, state, eval_batches(placer, dataset, size, max_batches))
+    return loop.evaluate(program, state, eval_batches(placer, samples.train, size, max_batches, labels))
 
 
 def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:

@@ -187,7 +187,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     note["bits"] = exact
     if is_shared(data.train):
         what = "the first samples of one stream (cx.data.Rows(stream, shared=False) where each has its own)"
-        note["bits"] = exact | {what: getattr(data.train, "loader", data.train).first_digest()}
+        note["bits"] = exact | {what: data.train.first_digest()}
     if not data.indexed:  # a loader, whose batches may have different shapes on each rank
         note["first"] = digest_of_first(data.first)
         note["shapes"] = str(jax.tree.map(np.shape, data.first))

@@ -30,7 +30,7 @@ from cyxjax.data.sources import ArrayDataset, Dataset
 from cyxjax.data.streams import Batches
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
-from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.all_callbacks import in_the_step
@@ -93,7 +93,7 @@ def own_code() -> dict[str, str]:
 def data_of(data: FitData) -> dict[str, Any]:
     """Summaries of the training and validation samples by name; the samples of a loader have no numbers."""
     parts = {"training data": data.train, "validation data": data.val}
-    return {name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset)}
+    return {name: content_of(part) for name, part in parts.items() if not (part is None or is_loader(part))}
 
 
 def repeated(dataset: Dataset) -> ArrayDataset:

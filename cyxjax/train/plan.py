@@ -14,6 +14,7 @@ from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.trees import PyTree, named_leaves
+from cyxjax.data.labels import LabelCheck
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
@@ -52,6 +53,7 @@ class Plan(NamedTuple):
     facts: Facts  # what checkpoints store to be compared
     data: FitData = FitData(None, None, True)  # none: only to evaluate, predict or load
     feed: Feed = Feed(lambda position, ask, at_once: (), None, None)
+    labels: tuple[LabelCheck, ...] = ()  # of the batches of `feed`: of training and validation data
     steps_at_once: int = 1  # most steps per dispatch
     step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as for an exact step
 
@@ -135,10 +137,13 @@ def plan_fit(
     augment = "none" if recipe.augment is None else check_augment(recipe.augment, inputs)
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
-    feed = build_feed(found, settings.step, settings.reading, mesh, tape, positions, unpadded=unpadded)
+    labels = LabelCheck(), LabelCheck()
+    feed = build_feed(
+        found, settings.step, settings.reading, mesh, tape, positions, unpadded=unpadded, labels=labels
+    )
     values = {name: value for name, value in config.resolved().items() if named or name not in _OBJECTS}
     facts = Facts(config_of(values, recipe, augment), own_code=own_code())
-    return Plan(recipe, group, settings, inputs, facts, found, feed)
+    return Plan(recipe, group, settings, inputs, facts, found, feed, labels)
 
 
 def plan_without_data(

@@ -19,7 +19,7 @@ from cyxjax.core.rows import whole_batch
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree, batch_shapes, kind_of
-from cyxjax.data.labels import check_labels, watched
+from cyxjax.data.labels import LabelCheck
 from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
 from cyxjax.train.feeding.fit_data import FitData, is_loader, stated_batch_size, unsplit
 from cyxjax.train.feeding.loader_feed import rows_of
@@ -77,7 +77,7 @@ def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState
     parts = {"training data": data, "validation data": None if data.val is None else unsplit(data.val)}
     form: PyTree = None
     looked: Sample = None, None
-    for what, part in parts.items():
+    for (what, part), labels in zip(parts.items(), plan.labels, strict=True):
         if part is not None:
             before, form = form, batch_shapes(_first(part), 1)
             if form != before:
@@ -87,7 +87,7 @@ def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState
                     if before is None:  # the training data
                         raise
                     raise _validation_error(before, form, err) from err
-            _watch(part.train, looked, plan.recipe, what)
+            expect_labels(labels, part.train, looked, plan.recipe, what)
 
 
 def _validation_error(trained: PyTree, form: PyTree, err: Exception) -> DataError:
@@ -100,28 +100,41 @@ def _validation_error(trained: PyTree, form: PyTree, err: Exception) -> DataErro
     )
 
 
-def watched_samples(data: FitData, plan: Plan, program: Program, state: TrainState) -> Any:
-    """The samples of `data`, to be evaluated; all labels name a class if the loss takes labels.
+def check_labels(data: FitData, plan: Plan, program: Program, state: TrainState) -> LabelCheck:
+    """The check of the labels in the batches of `data`, to be evaluated.
 
-    Raises: DataError naming the sample; for a loader, when its batches are read.
+    Raises: DataError naming a label of no class, of arrays; otherwise as `shapes_of`.
     """
-    found = watched(data.train)
-    _watch(found, shapes_of(plan, program, state, *_first(data)), plan.recipe, "data")
-    return found
+    check, looked = LabelCheck(), shapes_of(plan, program, state, *_first(data))
+    expect_labels(check, data.train, looked, plan.recipe, "data")
+    return check
+
+
+def expect_labels(check: LabelCheck, data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
+    """Sets up the `check` of the labels of `data`, if there are any: integer targets are labels only for our
+    own classification losses. Labels that a task computes from the targets are not checked.
+
+    Raises: DataError naming a label of no class, of arrays.
+    """
+    if not takes_labels(recipe.loss):
+        return
+    places: list[int] = []  # of the labels among the leaves of the targets
+
+    def labels_of(output: PyTree, targets: PyTree) -> Sample:
+        logits, labels = recipe.metrics.labels(output, targets)
+        places.extend(i for i, leaf in enumerate(jax.tree.leaves(targets)) if leaf is labels)
+        return logits, labels
+
+    output, labels = jax.eval_shape(labels_of, *looked)
+    if not places or not hasattr(output, "shape") or np.dtype(labels.dtype).kind not in "iu":
+        return
+    if len(labels.shape) == len(output.shape) - 1:
+        classes, ignored = output.shape[-1], recipe.metrics.ignore_index
+        check.expect(data, lambda targets: jax.tree.leaves(targets)[places[0]], classes, what, ignored)
 
 
 def _first(data: FitData) -> Sample:
     return data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
-
-
-def _watch(data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
-    """Checks the labels of `data`. Integer targets are labels only for our own classification losses.
-
-    Raises: DataError naming a label of no class; for samples read one by one, when they are read.
-    """
-    if takes_labels(recipe.loss):
-        output, labels = jax.eval_shape(recipe.metrics.labels, *looked)
-        check_labels(data, output, labels, what, recipe.metrics.ignore_index)
 
 
 # ---- what a step must have at once ------------------------------------------------------------------------

@@ -14,15 +14,16 @@ from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
+from cyxjax.data.labels import LabelCheck
 from cyxjax.errors import ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints, resume
 from cyxjax.train.checks.batch_checks import (
     check_batches,
     check_full_batches,
+    check_labels,
     check_norms,
     check_whole_batch,
-    watched_samples,
 )
 from cyxjax.train.comparison import compare_ranks
 from cyxjax.train.feeding.fit_data import FitData, is_loader
@@ -84,15 +85,17 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)
 
 
-def before_evaluation(plan: Plan, program: Program, state: TrainState, samples: FitData, size: int) -> Any:
-    """All checks of an evaluation in batches of `size`. Returns the samples, checked as they are read.
+def before_evaluation(
+    plan: Plan, program: Program, state: TrainState, samples: FitData, size: int
+) -> LabelCheck:
+    """All checks of an evaluation in batches of `size`. Returns that of the labels in its batches.
 
     Raises: DataError naming the sample; ConfigError for a loss that cannot take `samples`.
     """
-    dataset = watched_samples(samples, plan, program, state)
+    labels = check_labels(samples, plan, program, state)
     shape = plan.settings.step.batch._replace(batch_size=size)
-    check_full_batches(plan.recipe.loss, dataset, shape, "data")
-    return dataset
+    check_full_batches(plan.recipe.loss, samples.train, shape, "data")
+    return labels
 
 
 def _check_exact(plan: Plan, data: FitData) -> dict[str, Any]:

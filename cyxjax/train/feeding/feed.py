@@ -1,6 +1,6 @@
 """From samples on the host to global batches on the devices, one step at a time."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from cyxjax.core.mesh import local_replicas
 from cyxjax.core.step import Batch
 from cyxjax.data.batches import BatchPlan, iterate, iterate_blocks
+from cyxjax.data.labels import Check, unchecked
 from cyxjax.data.ledger import StreamFacts
 from cyxjax.data.loader import prefetch
 from cyxjax.data.order import Order
@@ -35,17 +36,19 @@ def build_feed(
     positions: StreamPositions,
     *,
     unpadded: bool = False,
+    labels: Sequence[Check] = (unchecked, unchecked),
 ) -> Feed:
     """The batches of a fit: from datasets with an index, or from loaders.
 
     tape: notes the samples of datasets; positions: those of loaders in their streams. unpadded: a step that
-    has the whole batch is not padded; see `RowPlacer`.
+    has the whole batch is not padded; see `RowPlacer`. labels: check those of training and validation data.
     """
     placer = placer_for(plan, mesh, unpadded=unpadded and plan.batch.accumulation == 1)
     val = None
     if data.val is not None:
         val_placer = placer_for(plan, mesh, unpadded=unpadded)
-        val = partial(eval_batches, val_placer, data.val, plan.batch.batch_size, reading.max_eval_batches)
+        size, most = plan.batch.batch_size, reading.max_eval_batches
+        val = partial(eval_batches, val_placer, data.val, size, most, labels[1])
     if reading.epoch is None:
         reader = LoaderReader(
             data.train,
@@ -56,6 +59,7 @@ def build_feed(
             steps_per_epoch=reading.steps_per_epoch,
             first=data.first,
             drop_last=reading.drop_last,
+            check=labels[0],
         )
         return loader_feed(reader, placer, data.keying, val, reading.steps_per_epoch)
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
@@ -69,6 +73,7 @@ def build_feed(
         depth=reading.prefetch,
         tape=tape,
         keying=data.keying,
+        check=labels[0],
     )
 
 
@@ -101,6 +106,7 @@ def dataset_feed(
     depth: int,
     tape: Tape | None = None,
     keying: Keying = unkeyed,
+    check: Check = unchecked,
 ) -> Feed:
     """Batches of datasets with an index: each sample once per epoch, each step a function of its place.
 
@@ -121,6 +127,7 @@ def dataset_feed(
         blocks = iterate_blocks(train, order, rest, placer.shares, at_once if at_once > 1 else None)
         with closing(prefetch(blocks, ahead)) as read:
             for block in read:
+                check(block.rows.targets, ids=block.rows.ids)
                 together = 0  # steps of the block in one dispatch
                 if at_once > 1:
                     assert isinstance(placer, RowPlacer)
@@ -139,15 +146,19 @@ def dataset_feed(
     return Feed(train_batches, plan.num_steps, val)
 
 
-def eval_batches(placer: Placer, dataset: Any, batch_size: int, limit: int | None = None) -> Iterator[Batch]:
+def eval_batches(
+    placer: Placer, dataset: Any, batch_size: int, limit: int | None = None, check: Check = unchecked
+) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
     total: int | None = None  # not known for a loader
     if is_loader(dataset):
-        batches = agreed(steps(one_pass(dataset), len(placer.shares), 1))
+        batches = agreed(steps(one_pass(dataset, check=check), len(placer.shares), 1))
     else:
         plan = BatchPlan(len(dataset), batch_size, placer.num_shares)
         batches = iterate(dataset, Order(len(dataset), shuffle=False), plan, placer.shares)
         total = plan.num_steps if limit is None else min(limit, plan.num_steps)
     for number, host in enumerate(islice(batches, limit), 1):
         heartbeat.part(number, total)
+        if host.ids is not None:  # a loader's are checked as it is read
+            check(host.targets, ids=host.ids)
         yield placer.put(host)

@@ -11,7 +11,6 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import TARGET_NAMES, is_arrays, is_frame, matrix_of, stack
-from cyxjax.data.labels import WatchedLoader, watched
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_batches, as_dataset
@@ -57,8 +56,7 @@ def _batched(data: Any, config: DistributedTrainingConfig, local_replicas: int, 
 
 def is_shared(data: Any) -> bool:
     """Whether all ranks read one stream, of which each takes its share."""
-    inner = getattr(data, "loader", data)
-    return isinstance(inner, RowBatches) and inner.rows.shared
+    return isinstance(data, RowBatches) and data.rows.shared
 
 
 def order_of(loader: Any, local_replicas: int) -> tuple[int, bool] | None:
@@ -170,7 +168,7 @@ def parse(
         found = as_dataset(train, num_workers=config.num_workers)
         if val is None:
             return _split(found, config), config
-        return FitData(watched(found), watched(_validation(val, config.num_workers)), True), config
+        return FitData(found, _validation(val, config.num_workers), True), config
     raise ConfigError(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
@@ -189,8 +187,7 @@ def first_step(data: FitData, accumulation: int = 1) -> FitData:
     """
     if data.indexed:
         return data
-    loader = data.train.loader if isinstance(data.train, WatchedLoader) else data.train
-    given = loader.peek(accumulation) if isinstance(loader, Once) else data.train
+    given = data.train.peek(accumulation) if isinstance(data.train, Once) else data.train
     batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # a loader may reuse its arrays
     first = tuple(islice(batches, accumulation))
     if not first:
@@ -221,9 +218,9 @@ def _from_loader(
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
     val = None if val is None else _validation(val, config.num_workers)
     if order is None:
-        return FitData(watched(train), watched(val), False), config
+        return FitData(train, val, False), config
     config = config.model_copy(update={"drop_last": config.drop_last or train.drop_last})
-    known = FitData(watched(train.dataset), watched(val), True)
+    known = FitData(train.dataset, val, True)
     held_out = _split(train.dataset, config) if val is None else known
     return held_out._replace(order=order), config
 
@@ -287,7 +284,7 @@ def _validation(val: Any, num_workers: int = 0) -> Any:
 def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
     """Holds out `validation_split` of the samples, drawn once from the seed: the same on every rank."""
     if not config.validation_split:
-        return FitData(watched(dataset), None, True)
+        return FitData(dataset, None, True)
     count = round(len(dataset) * config.validation_split)
     if not 0 < count < len(dataset):
         raise DataError(
@@ -297,4 +294,4 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
         )
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
     train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
-    return FitData(watched(train), watched(val), True)
+    return FitData(train, val, True)

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from cyxjax.core.draws import place_in_step
 from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
+from cyxjax.data.labels import Check, unchecked
 from cyxjax.data.loader import prefetch, tell_epoch
 from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError
@@ -41,7 +42,7 @@ class LoaderReader:
     epochs. first: the batches of this process's first step. Batches are padded to the size of the first one;
     (): to that of the first batch read. A rank that has run out before it read anything repeats them with
     weight 0. drop_last: leaves out batches with fewer samples than the first one, and steps for which a
-    rank has too few batches.
+    rank has too few batches. check: is called with the targets of every batch.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class LoaderReader:
         steps_per_epoch: int | None,
         first: Sequence[tuple[Any, Any]] = (),
         drop_last: bool = False,
+        check: Check = unchecked,
     ):
-        self._loader, self._local, self._positions = loader, local, positions
+        self._loader, self._local, self._positions, self._check = loader, local, positions, check
         self._size = -(-rows_of(first[0]) // local) if first else 0
         self._least = rows_of(first[0]) if first and drop_last else 0
         self._padding: HostBatch | None = None
@@ -120,11 +122,11 @@ class LoaderReader:
         place = None if known is None else known.place
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
-            read = self._steps(one_pass(self._loader, place, self._least), place)
+            read = self._steps(one_pass(self._loader, place, self._least, self._check), place)
             followed: Iterator[Any] = pairwise(chain(read, [None]))
             self._batches = ((host, after is None) for host, after in followed)
         else:  # passes are repeated without end
-            batches = passes(self._loader, place, self._least)
+            batches = passes(self._loader, place, self._least, self._check)
             self._batches = zip(self._steps(batches, place), itertools.repeat(False))
         if known is not None:
             return known.samples
@@ -139,20 +141,25 @@ class LoaderReader:
         return agreed(self._ahead, padding, self._least * self._accumulation)
 
 
-def one_pass(loader: Iterable[Any], place: Any = None, least: int = 0) -> Iterator[LoaderBatch]:
+def one_pass(
+    loader: Iterable[Any], place: Any = None, least: int = 0, check: Check = unchecked
+) -> Iterator[LoaderBatch]:
     """A pass over `loader`, from `place` on, without the batches of fewer samples than `least`.
 
     Samples of ranks with their own loaders are numbered in turn.
     """
     reader, rank, ranks = Reader(loader, place), jax.process_index(), jax.process_count()
-    for pair in reader.pairs():
+    for number, pair in enumerate(reader.pairs()):
+        check(pair[1], f": batch {number}")
         own = reader.own()
         own = range(rank, rows_of(pair) * ranks, ranks) if own is None else own
         if rows_of(pair) >= least:
             yield LoaderBatch(pair, own, reader.place())
 
 
-def passes(loader: Iterable[Any], place: Any = None, least: int = 0) -> Iterator[LoaderBatch]:
+def passes(
+    loader: Iterable[Any], place: Any = None, least: int = 0, check: Check = unchecked
+) -> Iterator[LoaderBatch]:
     """Repeated `one_pass`; `set_epoch` gets the number of each. A place is (number of the pass, its place).
 
     Raises: DataError if a pass gives nothing.
@@ -161,7 +168,7 @@ def passes(loader: Iterable[Any], place: Any = None, least: int = 0) -> Iterator
     for number in itertools.count(start):
         tell_epoch(loader, number)
         is_empty = within is None
-        for batch in one_pass(loader, within, least):
+        for batch in one_pass(loader, within, least, check):
             is_empty = False
             yield batch._replace(place=None if batch.place is None else [number, batch.place])
         if is_empty:

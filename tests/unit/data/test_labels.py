@@ -4,15 +4,18 @@ import jax
 import numpy as np
 import pytest
 
+import cyxjax as cx
 from cyxjax.core.mesh import build_mesh, put_rows
-from cyxjax.data.labels import check_labels
+from cyxjax.data.labels import LabelCheck
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import DataError, WrappingError
+from cyxjax.train.checks.batch_checks import expect_labels
 from tests.support.trainers import batches, config, trainer
 
 X = np.zeros((40, 6), np.float32)
 WRAPS = 2**32 + 1  # its low 32 bits are 1: a class there is
 OUTPUT = jax.ShapeDtypeStruct((1, 3), np.float32)
+ONE = jax.ShapeDtypeStruct((1,), np.float32)
 TARGET = jax.ShapeDtypeStruct((1,), np.int64)
 
 
@@ -22,25 +25,45 @@ def labels(wrong):
     return found
 
 
-def test_what_is_no_label_is_left_alone():
-    quantities = ArrayDataset(X, np.full(40, 7.5, np.float32))
-    check_labels(quantities, OUTPUT, jax.ShapeDtypeStruct((1,), np.float32))
-    check_labels(ArrayDataset(X, labels(77)), jax.ShapeDtypeStruct((1,), np.float32), TARGET)
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize(
+    ("y", "looked"), [(np.full(40, 7.5, np.float32), (OUTPUT, ONE)), (labels(77), (ONE, TARGET))]
+)
+def test_what_is_no_label_is_left_alone(y, looked):
+    expect_labels(LabelCheck(), ArrayDataset(X, y), looked, trainer()._recipe, "data")
 
 
 def samples(y):
     return list(zip(X, y, strict=True))
 
 
+def beside_others(y):
+    """Labels and numbers of another meaning, as targets."""
+    return {"label": y, "number": y * 0 + 77}
+
+
 GOOD = np.arange(40) % 3
+PICKS = cx.Task.classification(target="label")
 READ = {  # reader -> (the call, the name in the error)
     "arrays": (lambda t, y: t.fit(X, y, config()), "training data: sample 17"),
-    "held out": (lambda t, y: t.fit(X, y, config(validation_split=0.25)), r"data: sample \d+"),
+    "held out": (lambda t, y: t.fit(X, y, config(validation_split=0.25)), "data: sample 17"),
     "items": (lambda t, y: t.fit(samples(y), samples(GOOD), config()), "training data: sample 17"),
+    "items held out": (lambda t, y: t.fit(samples(y), config(validation_split=0.25)), "data: sample 17"),
     "loader": (lambda t, y: t.fit(batches(X, y, 8), config()), "training .*batch 2: sample 1"),
     "validation": (
         lambda t, y: t.fit(batches(X, GOOD, 8), batches(X, y, 8), config()),
         "validation .*batch 2: sample 1",
+    ),
+    "picked": (lambda _, y: trainer(loss=PICKS).fit(X, beside_others(y), config()), "data: sample 17"),
+    "picked items": (
+        lambda _, y: trainer(loss=PICKS).fit(samples(map(beside_others, y)), config()),
+        "data: sample 17",
+    ),
+    "picked loader": (
+        lambda _, y: trainer(loss=PICKS).fit(
+            cx.data.Batches([(X[:8], beside_others(y[i : i + 8])) for i in (0, 8, 16)]), config()
+        ),
+        "batch 2: sample 1",
     ),
     "evaluated": (lambda t, y: t.evaluate(X, y), "data: sample 17"),
     "evaluated loader": (lambda t, y: t.evaluate(batches(X, y, 8)), "data: batch 2: sample 1"),
