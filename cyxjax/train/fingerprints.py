@@ -32,7 +32,6 @@ from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
-from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.all_callbacks import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
@@ -124,9 +123,7 @@ def lower_step(
     if not hasattr(program.train_step, "lower"):
         return None
     first = repeated(data.train) if data.indexed else Batches(data.first)
-    feed = build_feed(
-        data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape(), StreamPositions()
-    )
+    feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
     with closing(iter(feed.train(Position(), lambda: NO_SIGNAL, at_once))) as fed:  # type: ignore[type-var]
         one = next(fed)
     if one.place is None:

@@ -92,7 +92,8 @@ def fit(
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
             break
-        position = Position(moment.position.step, moment.position.epoch + 1)
+        place = moment.position.place if feed.steps_per_epoch else None  # else the next pass starts over
+        position = Position(moment.position.step, moment.position.epoch + 1, place=place)
         to_evaluate |= evaluations.at_end_of(position.epoch, epochs)
         val = _evaluated(program, feed, moment) if to_evaluate else {}
         to_evaluate = False
@@ -226,7 +227,8 @@ def _dispatches(
         if some and fed.batch is not some[0][1].batch:
             yield some, False
             some = []
-        position = Position(position.step + 1, position.epoch, fed.samples, position.step_in_epoch + 1)
+        done = position.step_in_epoch + 1
+        position = Position(position.step + 1, position.epoch, fed.samples, done, fed.read_to)
         some.append((position, fed))
         if fed.place in (None, at_once - 1) or fed.is_last or due(position):
             yield some, fed.is_last

@@ -22,7 +22,6 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import keying_for
-from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
@@ -117,7 +116,6 @@ def plan_fit(
     data: tuple[Any, ...],
     config: DistributedTrainingConfig | None,
     tape: Tape,
-    positions: StreamPositions,
     *,
     schedule: Any,
     named: bool,
@@ -138,9 +136,7 @@ def plan_fit(
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
     labels = LabelCheck(), LabelCheck()
-    feed = build_feed(
-        found, settings.step, settings.reading, mesh, tape, positions, unpadded=unpadded, labels=labels
-    )
+    feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded, labels=labels)
     values = {name: value for name, value in config.resolved().items() if named or name not in _OBJECTS}
     facts = Facts(config_of(values, recipe, augment), own_code=own_code())
     return Plan(recipe, group, settings, inputs, facts, found, feed, labels)

@@ -113,8 +113,8 @@ def restore(
     sums, no_sums = moment.sums, np.zeros((metrics.num_training_rows, 2))
     if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
         sums = no_sums  # the sums of the current epoch are of other metrics
-    run.state = moment._replace(sums=sums)
-    run.stream_positions.restore(meta, group.topology.rank)
+    position = run.stream_positions.restore(meta, moment.position, group.topology.rank)
+    run.state = moment._replace(position=position, sums=sums)
     run.class_names = run.class_names or names
     run.restored, run.first_step = meta, int(meta.get("first_step", 0))
     run.ledger.restore(meta, moment.position)
@@ -135,7 +135,7 @@ def _readable_meta(folder: Path, step: int | None) -> dict[str, Any]:
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
     """What a checkpoint of `moment` holds beside its arrays, as JSON values."""
     meta = {
-        "position": dict(moment.position._asdict()),
+        "position": {name: at for name, at in moment.position._asdict().items() if name != "place"},
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
         "first_step": run.first_step,

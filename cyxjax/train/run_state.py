@@ -44,7 +44,7 @@ class Run:
         self.last: tuple[Plan, Program] | None = None  # of the last fit, load or evaluation
         self.history = DistributedTrainingHistory()
         self.ledger = LedgerHook()
-        self.stream_positions = StreamPositions()  # the position of this rank in its stream
+        self.stream_positions = StreamPositions()  # the places of all ranks in their streams
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.restored: dict[str, Any] = {}  # metadata of the checkpoint that the run continues from
         self.loaded_from: Path | None = None  # the folder of the state that the next fit continues from

@@ -20,7 +20,6 @@ from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.loader_feed import Ask, LoaderReader, agreed, one_pass, steps
 from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
-from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan
@@ -33,15 +32,14 @@ def build_feed(
     reading: Reading,
     mesh: Mesh,
     tape: Tape,
-    positions: StreamPositions,
     *,
     unpadded: bool = False,
     labels: Sequence[Check] = (unchecked, unchecked),
 ) -> Feed:
     """The batches of a fit: from datasets with an index, or from loaders.
 
-    tape: notes the samples of datasets; positions: those of loaders in their streams. unpadded: a step that
-    has the whole batch is not padded; see `RowPlacer`. labels: check those of training and validation data.
+    tape: notes the samples of datasets. unpadded: a step that has the whole batch is not padded; see
+    `RowPlacer`. labels: check those of training and validation data.
     """
     placer = placer_for(plan, mesh, unpadded=unpadded and plan.batch.accumulation == 1)
     val = None
@@ -53,7 +51,6 @@ def build_feed(
         reader = LoaderReader(
             data.train,
             len(local_replicas(mesh)),
-            positions,
             accumulation=plan.batch.accumulation,
             depth=reading.prefetch,
             steps_per_epoch=reading.steps_per_epoch,
@@ -90,7 +87,7 @@ def loader_feed(
         assert at_once == 1  # the shapes of the next batch are not known
         for host, is_last in reader.epoch(position):
             drawn = keying(host, position.epoch, host.places)
-            yield Fed(placer.put(drawn, ask()), host.stop, is_last)
+            yield Fed(placer.put(drawn, ask()), host.stop, is_last, read_to=host.place)
 
     return Feed(train_batches, steps_per_epoch, val, reader.close)
 

@@ -21,7 +21,6 @@ from cyxjax.data.loader import prefetch, tell_epoch
 from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
 
 Ask = Callable[[], tuple[float, bool]]
@@ -49,7 +48,6 @@ class LoaderReader:
         self,
         loader: Iterable[Any],
         local: int,
-        positions: StreamPositions,
         *,
         accumulation: int,
         depth: int,
@@ -58,7 +56,7 @@ class LoaderReader:
         drop_last: bool = False,
         check: Check = unchecked,
     ):
-        self._loader, self._local, self._positions, self._check = loader, local, positions, check
+        self._loader, self._local, self._check = loader, local, check
         self._size = -(-rows_of(first[0]) // local) if first else 0
         self._least = rows_of(first[0]) if first and drop_last else 0
         self._padding: HostBatch | None = None
@@ -94,9 +92,6 @@ class LoaderReader:
                 )
             done += 1
             ends = done == self._steps_per_epoch
-            self._positions.note(position.epoch, done, seen, host.place)
-            if ends:  # the next epoch begins here
-                self._positions.note(position.epoch + 1, 0, 0, host.place)
             if self._steps_per_epoch:
                 self._at = (position.epoch + 1, 0) if ends else (position.epoch, done)
             yield host._replace(stop=seen, places=before + host.places), is_last or ends
@@ -116,10 +111,10 @@ class LoaderReader:
         self._ahead, self._at = None, None
 
     def _open(self, position: Position) -> int:
-        """Begins to read at the latest known place before `position`; returns its samples in the epoch."""
+        """Begins to read at the place of `position`, or from the beginning if it is not known; returns the
+        samples of the epoch before it."""
         self.close()
-        known = self._positions.before(position)
-        place = None if known is None else known.place
+        place = position.place
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
             read = self._steps(one_pass(self._loader, place, self._least, self._check), place)
@@ -128,8 +123,8 @@ class LoaderReader:
         else:  # passes are repeated without end
             batches = passes(self._loader, place, self._least, self._check)
             self._batches = zip(self._steps(batches, place), itertools.repeat(False))
-        if known is not None:
-            return known.samples
+        if place is not None:
+            return position.samples
         for _ in range(position.epoch * (self._steps_per_epoch or 0)):
             next(self._batches)
         return 0

@@ -1,7 +1,7 @@
-"""The position of each rank in its stream: noted after every step, stored in checkpoints and restored."""
+"""The position of each rank in its stream: gathered for a checkpoint, and restored from it."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
@@ -9,18 +9,10 @@ from cyxjax.errors import CheckpointError
 from cyxjax.train.hooks.hook import Position, RunState, SavingHook
 
 _META = "stream_places"
-_KEPT = 1024  # more than the steps that are running or read ahead
-
-
-class StreamPosition(NamedTuple):
-    """The samples of the epoch up to a step, and the loader's own place after it."""
-
-    samples: int
-    place: Any
 
 
 class StreamPositions(SavingHook):
-    """Positions of this rank's loader: after each step since the start, or from the checkpoint it resumes.
+    """The places of all ranks' loaders, as the newest save gathered them or a checkpoint held them.
 
     For a loader it is a hook of the run, on all ranks, which exchange their places whenever the run is saved.
     Comes before the hook that saves.
@@ -28,36 +20,20 @@ class StreamPositions(SavingHook):
 
     def __init__(self) -> None:
         self.shared = False  # all ranks read one stream: one place is valid for any number of ranks
-        self._noted: dict[tuple[int, int], StreamPosition] = {}  # by (epoch, step in it)
-        self._stored: dict[str, Any] = {}  # what the newest save gathered, or the checkpoint held
+        self._stored: dict[str, Any] = {}
 
     def begin(self, group: ProcessGroup, shared: bool, goes_on: bool) -> None:
         """Begins a new fit; its streams start over, unless it continues from restored positions."""
         self._group, self.shared = group, shared
         if not goes_on:
-            self._noted, self._stored = {}, {}
-
-    def note(self, epoch: int, step: int, samples: int, place: Any) -> None:
-        """Notes the loader's place after `step` steps of `epoch`."""
-        if place is not None:
-            self._noted[epoch, step] = StreamPosition(samples, place)
-            if len(self._noted) > _KEPT:
-                del self._noted[next(iter(self._noted))]
-
-    def before(self, position: Position) -> StreamPosition | None:
-        """The last position in the current epoch that is not after `position`."""
-        here = position.epoch, position.step_in_epoch
-        last = max((at for at in self._noted if at[0] == position.epoch and at <= here), default=None)
-        return None if last is None else self._noted[last]
+            self._stored = {}
 
     def on_state(self, moment: RunState) -> None:
         """Collects all ranks' places at this moment, to be stored."""
         position = moment.position
-        noted = self._noted.get((position.epoch, position.step_in_epoch))
-        place = None if noted is None else noted.place
-        places = agree(self._group, "the places of streams", note=place, timeout_s=PATIENCE_S)
+        places = agree(self._group, "the places of streams", note=position.place, timeout_s=PATIENCE_S)
         at = [position.epoch, position.step_in_epoch, position.samples]
-        known = noted is not None and all(place is not None for place in places)
+        known = all(place is not None for place in places)
         self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
 
     def meta(self, position: Position) -> dict[str, Any]:
@@ -65,13 +41,15 @@ class StreamPositions(SavingHook):
         at = [position.epoch, position.step_in_epoch, position.samples]
         return {_META: self._stored} if self._stored.get("at") == at else {}
 
-    def restore(self, meta: Mapping[str, Any], rank: int) -> None:
-        """Takes the places of a checkpoint; a fit that reads a stream then calls `check_world_size`."""
-        self._noted, self._stored = {}, meta.get(_META) or {}
-        if self._stored:
-            (epoch, step, samples), ranks = self._stored["at"], self._stored["ranks"]
-            place = ranks[0 if self._stored["shared"] else rank % len(ranks)]
-            self._noted = {(epoch, step): StreamPosition(samples, place)}
+    def restore(self, meta: Mapping[str, Any], position: Position, rank: int) -> Position:
+        """`position` of a checkpoint with the place of `rank`, if it holds one; a fit that reads a stream
+        then calls `check_world_size`.
+        """
+        self._stored = meta.get(_META) or {}
+        if not self._stored:
+            return position
+        ranks = self._stored["ranks"]
+        return position._replace(place=ranks[0 if self._stored["shared"] else rank % len(ranks)])
 
     def check_world_size(self, world_size: int) -> None:
         """Raises: CheckpointError if the places taken from a checkpoint are for another world size."""

@@ -70,7 +70,8 @@ class BlackBoxHook(Hook):
 
     def on_start(self, moment: RunState) -> None:
         self._key_data = local_value(moment.state.key).tolist()
-        self._before = self._began = moment.position
+        self._before = moment.position
+        self._began = moment.position[:4]  # without the place of a stream
 
     def on_step(self, info: StepInfo) -> None:
         before, self._before = self._before, info.position

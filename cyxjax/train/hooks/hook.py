@@ -23,6 +23,7 @@ class Position(NamedTuple):
     epoch: int = 0
     samples: int = 0
     step_in_epoch: int = 0
+    place: Any = None  # of this rank's loader in its stream, as JSON; None: not known
 
     def samples_since(self, before: "Position") -> int:
         """Samples trained since `before`, a position of the same epoch or of its beginning."""
@@ -127,6 +128,7 @@ class Fed(NamedTuple):
     samples: int  # of the epoch, consumed up to and including it, over all replicas
     is_last: bool = False  # of the epoch
     place: int | None = None  # of the step in `batch`, if that holds the batches of several steps
+    read_to: Any = None  # the place of this rank's loader, see `Position`
 
 
 class Feed(NamedTuple):

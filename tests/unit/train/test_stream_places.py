@@ -75,11 +75,12 @@ class Samples:
         (Batches, 2, 3, 1 + 8 - 3),
         (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
+        (OfItself, None, 5, 1 + 10 - 5),  # the next pass starts over
         (Unknown, None, 3, 1 + 10),
         (Unknown, 2, 3, 1 + 8),
         (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
     ],
-    ids=["steps", "end", "passes", "unknown", "unknown steps", "short"],
+    ids=["steps", "end", "passes", "end of a pass", "unknown", "unknown steps", "short"],
 )
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
@@ -119,17 +120,15 @@ def test_a_model_of_the_streams_of_two_ranks_is_evaluated_by_one_and_not_trained
 def test_places_of_ranks_are_their_own_and_not_cut_anew():
     meta = {"stream_places": {"at": [0, 3, 36], "shared": False, "ranks": ["a", "b"]}}
     positions = StreamPositions()
-    positions.restore(meta, 1)
+    at = Position(3, 0, 36, 3)
+    assert positions.restore(meta, at, 1) == at._replace(place="b")
     positions.check_world_size(2)
-    assert positions.before(Position(3, 0, 36, 3)).place == "b"
-    assert positions.before(Position(2, 0, 24, 2)) is None  # of before it
-    assert positions.before(Position(9, 1, 12, 1)) is None  # of another epoch
     with pytest.raises(CheckpointError, match="2 ranks .* 3"):
         positions.check_world_size(3)
     shared = StreamPositions()
-    shared.restore({"stream_places": meta["stream_places"] | {"shared": True}}, 2)
+    everywhere = {"stream_places": meta["stream_places"] | {"shared": True}}
+    assert shared.restore(everywhere, at, 2).place == "a"
     shared.check_world_size(3)
-    assert shared.before(Position(3, 0, 36, 3)).place == "a"
 
 
 def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_weight_0(monkeypatch):
@@ -137,14 +136,12 @@ def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_wei
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: np.array([mine, next(peers)]))
     end = packed({"number": 5, 7: (b"bytes", np.int64(3))})  # of the 5 batches
-    positions, meta = StreamPositions(), {"at": [0, 5, 65], "shared": False, "ranks": [end, None]}
-    positions.restore({"stream_places": meta}, 0)
     reader = LoaderReader(
-        *(Batches(), 1, positions), accumulation=1, depth=0, steps_per_epoch=None, first=[(X[:12], Y[:12])]
+        *(Batches(), 1), accumulation=1, depth=0, steps_per_epoch=None, first=[(X[:12], Y[:12])]
     )
-    ((host, _),) = reader.epoch(Position(5, 0, 65, 5))  # "this rank's loader is empty" in its place
+    ((host, _),) = reader.epoch(Position(5, 0, 65, 5, end))  # "this rank's loader is empty" in its place
     assert (host.inputs.shape, host.weight.tolist(), host.total) == (X[:12].shape, [0] * 12, 2)
-    assert positions.before(Position(6, 0, 67, 6)) == (67, end)
+    assert (host.stop, host.place) == (67, end)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -201,6 +198,15 @@ def test_places_go_from_checkpoint_to_checkpoint_and_not_from_fit_to_fit(tmp_pat
     other.load_checkpoint(str(tmp_path / "stream"))
     other.save_checkpoint(str(tmp_path / "again"))
     assert stored("again", 3) == stored("stream", 3)
+
+
+def test_a_rollback_reads_on_after_the_bad_step(tmp_path):
+    data = Batches()
+    data.items[2] = (X[24:36] * np.nan, Y[24:36])
+    saving = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1}
+    history = trainer().fit(data, config(epochs=1, prefetch=0, on_nonfinite="rollback", **saving))
+    assert (history.rollback_samples, history.num_steps) == ([36], 4)
+    assert data.read == 1 + 4 + 2  # the first; one ahead of the bad step; those after it
 
 
 # ---- the libraries themselves, where they are installed ----------------------------------------------
@@ -269,7 +275,7 @@ def test_streams_of_other_libraries_go_on_where_they_were_cut(tmp_path, make, st
 
 
 def test_an_epoch_that_a_rollback_finds_at_its_end_has_no_more_steps():
-    reader = LoaderReader(Batches(), 1, StreamPositions(), accumulation=1, depth=0, steps_per_epoch=2)
+    reader = LoaderReader(Batches(), 1, accumulation=1, depth=0, steps_per_epoch=2)
     assert [last for _, last in reader.epoch(Position())] == [False, True]
     assert list(reader.epoch(Position(2, 0, 24, 2))) == []
     assert [host.stop for host, _ in reader.epoch(Position(2, 1, 0, 0))] == [12, 24]
