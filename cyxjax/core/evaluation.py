@@ -29,6 +29,10 @@ class EvalState(NamedTuple):
     model_state: PyTree
     key: jax.Array
 
+    @classmethod
+    def of(cls, state: TrainState) -> "EvalState":
+        return cls(state.params, state.model_state, state.key)
+
 
 def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState]:
     """A function state -> the state to evaluate, whose parameters are whole and equal on all replicas.
@@ -45,7 +49,7 @@ def build_consensus(sync: Sync, mesh: Mesh) -> Callable[[TrainState], TrainState
 
 def build_eval_step(
     fns: ModelFns, loss: PerExample, mesh: Mesh, *, metrics: Metrics | None = None, parts: Sync | None = None
-) -> Callable[[TrainState, Batch], jax.Array]:
+) -> Callable[[EvalState, Batch], jax.Array]:
     """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode; on
     several replicas they are followed by what `split_check` compares.
 
@@ -65,7 +69,11 @@ def build_eval_step(
     model = model_map(local, mesh, (spec, BATCH_SPEC), PER_REPLICA)
     reduce = sync_map(lambda rows: psum(rows[0]), mesh, PER_REPLICA, REPLICATED)
     options = memory_options(mesh) if parts else {}
-    return jax.jit(lambda state, batch: reduce(model(to_evaluate(state), batch)), compiler_options=options)
+
+    def evaluate(state: EvalState, batch: Batch) -> jax.Array:
+        return reduce(model(state, batch))
+
+    return jax.jit(evaluate, compiler_options=options)
 
 
 def score(
@@ -79,14 +87,14 @@ def score(
 
 def build_predict_step(
     fns: ModelFns, mesh: Mesh, *, parts: Sync | None = None
-) -> Callable[[TrainState, PyTree], PyTree]:
+) -> Callable[[EvalState, PyTree], PyTree]:
     """A function (state, inputs) -> outputs, rows split along axis `data` as the inputs are.
 
     state and parts: as in `build_eval_step`. An output without rows, made of parameters, is returned once.
     """
     spec, whole_fns = _eval_spec(parts), with_whole(fns, parts) if parts else fns
 
-    def predict(state: TrainState, inputs: PyTree) -> PyTree:
+    def predict(state: EvalState, inputs: PyTree) -> PyTree:
         has_rows: list[bool] = []
 
         def local(state: EvalState, inputs: PyTree) -> PyTree:
@@ -95,7 +103,7 @@ def build_predict_step(
             return jax.tree.unflatten(form, [jnp.atleast_1d(leaf) for leaf in leaves])
 
         mapped = model_map(local, mesh, (spec, PER_REPLICA), PER_REPLICA)
-        leaves, form = jax.tree.flatten(mapped(to_evaluate(state), inputs))
+        leaves, form = jax.tree.flatten(mapped(state, inputs))
         whole = [leaf if rows else leaf[0] for leaf, rows in zip(leaves, has_rows, strict=True)]
         output = jax.tree.unflatten(form, whole)
         if not is_whole_batch():
@@ -107,11 +115,6 @@ def build_predict_step(
 
 def _eval_spec(parts: Sync | None) -> EvalState:
     return EvalState._make([parts.params_spec if parts else REPLICATED, REPLICATED, REPLICATED])
-
-
-def to_evaluate(state: TrainState) -> EvalState:
-    """The part of `state` that evaluation reads."""
-    return EvalState(state.params, state.model_state, state.key)
 
 
 def infer(fns: ModelFns, state: EvalState, inputs: PyTree) -> PyTree:

@@ -67,11 +67,16 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
 
     sums = model_map(local_sums, mesh, (spec,), REPLICATED)
     heal = model_map(local_heal, mesh, (spec, REPLICATED), spec)
-    return Sentinel(
-        spec,
-        jax.jit(lambda tree: sums(fetch(tree))),
-        jax.jit(lambda tree, sources: stow(heal(fetch(tree), sources))),
-    )
+
+    @jax.jit
+    def fingerprints(tree: PyTree) -> jax.Array:
+        return sums(fetch(tree))
+
+    @jax.jit
+    def healed(tree: PyTree, sources: np.ndarray) -> PyTree:
+        return stow(heal(fetch(tree), sources))
+
+    return Sentinel(spec, fingerprints, healed)
 
 
 def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:

@@ -71,8 +71,12 @@ def build_init(sync: Sync, mesh: Mesh) -> Callable[[PyTree, PyTree, int], TrainS
         return first_state(sync, params, model_state, jax.random.key(seed))
 
     mapped = sync_map(init, mesh, (REPLICATED, REPLICATED, REPLICATED), state_spec(sync))
-    run = jax.jit(lambda *args: sync.stow(mapped(*args)))
-    return lambda params, model_state, seed: run(params, model_state, np.uint32(seed))
+
+    @jax.jit
+    def placed(params: PyTree, model_state: PyTree, seed: jax.Array) -> TrainState:
+        return sync.stow(mapped(params, model_state, seed))
+
+    return lambda params, model_state, seed: placed(params, model_state, np.uint32(seed))
 
 
 class Summed(NamedTuple):

@@ -287,7 +287,7 @@ def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> d
     count, look = program.metrics.num_rows, program.check.watch()
     sums = np.zeros((count, 2))
     waiting: deque[jax.Array] = deque()
-    state = program.consensus(state)
+    seen = program.consensus(state)
 
     def settle(room: int) -> None:
         while len(waiting) > room:
@@ -296,7 +296,7 @@ def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> d
             np.add(sums, rows[:count], out=sums)
 
     for batch in batches:
-        waiting.append(program.eval_step(state, batch))
+        waiting.append(program.eval_step(seen, batch))
         settle(1)
     settle(0)
     return program.metrics.over_all(sums, "the data evaluated on")

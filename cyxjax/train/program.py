@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from cyxjax.core.evaluation import build_consensus, build_predict_step
+from cyxjax.core.evaluation import EvalState, build_consensus, build_predict_step
 from cyxjax.core.losses import PerExample, as_per_example
 from cyxjax.core.memory import with_offload, with_remat
 from cyxjax.core.metrics import Metrics, metrics_of
@@ -88,9 +88,9 @@ class Program(NamedTuple):
 
     train_step: Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
     train_steps: Any  # (state, several batches, first, stop) -> (state, sums of each); None: one at a time
-    eval_step: Callable[[TrainState, Batch], jax.Array]  # of the state that `consensus` returns
-    predict_step: Any  # jitted: (state that `consensus` returns, inputs) -> outputs
-    consensus: Callable[[TrainState], TrainState]  # the state that evaluation sees
+    eval_step: Callable[[EvalState, Batch], jax.Array]
+    predict_step: Any  # jitted: (EvalState, inputs) -> outputs
+    consensus: Callable[[TrainState], EvalState]  # what evaluation sees of a state
     agreed: Callable[[TrainState], TrainState]  # the state all replicas agree on, with whole parameters
     evaluated: Callable[[TrainState], TrainState]  # the state that evaluation sees, with whole parameters
     init: Callable[[PyTree, PyTree, int], TrainState]  # (params, model_state, seed) -> the first state
@@ -144,7 +144,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
         train_steps=train_steps,
         eval_step=eval_step,
         predict_step=build_predict_step(fns, mesh, parts=parts),
-        consensus=seen,
+        consensus=lambda state: EvalState.of(seen(state)),
         agreed=agreed,
         evaluated=lambda state: agreed(seen(state)) if parts else seen(state),
         init=build_init(sync, mesh),

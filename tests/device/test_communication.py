@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from cyxjax.cli import main as cli
-from cyxjax.core.evaluation import build_consensus, build_eval_step
+from cyxjax.core.evaluation import EvalState, build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
 from cyxjax.core.strategy import reduce_then
@@ -32,7 +32,7 @@ def sent_in(comm, *, accumulation=1, evaluate=False, replicas=REPLICAS, **option
     program, state = one.step, one.state
     if evaluate:
         program = build_eval_step(one.fns, as_per_example(CrossEntropyLoss()), one.mesh)
-        state = build_consensus(one.sync, one.mesh)(state)
+        state = EvalState.of(build_consensus(one.sync, one.mesh)(state))
     return collectives(program.lower(state, batch).compile().as_text())
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from cyxjax.core.evaluation import build_consensus, build_eval_step
+from cyxjax.core.evaluation import EvalState, build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import local_value
 from cyxjax.core.precision import skip_nonfinite, with_loss_scale
@@ -43,9 +43,9 @@ def learned(model, train, test, batches, *, num_test=None, spoiled=None, comm="m
         state, sums = step(state, batch)
         assert np.isfinite(np.asarray(sums)).all()  # waits: the devices share two cores
     evaluate = build_eval_step(fns, as_per_example(CrossEntropyLoss()), mesh)
-    state = build_consensus(sync, mesh)(state)
+    seen = EvalState.of(build_consensus(sync, mesh)(state))
     tested = islice(batches_of(test, mesh, 64), num_test)
-    loss, hits = sum(np.asarray(local_value(evaluate(state, batch))) for batch in tested)[:2]
+    loss, hits = sum(np.asarray(local_value(evaluate(seen, batch))) for batch in tested)[:2]
     return loss[0] / loss[1], hits[0] / hits[1], int(sync.skipped(state.sync))
 
 

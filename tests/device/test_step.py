@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import linen, nnx
 
-from cyxjax.core.evaluation import build_eval_step
+from cyxjax.core.evaluation import EvalState, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.strategy import Sync, reduce_then
@@ -108,7 +108,7 @@ def test_evaluation_is_the_same_at_every_world_size_and_counts_each_sample_once(
     for replicas in (1, 2, 4, 8):
         _, state, fns, _, mesh = stepping(Net(), dataset, replicas=replicas)
         evaluate = build_eval_step(fns, as_per_example(CrossEntropyLoss()), mesh)
-        sums = sum(np.asarray(evaluate(state, batch)) for batch in batches_of(dataset, mesh, 4))
+        sums = sum(np.asarray(evaluate(EvalState.of(state), batch)) for batch in batches_of(dataset, mesh, 4))
         assert sums[0, 1] == 13
         results.append(sums)
     for other in results[1:]:

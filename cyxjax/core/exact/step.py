@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from cyxjax.core import phases
 from cyxjax.core.draws import micro_batch_key, step_key
-from cyxjax.core.evaluation import EvalState, infer, score, to_evaluate
+from cyxjax.core.evaluation import EvalState, infer, score
 from cyxjax.core.exact.calls import OPTIONS, Made, Part, PartProgram, Parts, compile_together, named
 from cyxjax.core.losses import PerExample
 from cyxjax.core.mesh import AXIS, REPLICATED, local_replicas
@@ -135,7 +135,7 @@ def build_write(sync: Sync, device: jax.Device, metrics: Metrics, threads: int |
 
 def build_parts_eval(
     fns: ModelFns, loss: PerExample, layout: Layout, add: Add, metrics: Metrics, threads: int | None
-) -> Callable[[TrainState, PartsBatch], jax.Array]:
+) -> Callable[[EvalState, PartsBatch], jax.Array]:
     """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode."""
     view, check = DeviceViews(layout), split_check(loss, metrics)
 
@@ -145,9 +145,8 @@ def build_parts_eval(
 
     program = PartProgram(evaluate, threads, layout.num_parts)
 
-    def step(state: TrainState, batch: PartsBatch) -> jax.Array:
-        here = [to_evaluate(mine) for mine in view.split(state)]
-        return add(program(here, batch.parts, batch.total), batch.signal)[0][0]
+    def step(state: EvalState, batch: PartsBatch) -> jax.Array:
+        return add(program(view.split(state), batch.parts, batch.total), batch.signal)[0][0]
 
     return step
 
@@ -158,9 +157,9 @@ class DeviceViews:
     def __init__(self, layout: Layout):
         self._layout = layout
         self._sharding = NamedSharding(layout.mesh, REPLICATED)
-        self._last: tuple[Any, list[TrainState]] = (None, [])  # usually the input of the next step
+        self._last: tuple[Any, list[Any]] = (None, [])  # usually the input of the next step
 
-    def split(self, state: TrainState) -> list[TrainState]:
+    def split(self, state: PyTree) -> list[Any]:
         if state is not self._last[0]:
             self._last = (state, by_device(state, self._layout.mesh.local_devices))
         return self._last[1]

@@ -10,8 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from cyxjax.core.evaluation import EvalState
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
-from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
 from cyxjax.data.columns import as_array, is_frame, matrix_of, stack
 from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
@@ -93,10 +93,10 @@ def _crc32(tree: PyTree) -> int:
     return crc
 
 
-def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: Source, each: int) -> PyTree:
+def predict_all(predict_step: Callable, state: EvalState, mesh: Mesh, source: Source, each: int) -> PyTree:
     """The outputs as NumPy arrays, one row per row of `source`. An output without rows is returned once.
 
-    each: samples per replica and call. state: from `build_consensus`. Every rank passes the same rows.
+    each: samples per replica and call. Every rank passes the same rows.
     """
     per_step = each * num_replicas(mesh)
     blocks = source.blocks(per_step * max(1, _ROWS_AT_ONCE // per_step))
@@ -107,7 +107,7 @@ def predict_all(predict_step: Callable, state: TrainState, mesh: Mesh, source: S
 
 
 def _predicted(
-    predict_step: Callable, state: TrainState, mesh: Mesh, inputs: PyTree, each: int
+    predict_step: Callable, state: EvalState, mesh: Mesh, inputs: PyTree, each: int
 ) -> Iterator[PyTree]:
     rows, mine, per_step = len(jax.tree.leaves(inputs)[0]), local_replicas(mesh), each * num_replicas(mesh)
     for start in range(0, rows, per_step):
