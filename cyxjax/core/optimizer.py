@@ -5,6 +5,7 @@ parameters) are part of the optimizer's state: they are saved with it, and a cha
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -175,9 +176,10 @@ def refuse_unless_elementwise(
     parts, wrong = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, 2), p.dtype), small), []
     try:
         with jax.debug_nans(False), step_value(jnp.ones(2)):
-            whole, states_of_whole = _updates(optimizer, small, 2)
-            clean, _ = _updates(optimizer, small, 1)
-            part, states_of_part = _updates(optimizer, parts, 1)
+            of_whole, of_part = (jax.jit(partial(_updates, optimizer, tree)) for tree in (small, parts))
+            whole, states_of_whole = jax.device_get(of_whole(2))
+            clean, _ = jax.device_get(of_whole(1))
+            part, states_of_part = jax.device_get(of_part(1))
         for name, other, *both in zip(leaf_names(params), part, whole, clean, strict=True):
             if not all(np.allclose(a[:, ::2], other[:, :1], rtol=1e-5, atol=0, equal_nan=True) for a in both):
                 wrong.append(name)
@@ -194,7 +196,7 @@ def refuse_unless_elementwise(
         )
 
 
-def _updates(optimizer: optax.GradientTransformation, shapes: PyTree, every: int) -> PyTree:
+def _updates(optimizer: optax.GradientTransformation, shapes: PyTree, every: jax.Array) -> PyTree:
     """(updates (steps, size) by leaf, leaves of the state (steps, ...)), for one gradient value per leaf.
 
     Only every `every`-th element of a leaf has this gradient; the gradients of the others are NaN.
@@ -214,4 +216,4 @@ def _updates(optimizer: optax.GradientTransformation, shapes: PyTree, every: int
             jax.tree.leaves(keys_as_bits(state)),
         )
 
-    return jax.device_get(jax.jit(lambda: lax.scan(step, optimizer.init(params), length=_STEPS)[1])())
+    return lax.scan(step, optimizer.init(params), length=_STEPS)[1]

@@ -70,7 +70,7 @@ def random_grads(replicas: int, step: int, scale: float = 1.0) -> PyTree:
 
 
 def built(name: str, optimizer: optax.GradientTransformation, options: Any = None, **more: Any) -> Sync:
-    """The strategy `name` for the tree of `params()`. Each rule is checked once, by three programs."""
+    """The strategy `name` for the tree of `params()`. Each rule is checked once."""
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), np.float32), params())
 
     def check(rule: optax.GradientTransformation, tree: PyTree, cut: Callable, comm: str) -> None:
