@@ -99,7 +99,7 @@ def _steps_of(directory: Path) -> Path:
 
 def _bits_of(directory: Path, given: Path) -> Path:
     """Digests of the run that the checkpoints in `directory` belong to: `given`, or a folder above them."""
-    runs = (open_run(root) for root in (given, *directory.parents))
+    runs = (open_run(root) for root in (given, *directory.parents) if RunFolder(root).bits.is_file())
     found = (run.bits for run in runs if Path(os.path.abspath(run.checkpoints)) == directory)
     return next(found, RunFolder(directory).bits)
 

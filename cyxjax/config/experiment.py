@@ -64,6 +64,14 @@ class TrainConfig(DistributedTrainingConfig):
             raise ValueError("expected a folder inside run_dir, or an absolute path; `..` is not allowed")
         return folder
 
+    @field_validator("profile")
+    @classmethod
+    def _of_some_steps(cls, steps: str | None) -> str | None:
+        first, stop = map(int, (steps or "0:1").split(":"))
+        if first >= stop:
+            raise ValueError("expected FIRST:STOP, with STOP after FIRST")
+        return steps
+
     @property
     def profiled_steps(self) -> tuple[int, int] | None:
         """(the first step that is traced, the first one after it that is not)."""

@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, StreamFacts]:
     """The run as its configuration describes it, at the step that the box starts from."""
     devices = ["--cpu-devices", str(box.num_replicas)] if box.platform == "cpu" else []
-    config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices])
+    run = folder.resolve().parent  # it may have been moved, and its configuration may name a relative path
+    home = ["--run-dir", str(run)] if (run / CONFIG).is_file() else []
+    config = load_config(["--config", str(folder / CONFIG), "--verbose", "false", *devices, *home])
     earlier = [step for step in list_steps(config.checkpoint_path) if step <= (box.checkpoint_step or 0)]
     if not earlier:  # it starts over: from the parameters that the run began with, also those of `init_from`
         config = config.model_copy(update={"resume": "never"})

@@ -49,6 +49,7 @@ def test_ls_shows_every_step_once_one_that_is_none_and_what_was_set_aside(run, p
 
 
 def test_verify_says_which_file_is_damaged_and_ends_with_1(run, printed):
+    (run / "config.yaml").write_text("of: another program\n")
     assert main(["verify", str(run)]) == 0
     damage(run, 2)
     before = sorted(os.listdir(run / "checkpoints"))

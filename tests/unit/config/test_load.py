@@ -186,6 +186,8 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
         ("seed: 2024-13-45\n", r"x\.yaml: .*month"),  # YAML takes it for a date
         ("model: {name: mlp}\nepochs: 010\n", r"x\.yaml: .*010 .*8.*line 2"),
         ("profile: 10:15\n", r"x\.yaml: .*10:15 .*615"),
+        ("profile: '15:10'\n", r"x\.yaml: profile = '15:10': .*FIRST"),
+        ("profile: '10:10'\n", r"x\.yaml: profile = '10:10': .*FIRST"),
         ("- 3\n", r"x\.yaml: .*list"),
         ("3: 4\n", r"x\.yaml: .*key"),
         ("model: {options: {a: &x 1, b: *x}}\n", r"x\.yaml: .*alias"),

@@ -153,10 +153,13 @@ def test_a_run_whose_early_checkpoints_are_gone_is_replayed_from_its_first_param
 def test_a_second_bad_step_after_one_checkpoint_is_replayed_past_the_first(setting, tmp_path, printed):
     # Steps 3 of the first epoch, 1 and 3 of the second are bad, all after the checkpoint of step 2.
     experiment.run(setting(bad=[11, 36], on_nonfinite="rollback", epochs=2))
-    assert "Replayed: step 4 is the first" in printed(steps.main, tmp_path / "run" / "black_box_step4")
+    run = (tmp_path / "run").rename(tmp_path / "moved")
+    shown = printed(steps.main, run / "black_box_step4")
+    assert "from step 2." in shown
+    assert "Replayed: step 4 is the first" in shown
     for name, bad in (("black_box_step3", 11), ("black_box_step3_epoch2_sample0", 36)):
-        assert bad in read_box(tmp_path / "run" / name).sample_ids
-        assert "Replayed: step 3 is the first" in printed(steps.main, tmp_path / "run" / name)
+        assert bad in read_box(run / name).sample_ids
+        assert "Replayed: step 3 is the first" in printed(steps.main, run / name)
 
 
 def test_rollback_leaves_the_bad_step_behind_and_the_ledger_whole(setting, tmp_path, capsys, printed):
