@@ -6,11 +6,10 @@ only if it depends on the parameters alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.rows import mean_of_each
@@ -41,29 +40,6 @@ def sum_of_sown(losses: Sequence[tuple[str, jax.Array]], inputs: PyTree) -> jax.
     return total
 
 
-def of_inputs(run: Callable, given: PyTree, other: PyTree) -> list[bool]:
-    """For each leaf of `run(given, other)`, whether it depends on `given`. Nothing is computed."""
-    jaxpr, marked = jax.make_jaxpr(run)(given, other).jaxpr, len(jax.tree.leaves(given))
-    return _reached(jaxpr, [i < marked for i in range(len(jaxpr.invars))])
-
-
-def _reached(jaxpr: Any, marked: Sequence[bool]) -> list[bool]:
-    """For each output of `jaxpr`, whether it depends on an input that is marked."""
-    reached = {v for v, is_marked in zip(jaxpr.invars, marked, strict=True) if is_marked}
-
-    def is_reached(v: Any) -> bool:
-        return not isinstance(v, Literal) and v in reached
-
-    for eqn in jaxpr.eqns:
-        into = [is_reached(v) for v in eqn.invars]
-        out = [any(into)] * len(eqn.outvars)
-        if eqn.primitive.name in ("jit", "remat2"):  # jax.checkpoint
-            inner = eqn.params["jaxpr"]
-            out = _reached(getattr(inner, "jaxpr", inner), into)
-        reached.update(v for v, is_out in zip(eqn.outvars, out, strict=True) if is_out)
-    return [is_reached(v) for v in jaxpr.outvars]
-
-
 def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
     """Checks that scalars in `output` do not depend on the samples.
 
@@ -74,18 +50,27 @@ def refuse_of_batch(fns: ModelFns, output: PyTree, inputs: PyTree) -> None:
         return
     values = jax.eval_shape(fns.init, jax.random.key(0), inputs)
 
-    def run(given: PyTree, values: PyTree) -> PyTree:
+    def run(place: int, given: PyTree, values: PyTree) -> jax.Array:
         (inputs, key), (params, model_state) = given, values
-        return fns.apply(params, model_state, inputs, key, False)[0]
+        return jax.tree.leaves(fns.apply(params, model_state, inputs, key, False)[0])[place]
 
-    made = of_inputs(run, (inputs, jax.random.key(0)), values)
-    for (name, leaf), is_of_batch in zip(named_leaves(output), made, strict=True):
-        if not leaf.shape and is_of_batch:
+    for place, (name, leaf) in enumerate(named_leaves(output)):
+        if not leaf.shape and _depends(partial(run, place), (inputs, jax.random.key(0)), values):
             raise DataError(
                 f"the model's output{f' {name!r}' if name else ''} is one number that depends on all samples "
                 "of a batch, which is split over replicas and padded. HINT: return one value per sample, "
                 'shape (B,), or {"loss": values} from a model that computes its own loss.'
             )
+
+
+def _depends(run: Callable[[PyTree, PyTree], jax.Array], given: PyTree, other: PyTree) -> bool:
+    """Whether `run(given, other)` depends on `given`: `jax.vmap` then has no result without a batch axis."""
+    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), given)
+    try:
+        jax.eval_shape(jax.vmap(run, in_axes=(0, None), out_axes=None), stacked, other)
+    except ValueError:
+        return True
+    return False
 
 
 def check_samples_first(output: PyTree, rows: int, replicas: int = 1) -> None:
