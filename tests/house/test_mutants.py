@@ -6,7 +6,7 @@
 import pytest
 
 from tests.support.places import ROOT, module_of
-from tests.support.programs import fresh
+from tests.support.programs import fresh, run
 
 mutants = module_of(ROOT / "scripts" / "mutants.py")
 TABLE = mutants.read_table()
@@ -15,6 +15,12 @@ TABLE = mutants.read_table()
 @pytest.mark.parametrize("mutant", TABLE, ids=lambda m: f"{m.file}: {m.name}")
 def test_a_planted_fault_applies_and_names_its_test(mutant):
     assert mutants.problem(mutant) == ""
+
+
+def test_every_row_that_must_catch_a_fault_is_collected():
+    rows = {mutant.caught_by for mutant in TABLE}
+    done = run("-m", "pytest", "-q", "-n", 0, "-p", "no:cacheprovider", "--collect-only", *rows, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr  # pytest refuses an id that it does not know
 
 
 def test_the_rooms_where_a_fault_is_silent_have_their_share():
