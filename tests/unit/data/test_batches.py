@@ -101,13 +101,14 @@ def test_the_rest_of_an_epoch_by_hand():
     ]
 
 
-@pytest.mark.parametrize("limit", ["_PLACES_AT_ONCE", "_BYTES_AT_ONCE"])
-def test_batches_do_not_depend_on_how_many_are_made_at_once(monkeypatch, limit):
+@pytest.mark.parametrize("places", [1, 1 << 13])
+def test_batches_do_not_depend_on_how_many_are_made_at_once(monkeypatch, places):
     plan, order = BatchPlan(5000, 3, 2), Order(5000, 1)
     pairs = {"a": np.arange(10_000).reshape(5000, 2), "b": np.arange(5000.0)}
     data = ArrayDataset(pairs, pairs)
     several = list(iterate(data, order, plan, range(1, 2)))
-    monkeypatch.setattr(batches, limit, 1)
+    monkeypatch.setattr(batches, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(batches, "_PLACES_AT_ONCE", places)  # no fewer than those of one read
     single = list(iterate(data, order, plan, range(1, 2)))
     single[7] = read_batch(data, order, plan, range(1, 2), 7)
     assert len(several) == plan.num_steps == 834
