@@ -107,15 +107,22 @@ def test_only_cpus_of_several_processes_join(platform, processes, joins):
     assert exchange.sends_one_by_one(SimpleNamespace(devices=devices)) is joins
 
 
-@pytest.mark.parametrize("strategy", ["mean", "bucketed", "bf16", "power_sgd", "zero1"])
-def test_xla_fuses_no_concatenation_of_parameters(strategy, joining, monkeypatch):
-    monkeypatch.setattr(exchange, "_FUSED_BYTES", 0)
+@pytest.mark.parametrize(
+    ("strategy", "fused_bytes", "is_fused"),
+    [
+        *((strategy, 0, False) for strategy in ("mean", "bucketed", "bf16", "power_sgd", "zero1")),
+        ("mean", 1 << 62, True),  # the control: without the copies there is one to find
+    ],
+)
+def test_xla_fuses_no_concatenation_of_parameters(strategy, fused_bytes, is_fused, joining, monkeypatch):
+    monkeypatch.setattr(exchange, "_FUSED_BYTES", fused_bytes)
     # A fused concatenation is computed element by element if XLA's pool has several threads.
     options = USUAL | {"bucketed": {}}  # one bucket of all: there is nothing to fuse in the usual ones
     alone = Alone(built(strategy, optax.sgd(0.1), options[strategy]), 2)
     hlo = alone.update.lower(alone.state, random_grads(2, 0)).compile().as_text()
     fused = [body for body in hlo.split("\n\n") if body.startswith("%fused") and " concatenate(" in body]
-    assert not [body for body in fused if body.count("parameter(") > 2 and "f32" in body.splitlines()[0]]
+    found = [body for body in fused if body.count("parameter(") > 2 and "f32" in body.splitlines()[0]]
+    assert bool(found) == is_fused
 
 
 @pytest.mark.parametrize("fused_bytes", [0, 1 << 16])
