@@ -162,8 +162,9 @@ def test_a_schedule_counts_the_steps_of_the_run_also_for_terms_in_turns(two_devi
     ids=("power_sgd", "float16"),
 )
 def test_what_rounds_trains_all_groups(options, two_devices):
-    train, _ = in_turns(gan(1, 0), **options)
-    assert_same(train.params, gan_by_hand(1, 0), rtol=0.1, atol=0.05)
+    train, history = in_turns(gan(1, 0), **options)
+    assert history.skipped_steps == 0  # the numbers do not overflow at float16's first scale
+    assert_same(train.params, gan_by_hand(1, 0), atol=1e-3)
 
 
 def test_a_turn_and_its_optimizer_are_in_the_checkpoint(tmp_path, two_devices):
