@@ -33,7 +33,9 @@ def test_first_values_of_every_model_are_those_of_before(names):
 
 
 def test_trainer_and_loop_reach_the_numbers_of_before():
-    np.testing.assert_allclose(made.trained_numbers()["losses"], STORED["trained"]["losses"], ROOM, 0)
+    numbers, stored = made.trained_numbers(), STORED["trained"]
+    np.testing.assert_allclose(numbers["losses"], stored["losses"], ROOM, 0)
+    np.testing.assert_allclose(numbers["loop"], stored["loop"], ROOM, 1e-7)  # some are nearly 0
 
 
 def test_a_model_file_of_before_loads():
