@@ -86,11 +86,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
-@pytest.fixture(params=[1, 2, 4, 8])
-def num_replicas(request: pytest.FixtureRequest) -> int:
-    return request.param
-
-
 @pytest.fixture
 def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`tmp_path`, as the current folder."""

@@ -1,5 +1,7 @@
 """A scalar loss: the user's own program on one device; the same number, or an error, on several."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,6 +78,9 @@ def assert_two_epochs(model, loss, x, y, **options):
     """Checks two epochs, and their losses, against the loop by hand."""
     one, losses = assert_as_by_hand(model, loss, x, y, epochs=2, **options)
     np.testing.assert_allclose(one.history.train_losses, losses, rtol=1e-5)
+    size = options.get("size", 8)
+    assert one.history.effective_batch_size == size
+    assert one.history.num_steps == 2 * math.ceil(len(x) / size)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +221,3 @@ def test_half_precision_is_no_difference():
 def test_what_is_neither_values_nor_one_number_is_refused_before_training(loss, replicas):
     with pytest.raises(DataError):
         trained(LINEAR, loss, X, REAL, replicas=replicas)
-
-
-class TimeMajor(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return jnp.stack([linen.Dense(CLASSES)(x) for _ in range(5)])
-
-
-def test_samples_that_are_not_in_dimension_0_are_named():
-    with pytest.raises(DataError, match=r"output .*\(5, 1, 3\) .*\(1, \.\.\.\)"):
-        trained(TimeMajor(), lambda o, t: ce(o[-1], t), X, LABELS)

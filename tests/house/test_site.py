@@ -74,11 +74,3 @@ def test_code_that_tests_run_is_a_fence_to_mkdocs(hooks):
     # it ignores a fence with a second word: the block and the following headings would be shown as text
     assert "```python test" in TEXT
     assert "```python test" not in "".join(hooks.on_page_markdown(page) for page in PAGES.values())
-
-
-def test_an_option_is_not_cut_at_its_hyphens(hooks):
-    page = "<p><code>python -m a --config FILE</code></p><pre><span></span><code>a --b\n</code></pre>"
-    shown = hooks.on_page_content(page)
-    assert '<span class="option">--config</span> FILE' in shown
-    assert shown.endswith("<pre><span></span><code>a --b\n</code></pre>")
-    assert re.search(r"\.option \{[^}]*nowrap", (DOCS / "extra.css").read_text())

@@ -33,33 +33,12 @@ def test_the_table_says_how_far_off_a_plan_is(bench, monkeypatch):
     assert waits == [0.0, 0.0, 3.0]
 
 
-def test_the_last_result_is_read_behind_its_rank_and_what_failed_is_said(bench):
-    plan, peers, growth = bench("plan"), bench("peers"), bench("growth")
-    assert plan.told('noise {"a": 1}\n[rank 0] {"b": 2}\n') == {"b": 2}
-    assert peers.read('progress\n[rank 0] {"samples_per_s": 1.5}\n', "") == 1.5
-    errors = "Traceback\nModuleNotFoundError: No module named 'torch'\n"
-    assert peers.read("", errors) == "not run: ModuleNotFoundError: No module named 'torch'"
-    assert peers.read("", "") == "not run: no result"
-    assert growth._row("progress\n[120.4, 5e-05]\n", "") == "120 | 50 us"
-    assert growth._row("", "nothing within 2 s") == "not run: nothing within 2 s |"
-
-
 def test_a_row_holds_medians_and_the_ratio_of_turns_that_followed_each_other(bench):
     # ours / torch turn by turn: 2, 0.5, 1 -> 1, though the medians' ratio is 20 / 10 = 2
     turns = {"ours": [20.0, 5.0, 30.0], "torch": [10.0, 10.0, 30.0], "keras": ["not run: no keras"]}
     args = argparse.Namespace(peers=list(turns), turns=3, device="cpu", peak_tflops=None)
     row = bench("peers").table({"mlp, 1 process": turns}, args).splitlines()[-1]
     assert row == "| mlp, 1 process | 20 | 10 (1.00) | not run: no keras |"
-
-
-def test_the_table_is_written_between_the_marks_only(bench, tmp_path):
-    readme, before = tmp_path / "README.md", (BENCH / "README.md").read_text()
-    readme.write_text(before)
-    bench("peers").write(readme, "the table", "peers")
-    before, after = before.splitlines(), readme.read_text().splitlines()
-    place = after.index("the table")
-    assert after[:place] == before[:place]
-    assert after[place + 1 :] == before[before.index("<!-- peers: end -->") :]
 
 
 def test_what_takes_too_long_is_ended_and_said(bench, monkeypatch):

@@ -32,7 +32,7 @@ def test_save_and_load_give_the_same_value(tmp_path):
     path = tmp_path / "h.json"
     history = example()
     history.train_losses = [math.nan, math.inf, np.float32(0.5)]  # type: ignore[list-item]
-    history.metrics = {"val_top2": [None, 0.5], "val_table": [[[1.0, 0.0], [0.0, 1.0]]]}
+    history.metrics = {"val_top2": [None, 0.5, math.nan], "val_table": [[[1.0, 0.0], [0.0, 1.0]]]}
     history.save(path)
     again = DistributedTrainingHistory.load(path)
     assert str(again) == str(history).replace("np.float32(0.5)", "0.5")

@@ -1,11 +1,13 @@
 """Samples, labels and outputs that cannot be trained: an error, and the trainer is unchanged."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from tests.support.refusals import refused
 from tests.support.trainers import VAL, X, Y, batches, config, mlp, trainer
@@ -31,11 +33,13 @@ def test_targets_that_a_loss_of_ours_does_not_take(loss, y, message):
         trainer(loss=loss).prepare(X, y, config=config())
 
 
-def test_ignored_samples_count_nowhere_and_a_mean_of_nothing_is_refused():
+def test_ignored_samples_count_nowhere_and_a_mean_of_nothing_is_refused(two_devices):
     ignored = np.full(len(Y), -100, np.int32)
     train = trainer(loss=cx.CrossEntropyLoss(ignore_index=-100))
     with pytest.raises(DataError, match="training .*ignore_index"):
         train.fit(X, ignored, config(epochs=1))
+    start = adapt(mlp()).init(jax.random.key(42), X[:1])[0]
+    jax.tree.map(np.testing.assert_array_equal, train.params, start)
     with pytest.raises(DataError, match="evaluated .*ignore_index"):
         train.fit(X, Y, X, ignored, config(epochs=1))
     half = np.where(np.arange(len(Y)) < 40, ignored, Y)  # steps with only ignored labels are harmless
@@ -61,9 +65,13 @@ class TimeFirst(linen.Module):
         return linen.Dense(3)(x[:, :, None]).swapaxes(0, 1)
 
 
-def test_an_output_whose_samples_are_not_in_dimension_0_is_refused():
-    with pytest.raises(DataError, match="dimension 0 "):
-        trainer(TimeFirst(), cx.MSELoss()).fit(X, X, config(epochs=1))
+@pytest.mark.parametrize("loss", [cx.MSELoss(), lambda o, t: jnp.square(o[-1] - t[:, :3]).mean(-1)])
+def test_an_output_whose_samples_are_not_in_dimension_0_is_refused(loss):
+    with pytest.raises(DataError, match=r"output .*\(6, 1, 3\) .*dimension 0 .*\(1, \.\.\.\)"):
+        trainer(TimeFirst(), loss).fit(X, X, config(epochs=1))
+
+
+def test_an_output_of_the_wrapper_whose_samples_are_not_in_dimension_0_is_refused():
     wrapped = cx.distributed.DistributedDataParallel(TimeFirst())
     with pytest.raises(DataError, match="dimension 0 "):
         cx.MSELoss()(wrapped(X), X)

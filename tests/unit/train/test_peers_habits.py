@@ -150,14 +150,6 @@ def test_predicting_with_random_parameters_prints_a_line(capfd):
     assert "random" not in capfd.readouterr().err
 
 
-def test_a_run_folder_and_sinks_are_keywords_of_fit(tmp_path):
-    folder = tmp_path / "run"
-    words = QUIET | {"checkpoint_every_n_epochs": 1, "run_dir": str(folder), "sinks": ["csv", "jsonl"]}
-    trainer().fit(X, Y, validation_data=(X[:8], Y[:8]), **words)
-    kept = {path.name for path in folder.iterdir()}
-    assert {"metrics.csv", "metrics.jsonl", "history.json", "checkpoints", "report.html"} <= kept
-
-
 def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):
     words = QUIET | {"run_dir": str(tmp_path / "run"), "sinks": []}
     whole = trainer().fit(X, Y, **QUIET)

@@ -20,6 +20,8 @@ def test_a_global_batch_is_dealt_out_to_replicas_or_to_the_parts_of_an_exact_ste
     # 96 samples = 3 replicas x 2 micro-batches x 16, or 8 parts x 12
     plain = DistributedTrainingConfig(global_batch_size=96, gradient_accumulation_steps=2)
     assert resolve(plain, 3).step.batch == BatchShape(16, 3, 2)
+    with pytest.raises(ConfigError, match="global_batch_size=96 .*5 replicas x 2"):
+        resolve(plain, 5)
     exact = DistributedTrainingConfig(global_batch_size=96, reproducibility="exact")
     assert resolve(exact, 3).step.batch == BatchShape(12, 8, 1)
 

@@ -143,18 +143,6 @@ def test_results_do_not_depend_on_the_number_of_replicas(samples):
     np.testing.assert_allclose(found[1][1], found[0][1], rtol=1e-4, atol=1e-5)
 
 
-def test_accumulation_takes_the_same_steps_as_one_large_batch():
-    whole = trainer().fit(X, Y, config(batch_size=4))
-    parts = trainer().fit(X, Y, config(batch_size=2, gradient_accumulation_steps=2))
-    assert parts.num_steps == whole.num_steps == 2 * 8
-    assert parts.effective_batch_size == whole.effective_batch_size == 8
-    np.testing.assert_allclose(parts.train_losses, whole.train_losses, rtol=1e-5)
-    in_all = {"batch_size": None, "global_batch_size": 8, "gradient_accumulation_steps": 2}
-    assert trainer().fit(X, Y, config(**in_all)).train_losses == parts.train_losses
-    with pytest.raises(ConfigError, match="global_batch_size=10 .*2 replicas x 2"):
-        trainer().fit(X, Y, config(**in_all | {"global_batch_size": 10}))
-
-
 def test_learning_rates_are_scaled_and_warmed_up():
     # 2 replicas x 8 = 16 per step, base 4: x4 linear, x2 by the root. 4 steps an epoch.
     scaled = {"batch_size": 8, "base_batch_size": 4, "warmup_steps": 8, "epochs": 3}
