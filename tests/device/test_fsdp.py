@@ -9,7 +9,6 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.step import build_init
 from tests.support.sharded import (
-    CLOSE,
     IMAGES,
     MODELS,
     SETTINGS,
@@ -55,11 +54,7 @@ def test_it_trains_evaluates_and_predicts_as_mean_does(model, replicas, settings
 @pytest.mark.parametrize(("comm", "model"), [("zero1", "crossed"), ("fsdp", "pair")])
 @pytest.mark.usefixtures("as_users_promote")
 def test_every_kind_of_leaf_is_trained_as_by_mean(comm, model):
-    # 3 replicas do not divide a batch of 16 either, so 15.
-    one, other = (trained(name, model, 3, epochs=1, global_batch_size=15) for name in (comm, "mean"))
-    assert_same(one, other)
-    inputs = MODELS[model][1][0]
-    np.testing.assert_allclose(one.predict(inputs), other.predict(inputs), **CLOSE)
+    assert_as_mean(model, 3, "plain", comm)
 
 
 # The other strategies one after another, and in processes: tests/faults/test_resume.py.

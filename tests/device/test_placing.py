@@ -9,7 +9,6 @@ from jax.sharding import NamedSharding
 from cyxjax.core.mesh import PER_REPLICA, build_mesh, build_put_rows
 from cyxjax.errors import WrappingError
 from cyxjax.launch.backend import jax_private
-from tests.support.calls import calls_of
 
 DTYPES = ["float32", "float64", "float16", "int32", "int64", "uint8", "bool", jnp.bfloat16, "complex64"]
 
@@ -35,14 +34,3 @@ def test_rows_that_do_not_divide_or_do_not_fit_are_refused_as_ever():
         put(np.zeros((6, 2), np.float32))
     with pytest.raises(WrappingError, match="4294967296"):
         put(np.array([1, 2, 2**32, 4]))
-
-
-def test_a_batch_for_several_devices_costs_few_calls():
-    # 33 calls when this was written, 215 with device_put, before each step.
-    tree = (np.zeros((8, 3), np.float32), np.zeros(8, np.int32))
-    put = build_put_rows(build_mesh(jax.devices()[:2]), jax_private.shard_putter())
-    put(tree)
-    assert calls_of(lambda: put(tree)) < 60
-    by_device_put = build_put_rows(build_mesh(jax.devices()[:2]))
-    by_device_put(tree)
-    assert calls_of(lambda: by_device_put(tree)) > 100  # else use the public function again

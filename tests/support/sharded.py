@@ -157,8 +157,8 @@ SETTINGS = {
 }
 
 
-def assert_as_mean(model, replicas, name):
-    """Checks that fsdp and `mean` train, evaluate and predict the same with the settings `name`."""
+def assert_as_mean(model, replicas, name, strategy="fsdp"):
+    """Checks that `strategy` and `mean` train, evaluate and predict the same with the settings `name`."""
     settings, found = dict(SETTINGS[name]), []
     inputs, targets = clean = MODELS[model][1]
     if name == "skip" and inputs.dtype == np.float32:  # a step that all replicas skip
@@ -166,8 +166,8 @@ def assert_as_mean(model, replicas, name):
     if replicas == 3:
         settings["global_batch_size"] = 18
     make = settings.pop("callbacks", list)
-    for comm in ("fsdp", "mean"):
-        own = {key: value for key, value in settings.items() if comm == "fsdp" or key != "comm_options"}
+    for comm in (strategy, "mean"):
+        own = {key: value for key, value in settings.items() if comm != "mean" or key != "comm_options"}
         found.append(trained(comm, model, replicas, callbacks=make(), data=(inputs, targets), **own))
     # bfloat16 keeps 8 bits: gradients differ by that relative error where the compiler fuses differently.
     close = {"rtol": 0, "atol": 2e-3} if "precision" in settings else CLOSE
