@@ -216,9 +216,14 @@ def unflock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-_SECRET_NAME = re.compile(
-    r"(^|[_\-.])(key|api_?key|token|secret|passwd|password|passphrase|credentials?|signature)$", re.IGNORECASE
+# Not every key and token: `pad_token`, `image_key`.
+_SECRET = (
+    r"(?:(?:access|account|api|auth|bearer|client|encryption|github|hf|hub|id|login|private|refresh|sas|secret"
+    r"|security|session|shared|signing|ssh|storage|wandb)[_-]?(?:key|token)|\btoken"
+    r"|secret|passwd|password|passphrase|credentials?|signature)"
 )
+# In capitals it is a variable of the environment.
+_SECRET_NAME = re.compile(rf"(^|[_\-.])(KEY|TOKEN|(?i:{_SECRET}))$")
 _HIDDEN = "[redacted]"
 # Lengths are bounded, so that no text makes these slow. Group 1 is what precedes the secret.
 _SECRETS = tuple(
@@ -240,16 +245,16 @@ _SECRETS = tuple(
         r"()\bAIza[\w-]{35}|\bya29\.[\w.-]{10,}",
         r"()\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{0,}",
         r"()\b(?:gh[pousr]_|github_pat_|hf_|xox[abprs]-|sk-)[\w-]{16,}",
-        # name=value, "name": "value", and in a URL ?sig=value
+        # name=value, "name": "value", and in a URL ?sig=value; `next_token:Net` is a module and an attribute
         r"(?i)((?<![^?&;])sig=)[^\s'\",}&;]{1,4000}",
-        r"(?i)(\b(?!KeyError\b)[\w-]{0,40}(?:key|token|secret|passwd|password|pwd|passphrase|credentials?"
-        r"|signature)['\"]?\s{0,5}[=:]\s{0,5})(?:\"[^\"\n]{1,4000}\"|'[^'\n]{1,4000}'|['\"]?[^\s'\",}&]{1,4000})",
+        rf"(?i)(\b[\w-]{{0,40}}(?:{_SECRET}|pwd|(?:key|token)(?!:\w))['\"]?\s{{0,5}}[=:]\s{{0,5}})"
+        r"(?:\"[^\"\n]{1,4000}\"|'[^'\n]{1,4000}'|['\"]?[^\s'\",}&]{1,4000})",
     )
 )
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value of this name should not be seen by others: api_key, token, password, ..."""
+    """Whether a value of this name should not be seen by others: api_key, MY_TOKEN, password, ..."""
     return _SECRET_NAME.search(name) is not None
 
 

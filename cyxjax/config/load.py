@@ -161,7 +161,8 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def refuse_secrets(values: dict[str, Any], source: Any) -> None:
     """Raises ConfigError for a text under a key such as api_key or password: run folders are shared."""
     for name, value in dotted(values):
-        if isinstance(value, str) and value and (is_secret_name(name) or redact(value) != value):
+        named = is_secret_name(name) and not name.startswith("init_from.map.")  # names of parameters
+        if isinstance(value, str) and value and (named or redact(value) != value):
             raise ConfigError(
                 f"{source(name)}: {name} looks like a secret, and the configuration is copied into the run "
                 "folder. HINT: put it into an environment variable (for W&B: WANDB_API_KEY)."

@@ -111,6 +111,8 @@ hunter2hunter2hunter2==
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJodW50ZXIyIjoxfQ.c2lnbmF0dXJl"
 SECRETS = {
     "name=": ("api_key=hunter2", "hunter2"),
+    "name:": ("X-Auth-Token:hunter2", "hunter2"),
+    "variable": ("GITLAB_TOKEN=hunter2", "hunter2"),
     "NAME:": ("WANDB_API_KEY: hunter2", "hunter2"),
     "quoted": ("token='hunter2 with spaces'", "spaces"),
     "json": ('"password": "hunter2"', "hunter2"),
@@ -173,6 +175,7 @@ def test_secrets_are_hidden(name):
         "monkey business at key frame 7",
         "KeyError: 'kernel'",
         "num_tokens: 512, tokenizer=bpe",
+        "model my.next_token:Net and data monkey:load",
         "ssh://git@github.com/o/r.git at https://example.com:8080/a@b",
         "Basic configuration of a bearer of news",
         "float32[784,256] at /home/me/train.py:12",

@@ -44,6 +44,8 @@ def test_the_command_line_wins_over_the_file(experiment):
         (["--remat"], "remat", "full"),
         (["--comm-options.rank=2"], "comm_options", {"rank": 2}),
         (["--mirror", "file:///my disk/run"], "mirror", "file:///my disk/run"),
+        (["--loss", "next_token:loss"], "loss", "next_token:loss"),
+        (["--comm-options", "{key: a, pad_token: b}"], "comm_options", {"key": "a", "pad_token": "b"}),
         (["--loss", "{name: mse, options: {a: 1}}"], "loss", {"name": "mse", "options": {"a": 1}}),
         *(
             (words, "metrics", ({"name": "f1", "options": {}}, {"name": "top_k", "options": {"k": 3}}))
@@ -106,8 +108,8 @@ def test_a_path_of_init_from_is_merged_as_a_section(experiment):
 
 
 def test_a_name_in_a_file_of_weights_is_one_key():
-    words = ["--init-from.map.enc.a-b.*", "*/kernel", "--init-from.map.x", "none"]
-    assert load_config(words).init_from.map == {"enc.a-b.*": "*/kernel", "x": None}
+    words = ["--init-from.map.*.a-b.token", "*/kernel", "--init-from.map.x", "none"]
+    assert load_config(words).init_from.map == {"*.a-b.token": "*/kernel", "x": None}
     assert load_config(["--model.options.a-b.c-d", "3"]).model.options == {"a_b": {"c_d": 3}}
 
 
