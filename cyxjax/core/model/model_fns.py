@@ -93,8 +93,8 @@ def call_arguments(
     free = [one for one in open_ if one.name not in keys]
     named = {name: make_key(name, jax.random.fold_in(key, zlib.crc32(name.encode()))) for name in keys}
     if type(inputs) is tuple and _takes_many(free, known, len(inputs)):
-        if not keys:
-            return inputs, mode
+        if not keys or len(inputs) > len(free):
+            return inputs, {**named, **mode}
         return (), {**{one.name: a for one, a in zip(free, inputs, strict=False)}, **named, **mode}
     if isinstance(inputs, Mapping) and _takes_names(free, known, inputs):
         return (), {**inputs, **named, **mode}
@@ -106,8 +106,10 @@ def _keys(open_: list[inspect.Parameter], known: Mapping[str, Any], given: Any) 
     like = [name for name, one in known.items() if _A_KEY.search(name) and one.default in (one.empty, None)]
     if isinstance(given, set):
         return [name for name in like if name not in given]
-    required = [one for one in open_ if one.default is one.empty]
-    return [] if given > 1 and given == len(required) else like
+    required = set(_required(open_))
+    several = len(required.difference(like)) > 1
+    fits = given >= len(required) if several else given == len(required) > 1
+    return [name for name in like if name not in required] if fits else like
 
 
 def _required(free: list[inspect.Parameter]) -> list[str]:

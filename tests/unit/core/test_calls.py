@@ -14,7 +14,7 @@ from cyxjax.errors import DataError
 from tests.support.flax_examples import GraphsTuple
 
 KEY = jax.random.key(0)
-A, B, C = 1.0, 2.0, 3.0
+A, B, C, D = 1.0, 2.0, 3.0, 4.0
 GRAPH = GraphsTuple(A, B, None)
 
 
@@ -41,6 +41,10 @@ def arguments(call, inputs):
         (lambda x, key: 0, A, ((A,), {"key": "key"})),
         (lambda x, z_rng: 0, A, ((A,), {"z_rng": "key"})),
         (lambda a, z_rng, b: 0, (A, B), ((), {"a": A, "b": B, "z_rng": "key"})),
+        (lambda a, b, rng=None: 0, (A, B), ((), {"a": A, "b": B, "rng": "key"})),
+        (lambda *xs, rng=None: 0, (A, B), ((A, B), {"rng": "key"})),
+        (lambda query, key, value, mask=None: 0, (A, B, C, D), ((A, B, C, D), {})),
+        (lambda batch, key: 0, (A, B, C), (((A, B, C),), {"key": "key"})),
         (lambda image, mask: 0, {"mask": B, "image": A}, ((), {"mask": B, "image": A})),
         (lambda batch: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
         (lambda image: 0, {"mask": B, "image": A}, (({"mask": B, "image": A},), {})),
@@ -51,6 +55,8 @@ def arguments(call, inputs):
         # A mismatch: Python's own call names the missing or unknown argument.
         (lambda a, b: 0, A, ((A,), {})),
         (lambda a, b, c: 0, (A, B), ((A, B), {})),
+        (lambda a, b, rng: 0, (A, B, C, D), ((A, B, C, D), {})),
+        (lambda a, b, rng=None: 0, (A, B, C), ((A, B, C), {"rng": "key"})),
         (lambda image, mask=None: 0, {"image": A, "masks": B}, ((), {"image": A, "masks": B})),
     ],
 )
