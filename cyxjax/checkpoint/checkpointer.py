@@ -244,3 +244,43 @@ class Checkpointer:
                 f"{type(last).__name__}: {str(last)[:300]}. "
                 "HINT: free space or name another folder, then rerun the same command."
             ) from last
+
+
+class NullCheckpointer:
+    """A Checkpointer that is turned off, with the methods that a fit calls: saves and finds nothing."""
+
+    directory: Path | None = None
+    unsaved = ""
+
+    def save(
+        self, step: int, state: PyTree, meta: dict[str, Any] | None = None, metric: float | None = None
+    ) -> None:
+        """Do nothing."""
+
+    def restore(self, target: PyTree, step: int | None = None, **options: Any) -> Restored | None:
+        """Returns None: there is never a step."""
+        return None
+
+    def steps(self) -> list[int]:
+        return []
+
+    def rewind(self, step: int, why: str = "abandoned") -> list[int]:
+        return []
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+    def finish(self, patience_s: float, alive: Callable[[], None] = lambda: None) -> None:
+        """Do nothing."""
+
+    def forgive(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> "NullCheckpointer":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Do nothing."""
+
+
+Checkpoints = Checkpointer | NullCheckpointer

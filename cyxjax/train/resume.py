@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import Best
@@ -194,7 +194,7 @@ def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: Ru
 
 
 def load(
-    checkpointer: Checkpointer,
+    checkpointer: Checkpoints,
     like: TrainState,
     sync: Sync,
     mesh: Mesh,
@@ -254,13 +254,13 @@ def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False
     return Checkpointer(folder, is_writer=group.topology.is_master and saves, writers=_writers(group, "talk"))
 
 
-def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpointer | None:
-    """The checkpoints of a run, kept as `saving` says; None if it keeps none.
+def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
+    """The checkpoints of a run, kept as `saving` says; a `NullCheckpointer` if it keeps none.
 
     best: whether low or high values of its monitor are the best.
     """
     if not saving.saves:
-        return None
+        return NullCheckpointer()
     kept: dict[str, Any] = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
     kept["async_save"] = saving.in_background
     return open_checkpoints(saving.folder, group, **kept)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.errors import BadStepError, CheckpointError, LossSpikeError, NonFiniteError
@@ -65,7 +65,7 @@ def fit(
             )
 
 
-def make_room(checkpointer: Checkpointer, step: int, resumed: bool, say: Callable[[str], None]) -> None:
+def make_room(checkpointer: Checkpoints, step: int, resumed: bool, say: Callable[[str], None]) -> None:
     """Renames the checkpoints that do not belong to a run at `step`: those after it, or, unless the run
     `resumed` from one of them, all, because they belong to an earlier run.
     """
@@ -80,7 +80,7 @@ def make_room(checkpointer: Checkpointer, step: int, resumed: bool, say: Callabl
 
 
 def newest_to_go_back_to(
-    checkpointer: Checkpointer, good_step: int, counts: Callable[[Position], bool]
+    checkpointer: Checkpoints, good_step: int, counts: Callable[[Position], bool]
 ) -> int | None:
     """The newest step with a checkpoint that is `good_step` or before, and counts.
 
@@ -88,6 +88,7 @@ def newest_to_go_back_to(
     """
     steps = []
     for step in checkpointer.steps():
+        assert checkpointer.directory is not None  # it has steps
         folder = step_folder(checkpointer.directory, step)
         if step <= good_step + 1 and counts(place_of(read_manifest(folder).meta)):
             steps.append(step)

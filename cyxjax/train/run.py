@@ -53,10 +53,9 @@ def run_fit(
     batch_size = settings.step.batch.batch_size if first_rows is None else None
     console.note(batch_plan_line(batch_size, shares, settings.step.batch.accumulation, more))
     watchable, course = watchable_in(plan.recipe.metrics, plan.feed, settings.course), settings.course
-    checkpointer = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
-    with StopSignals() as signals, checkpointer or nullcontext():
-        if checkpointer is not None:
-            rollback.make_room(checkpointer, start.position.step, resumed, console.note)
+    keeping = checkpointer_for(settings.saving, group, watchable.of(settings.watch).mode)
+    with StopSignals() as signals, keeping as checkpointer:
+        rollback.make_room(checkpointer, start.position.step, resumed, console.note)
         starts_over = not resumed and (settings.saving.resume == "never" or start.position.step > 0)
         opened = watchable, signals, checkpointer, sink, console
         fit = Fit(plan, program, run, *opened, starts_over, hand_out)
@@ -89,8 +88,6 @@ def saved_by_one_job(plan: Plan) -> AbstractContextManager[None]:
 def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
     """The error that all ranks raise if the state of `step` should be on disk but is not; None otherwise."""
     checkpointer = fit.checkpointer
-    if checkpointer is None:
-        return None
     if not on_any_rank(fit.plan.group, "whether the last state was saved", bool(checkpointer.unsaved)):
         return None
     error = NotSavedError(
@@ -141,20 +138,18 @@ def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> Ru
     run uses only checkpoints of its schedule: one that was saved at a signal or at an earlier end would make
     the run take a different course.
     """
-    checkpointer, group = fit.checkpointer, fit.plan.group
-    if checkpointer is None:
-        return None
     report_progress(good_step, "checkpoint")
-    checkpointer.wait()
+    fit.checkpointer.wait()
+    group = fit.plan.group
     on_any_rank(group, "rollback: all saves have ended")
     counts = saves_at if fit.plan.settings.step.is_exact else lambda position: True
-    step = rollback.newest_to_go_back_to(checkpointer, good_step, counts)
+    step = rollback.newest_to_go_back_to(fit.checkpointer, good_step, counts)
     if not on_any_rank(group, "rollback: a checkpoint to go back to", step is not None):
         return None
-    checkpointer.rewind(good_step if step is None else step)  # acts on rank 0, which sees what it saved
+    fit.checkpointer.rewind(good_step if step is None else step)  # acts on rank 0, which sees what it saved
     on_any_rank(group, "rollback: later checkpoints are set aside")
     bad = fit.run.state.state
-    found = resume.load(checkpointer, bad, fit.program.sync, group.mesh, in_place=True)
+    found = resume.load(fit.checkpointer, bad, fit.program.sync, group.mesh, in_place=True)
     if found is None:
         return None
     fit.run.state = found[0]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import local_value, num_replicas
 from cyxjax.core.step import TrainState
@@ -42,7 +42,7 @@ class Fit(NamedTuple):
     run: Run
     watchable: Watchable
     signals: StopSignals
-    checkpointer: Checkpointer | None  # None: the run keeps no checkpoints
+    checkpointer: Checkpoints
     sink: Sink
     console: Console
     starts_over: bool  # whether an earlier run in the same folder is over, also one that was interrupted

@@ -65,8 +65,6 @@ class CheckpointHook(SavingHook):
         self._saved_at, self._saved = time.monotonic(), moment.position
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        if self._checkpointer is None:
-            return
         regular = self._every_epochs or self._every_steps or self._every_s
         self._checkpointer.forgive()
         if regular and moment.position != self._saved:
