@@ -129,6 +129,7 @@ class Mirror:
             with folders.writing(checkpoints, step, f"{secrets.token_hex(4)}-{os.getpid()}") as folder:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    alive()  # a store that is a folder reports nothing while it copies
                     with suppress(FileNotFoundError):  # find_problems reports it
                         self._store.get_file(
                             f"{self._remote(step)}/{path}", str(folder / path), callback=arriving

@@ -193,7 +193,8 @@ class Limits:
             return self.by_phase[progress.phase] or None
         if self.progress_s is not None and progress.phase != "idle":
             compiling_s = self.by_phase["compile"] if progress.step < 1 else self.progress_s  # the first step
-            return max(self.progress_s, compiling_s) if self.progress_s and compiling_s else None
+            has_none = not self.progress_s or (progress.phase == "step" and not compiling_s)
+            return None if has_none else max(self.progress_s, compiling_s)
         if step_s is None and progress.phase == "collective":
             step_s = 0.0  # nothing is computed meanwhile: no step needs to be known
         if step_s is None or progress.phase not in ("data", "step", "collective"):

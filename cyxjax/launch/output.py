@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import groupby, islice
 from typing import IO, BinaryIO
 
@@ -34,6 +35,7 @@ class Screen:
         self._change = threading.Condition()
         self._waiting: deque[bytes] = deque()
         self._bytes, self._left_out = 0, 0  # bytes not yet written; lines to report as left out
+        self._moves = 0  # how often something was written: the reader makes progress
         self._live = False  # a line that the next one replaces is at the bottom
         threading.Thread(target=self._run, name="cyxjax-screen", daemon=True).start()
 
@@ -62,8 +64,11 @@ class Screen:
     def flush(self, patience_s: float) -> None:
         """Waits until all is shown, as long as the reader takes something every `patience_s`."""
         with self._change:
-            while (left := self._bytes) and self._change.wait_for(lambda: self._bytes != left, patience_s):
+            while self._bytes and self._change.wait_for(partial(self._wrote_since, self._moves), patience_s):
                 pass
+
+    def _wrote_since(self, moves: int) -> bool:
+        return self._moves != moves
 
     def _has_room(self, data: bytes) -> bool:
         return not self._bytes or self._bytes + len(data) <= WAITING_BYTES
@@ -83,6 +88,7 @@ class Screen:
                 data = data[written:]
                 with self._change:
                     self._bytes -= written
+                    self._moves += bool(written)
                     self._say_what_was_left_out()
                     self._change.notify_all()
 

@@ -46,7 +46,7 @@ def save_model(
         arrays[name] = np.asarray(value, order="C")
         leaves[name] = {"path": keys, "dtype": arrays[name].dtype.name}
     described = json.dumps(
-        {"architecture": architecture, "leaves": leaves}, sort_keys=True, default=np.generic.item
+        {"architecture": architecture, "leaves": leaves}, sort_keys=True, default=lambda value: value.item()
     )
     metadata = {"cyxjax_format": FORMAT, "model": described, "sha256": _NO_CHECKSUM}
     data = safetensors.numpy.save(arrays, metadata)

@@ -108,7 +108,10 @@ class Builder:
         return self.factory(**self.checked(config, **options))
 
     def architecture(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:
-        """The name and options as JSON values, for `save_model`; `build_model` builds from them."""
+        """The name and options as JSON values, for `save_model`.
+
+        `build_model` builds from them; a `module:attribute` must then be registered under that name.
+        """
         return {"type": "registry", "name": self.name, "options": self.checked(config, **options)}
 
     def checked(self, config: Mapping[str, Any] | None = None, /, **options: Any) -> dict[str, Any]:

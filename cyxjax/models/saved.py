@@ -45,7 +45,7 @@ def load_model(path: str | PathLike[str]) -> SavedModel:
 def build_model(architecture: Mapping[str, Any]) -> Any:
     """Builds the model that a saved file's architecture describes, without its values.
 
-    It imports nothing that only the file names: a `module:attribute` must be registered under that name.
+    A model that the file names as `module:attribute` is not imported: it must be registered under that name.
     Raises: ConfigError for a type, a model or an option that is not known.
     """
     kind = architecture.get("type")
@@ -54,7 +54,7 @@ def build_model(architecture: Mapping[str, Any]) -> Any:
         if ":" in name and name not in model_names():
             raise ConfigError(
                 f"The file names the model {name!r}, which this program has not registered. "
-                f"HINT: if you trust the file, import that model and cyxjax.register({name!r}) it first."
+                f"HINT: if you trust the file, import that model and call cyxjax.register({name!r})(model)."
             )
         return get_model(name)(**architecture["options"])
     if kind == "sequential":

@@ -31,7 +31,7 @@ def stat(pid: int, processes: Path = PROC) -> Stat | None:
     """What the kernel shows of `pid`; None for a process that has ended, or without /proc."""
     try:
         fields = (processes / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return Stat(int(fields[1]), fields[0] in "Tt", fields[19])
+        return None if fields[0] == "Z" else Stat(int(fields[1]), fields[0] in "Tt", fields[19])
     except (OSError, IndexError, ValueError):
         return None
 

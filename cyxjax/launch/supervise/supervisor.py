@@ -148,9 +148,8 @@ class Supervisor:
         else:
             first = first_of(start.records, start.ended_early)
             self._followed = first.secondary
-            if (
-                self._place.is_alone
-            ):  # no failure elsewhere: NCCL itself could not start, or the network broke
+            if self._place.is_alone:
+                # No other host can have failed: NCCL could not start, or the network broke.
                 first.secondary = False
             self._show_failure(start, first, line)
 

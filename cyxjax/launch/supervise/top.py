@@ -18,7 +18,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.launch.heartbeat import WAITING, Progress
 from cyxjax.launch.output import printable, ranks_text
 from cyxjax.launch.supervise.dump import RunningRank, find, running
-from cyxjax.launch.supervise.processes import PROC, stat
+from cyxjax.launch.supervise.processes import PROC, identity, stat
 
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _HELD_UP_S = 1.0  # a rank that waits longer counts as held up
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     """
     given = _parser().parse_args(argv)
     ranks = find(given.job, running(PROC))
-    job, launchers = ranks[0].run_id, {rank.launcher for rank in ranks}
+    job, launchers = ranks[0].run_id, {rank.launcher: identity(rank.launcher, PROC) for rank in ranks}
     once = given.once or given.json or not sys.stdout.isatty()
     with suppress(KeyboardInterrupt):
         while True:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             if once:
                 break
             time.sleep(given.every)
-            if not any((PROC / str(launcher)).exists() for launcher in launchers):
+            if all(identity(pid, PROC) != name for pid, name in launchers.items()):
                 print("The job has ended.")
                 break
             started = (rank for rank in running(PROC) if rank.launcher in launchers)  # a restart's too

@@ -34,9 +34,14 @@ CASES = {
     "the first step compiles": ([Progress(0, "step", 30), Progress(0, "step", 30)], {}, None),
     "beyond that": ([Progress(0, "compile", 30), Progress(0, "compile", 30)], {"now_s": 300}, 0),
     "compilation has no limit": (
-        [Progress(0, "step", 0), Progress(0, "step", 0)],
+        [Progress(0, "step", 30), Progress(0, "step", 30)],
         {"now_s": 1e6, "limits": Limits.parse("10,compile=0")},
         None,
+    ),
+    "but the first batch has one": (
+        [Progress(0, "step", 30), Progress(0, "data", 30)],
+        {"now_s": 1e6, "limits": Limits.parse("10,compile=0")},
+        1,
     ),
     # the lowest step holds them up
     "all wait": ([Progress(6, "step", 80), Progress(5, "step", 79.5)], {}, 1),
