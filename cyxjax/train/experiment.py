@@ -130,7 +130,8 @@ def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
 
         events = reporting.event_log(config.run_folder, trainer.is_master(), console.note)
         events.log("test", step=step, metrics=found)
-        samples.log_samples(splits, config.report_samples, trainer.predict, events, console.note)
+        ignored = getattr(trainer.loss_fn, "ignore_index", None)
+        samples.log_samples(splits, config.report_samples, trainer.predict, events, console.note, ignored)
 
 
 def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, console: Console) -> None:

@@ -30,20 +30,26 @@ def log_samples(
     predict: Predict,
     events: Events,
     say: Callable[[str], None],
+    ignore_index: int | None = None,
 ) -> None:
-    """Logs outputs for the first `most` test samples, if their type is supported; none of a stream."""
+    """Logs outputs for the first `most` test samples, if their type is supported; none of a stream.
+
+    Samples with a label below 0 or `ignore_index` are left out, as in the metrics.
+    """
     count = 0 if is_loader(splits.test) else min(len(splits.test), most)
     if not count:
         return
     inputs, targets = splits.test.take(np.arange(count))
     try:
-        for event, values in _shown(splits.info, inputs, targets, predict):
+        for event, values in _shown(splits.info, inputs, targets, predict, ignore_index):
             events.log(event, **values)
     except Exception as err:  # a model that trains but cannot predict: the same on all ranks
         say(f"WARNING: the report shows no predictions: {describe(err)}")
 
 
-def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> Iterator[Event]:
+def _shown(
+    info: DatasetInfo, inputs: Any, targets: Any, predict: Predict, ignore_index: int | None
+) -> Iterator[Event]:
     if info.task == "language":
         yield from _continued(info, inputs, predict)
         return
@@ -54,12 +60,12 @@ def _shown(info: DatasetInfo, inputs: Any, targets: Any, predict: Predict) -> It
     if again is not None and np.shape(again) == inputs.shape and _are_pictures(inputs):
         yield _reconstructed(inputs[:_SHOWN], np.asarray(again)[:_SHOWN])
         return
-    fits = np.shape(found) == (len(inputs), info.num_classes) and np.shape(targets) == (len(inputs),)
-    if not fits or info.num_classes < 2 or np.max(targets) < 0:
+    labels = np.asarray(targets)
+    counted = (labels >= 0) & (labels != ignore_index)
+    fits = np.shape(found) == (len(inputs), info.num_classes) and labels.shape == (len(inputs),)
+    if not fits or info.num_classes < 2 or not counted.any():
         return
-    counted = np.asarray(targets) >= 0  # labels below 0 are left out, as in metrics
-    inputs, labels = inputs[counted], np.asarray(targets)[counted]
-    scores = np.asarray(found, np.float64)[counted]
+    inputs, labels, scores = inputs[counted], labels[counted], np.asarray(found, np.float64)[counted]
     if info.num_classes <= MOST_CLASSES:
         counts = confusion_matrix(scores, labels, info.num_classes)
         yield "predictions", {"confusion": counts, "classes": info.class_names}

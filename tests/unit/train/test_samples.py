@@ -23,7 +23,7 @@ class Kept:
     def log(self, inputs, targets, predict, info, most=100):
         data = inputs if targets is None else ArrayDataset(inputs, targets)
         events = type("E", (), {"log": lambda _, event, **values: self.events.update({event: values})})()
-        samples.log_samples(Splits(data, data, data, info), most, predict, events, self.warnings.append)
+        samples.log_samples(Splits(data, data, data, info), most, predict, events, self.warnings.append, 255)
         return self
 
 
@@ -37,7 +37,7 @@ def info(task="classification", classes=3, shape=(8, 8, 1), **more):
     return DatasetInfo("it", task, classes, shape, **more)
 
 
-@pytest.mark.parametrize("ignored", [[], [-1, -100]])  # labels of samples that belong to no class
+@pytest.mark.parametrize("ignored", [[], [-1, -100, 255]])  # labels of samples that belong to no class
 def test_the_surest_mistakes_come_first_then_what_was_right(ignored):
     labels = np.array([*LABELS, *ignored], np.int32)
     scores = np.eye(3)[labels % 3] * 4.0
