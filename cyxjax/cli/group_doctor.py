@@ -76,17 +76,15 @@ def read_run(words: Sequence[str]) -> dict[str, Any]:
         return nothing
     from cyxjax.config.load import load_config
     from cyxjax.data.content import content_of
-    from cyxjax.data.sources import Dataset
     from cyxjax.train.experiment import data_of
+    from cyxjax.train.feeding.fit_data import is_loader
     from cyxjax.train.fingerprints import equal_on_ranks
 
     try:
         config = load_config(words, env=here())
         splits = data_of(config)
         parts = {"training data": splits.train, "validation data": splits.val}
-        data = {
-            name: content_of(part) for name, part in parts.items() if isinstance(part, Dataset) and len(part)
-        }
+        data = {name: content_of(part) for name, part in parts.items() if not is_loader(part) and len(part)}
         return {
             "config": equal_on_ranks(config.resolved()),
             "data": data,

@@ -53,8 +53,9 @@ def build_eval_step(
     """A function (state, batch) -> metric sums float32 (number of metrics, 2), in evaluation mode; on
     several replicas they are followed by what `split_check` compares.
 
-    `state` comes from `build_consensus`: its parameters are replicated. With `parts`, a strategy that keeps
-    parts of them, it is the training state, and no replica holds all parameters.
+    `state` is what evaluation reads of a state that `build_consensus` returns: its parameters are replicated.
+    With `parts`, a strategy that keeps parts of them, it is that of the training state itself, and no replica
+    holds all parameters.
     """
     measured, spec = metrics or Metrics(), _eval_spec(parts)
     fns, is_whole = with_whole(fns, parts) if parts else fns, num_replicas(mesh) == 1

@@ -73,7 +73,7 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
         return sums(fetch(tree))
 
     @jax.jit
-    def healed(tree: PyTree, sources: np.ndarray) -> PyTree:
+    def healed(tree: PyTree, sources: jax.Array) -> PyTree:
         return stow(heal(fetch(tree), sources))
 
     return Sentinel(spec, fingerprints, healed)

@@ -1,7 +1,7 @@
 """Checks that integer labels name an output of the model.
 
-Arrays are checked before training, data that is read item by item while it is read. Labels out of range would
-give wrong results without an error.
+Arrays are checked before training, other data while they are read. Labels out of range would give wrong
+results without an error.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class LabelCheck:
         dataset: Any,
         find: Callable[[Any], Any],
         num_classes: int,
-        what: str = "labels",
-        ignore_index: int | None = None,
+        what: str,
+        ignore_index: int | None,
     ) -> None:
         """Checks the labels of arrays now, and those of other data when they are read.
 

@@ -46,8 +46,8 @@ def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
     """The outputs for the rows of `source`, as NumPy arrays. Raises: DataError if there are no rows."""
     plan, program = run.begun()
     each = batch_size or plan.settings.step.batch.batch_size
-    state = program.consensus(run.state.state)
-    return predict_all(program.predict_step, state, plan.group.mesh, source, each)
+    seen = program.consensus(run.state.state)
+    return predict_all(program.predict_step, seen, plan.group.mesh, source, each)
 
 
 def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup) -> None:

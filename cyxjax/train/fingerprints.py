@@ -126,7 +126,7 @@ def lower_step(
     feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
     with closing(iter(feed.train(Position(), lambda: NO_SIGNAL, at_once))) as fed:  # type: ignore[type-var]
         one = next(fed)
-    if one.place is None:
+    if one.at is None:
         return program.train_step.lower(state, one.batch)
     return program.train_steps.lower(state, one.batch, 0, at_once)
 

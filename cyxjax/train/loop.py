@@ -190,7 +190,7 @@ def _epoch(
             pause()
         if stop:
             break
-        batch, first = some[0][1].batch, some[0][1].place
+        batch, first = some[0][1].batch, some[0][1].at
         size = getattr(getattr(batch, "weight", None), "shape", ())
         report_progress(position.step, "step" if size == compiled else "compile")
         compiled = size
@@ -228,9 +228,9 @@ def _dispatches(
             yield some, False
             some = []
         done = position.step_in_epoch + 1
-        position = Position(position.step + 1, position.epoch, fed.samples, done, fed.read_to)
+        position = Position(position.step + 1, position.epoch, fed.samples, done, fed.place)
         some.append((position, fed))
-        if fed.place in (None, at_once - 1) or fed.is_last or due(position):
+        if fed.at in (None, at_once - 1) or fed.is_last or due(position):
             yield some, fed.is_last
             some = []
     if some:

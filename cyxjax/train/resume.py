@@ -135,7 +135,7 @@ def _readable_meta(folder: Path, step: int | None) -> dict[str, Any]:
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
     """What a checkpoint of `moment` holds beside its arrays, as JSON values."""
     meta = {
-        "position": {name: at for name, at in moment.position._asdict().items() if name != "place"},
+        "position": moment.position.numbers(),
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
         "first_step": run.first_step,
@@ -153,7 +153,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
 def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, DistributedTrainingHistory]:
     """The moment and history that `to_meta` stored. Raises: CheckpointError if they are missing."""
     try:
-        position = place_of(meta)
+        position = position_of(meta)
         history = DistributedTrainingHistory.from_dict(meta["history"])
         sums = np.array([*meta["sums"], meta["grad_norm"]], np.float64)
         return RunState(position, state, sums), history
@@ -164,7 +164,7 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
         ) from err
 
 
-def place_of(meta: dict[str, Any]) -> Position:
+def position_of(meta: dict[str, Any]) -> Position:
     """The stored position. Raises: KeyError, TypeError, ValueError if there is none."""
     return Position(**{name: int(value) for name, value in meta["position"].items()})
 

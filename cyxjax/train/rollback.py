@@ -16,7 +16,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.errors import BadStepError, CheckpointError, LossSpikeError, NonFiniteError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.train.hooks.hook import Position, RunState
-from cyxjax.train.resume import place_of
+from cyxjax.train.resume import position_of
 from cyxjax.train.settings import Settings, StepPlan
 
 _FLOAT16_STEPS = 50  # left out in a row, which no loss scale explains: 2^16 is at its minimum after 30
@@ -90,7 +90,7 @@ def newest_to_go_back_to(
     for step in checkpointer.steps():
         assert checkpointer.directory is not None  # it has steps
         folder = step_folder(checkpointer.directory, step)
-        if step <= good_step + 1 and counts(place_of(read_manifest(folder).meta)):
+        if step <= good_step + 1 and counts(position_of(read_manifest(folder).meta)):
             steps.append(step)
     return max([step for step in steps if step <= good_step] or steps, default=None)
 

@@ -33,7 +33,7 @@ from cyxjax.train.settings import Settings
 
 
 class Run:
-    """Plan, program, state, history, ledger and stream positions over any number of fits and loads of one
+    """Plan, program, state, history, ledger and places in streams over any number of fits and loads of one
     trainer.
 
     A step consumes the state before it, so only the current state is kept: a fit provides it through

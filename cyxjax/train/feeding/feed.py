@@ -87,7 +87,7 @@ def loader_feed(
         assert at_once == 1  # the shapes of the next batch are not known
         for host, is_last in reader.epoch(position):
             drawn = keying(host, position.epoch, host.places)
-            yield Fed(placer.put(drawn, ask()), host.stop, is_last, read_to=host.place)
+            yield Fed(placer.put(drawn, ask()), host.stop, is_last, place=host.place)
 
     return Feed(train_batches, steps_per_epoch, val, reader.close)
 

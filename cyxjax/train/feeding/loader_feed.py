@@ -111,8 +111,10 @@ class LoaderReader:
         self._ahead, self._at = None, None
 
     def _open(self, position: Position) -> int:
-        """Begins to read at the place of `position`, or from the beginning if it is not known; returns the
-        samples of the epoch before it."""
+        """Begins to read at the place of `position`; if that is not known, at the beginning.
+
+        Returns the samples of the epoch that were read before.
+        """
         self.close()
         place = position.place
         if self._steps_per_epoch is None:

@@ -71,7 +71,7 @@ class BlackBoxHook(Hook):
     def on_start(self, moment: RunState) -> None:
         self._key_data = local_value(moment.state.key).tolist()
         self._before = moment.position
-        self._began = moment.position[:4]  # without the place of a stream
+        self._began = list(moment.position.numbers().values())
 
     def on_step(self, info: StepInfo) -> None:
         before, self._before = self._before, info.position

@@ -15,8 +15,8 @@ NOTHING_COMPARED = np.zeros((0, 2))
 class Position(NamedTuple):
     """How far a run is: optimizer steps done in total, and samples consumed in the current epoch.
 
-    The samples are its place in the data, at any batch size and world size; the steps of the epoch are
-    counted for display.
+    The samples say where it is in the data, at any batch size and world size; the steps of the epoch are
+    counted for display. All but `place` is equal on all ranks.
     """
 
     step: int = 0
@@ -24,6 +24,10 @@ class Position(NamedTuple):
     samples: int = 0
     step_in_epoch: int = 0
     place: Any = None  # of this rank's loader in its stream, as JSON; None: not known
+
+    def numbers(self) -> dict[str, int]:
+        """All but `place`, which a checkpoint holds for every rank."""
+        return {name: value for name, value in self._asdict().items() if name != "place"}
 
     def samples_since(self, before: "Position") -> int:
         """Samples trained since `before`, a position of the same epoch or of its beginning."""
@@ -41,7 +45,9 @@ class StepInfo(NamedTuple):
 
 
 class EpochInfo(NamedTuple):
-    """What hooks receive for one epoch, or for an evaluation within one; equal on all ranks."""
+    """What hooks receive for one epoch, or for an evaluation within one; equal on all ranks, but for the
+    place in `position`.
+    """
 
     position: Position
     train: dict[str, Any]  # numbers, or arrays (a confusion matrix)
@@ -127,8 +133,8 @@ class Fed(NamedTuple):
     batch: Batch
     samples: int  # of the epoch, consumed up to and including it, over all replicas
     is_last: bool = False  # of the epoch
-    place: int | None = None  # of the step in `batch`, if that holds the batches of several steps
-    read_to: Any = None  # the place of this rank's loader, see `Position`
+    at: int | None = None  # which step of `batch` it is, if that holds the batches of several steps
+    place: Any = None  # of this rank's loader, see `Position`
 
 
 class Feed(NamedTuple):

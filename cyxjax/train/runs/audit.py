@@ -13,7 +13,7 @@ from cyxjax.errors import CheckpointError, DataError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import counted
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.resume import place_of
+from cyxjax.train.resume import position_of
 
 
 class Verdict(NamedTuple):
@@ -93,7 +93,7 @@ def _behind(step: int, meta: dict, found: Tally | None, end: Stretch) -> list[Fi
     if found.steps > last.steps:
         text = f"the record ends {found.steps - last.steps} steps before the checkpoint of step {step}"
         return [Finding(last.steps, "behind", text)]
-    place = place_of(meta)
+    place = position_of(meta)
     if not found.same(last) or place.epoch < span.epoch:
         return []  # the record continues after the checkpoint: the run was interrupted
     at = (span.epoch, span.stop)
@@ -122,7 +122,7 @@ def _rolled_back(saved: dict[int, dict], spans: list[Stretch], begins: Place) ->
     rollbacks = zip(places, history.rollback_steps, strict=False)
     mine = [(at.get(place, 0), n) for place, n in rollbacks if place > begins]
     undone = [n for _, n in mine]
-    before = place_of(meta).step + sum(undone) - meta["ledger"]["steps"] if "ledger" in meta else 0
+    before = position_of(meta).step + sum(undone) - meta["ledger"]["steps"] if "ledger" in meta else 0
     lost = accumulate(undone, initial=0)  # steps undone before each rollback
     return [
         (before + stop - earlier - n + 1, before + stop - earlier)
