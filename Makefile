@@ -7,8 +7,8 @@ RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 DEV = $(VENV)/.ready-dev
 
-# One more than the 2 cores of CI, as many tests wait for processes: a fourth only makes the others slower (473 s
-# instead of 411 s). Files in the order of tests/conftest.py.
+# One more than the 2 cores of CI, as many tests wait for processes; with a fourth they were as quick. Files in the
+# order of tests/conftest.py.
 # Bytecode is kept: pytest would rewrite each file's asserts in every worker of every run.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
