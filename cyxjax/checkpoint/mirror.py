@@ -68,7 +68,7 @@ class Mirror:
         """Fetches the newest good step of the store and its logs; None if a good local step is newer.
         Later local steps are from another course of the run: they are kept as `step_*.earlier-*`.
 
-        alive: called for each part of a file that arrives.
+        alive: called for each file, and for each part of it that arrives.
         Raises: ConfigError like `check_bucket`; CheckpointError if the store cannot be read and there is no
             local step to continue from.
         """

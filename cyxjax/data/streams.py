@@ -16,7 +16,6 @@ import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
 from cyxjax.data.loader import tell_epoch
-from cyxjax.data.sources import as_batches
 from cyxjax.errors import CheckpointError, DataError
 
 
@@ -59,14 +58,10 @@ _TAG = "__of__"
 
 
 class Reader:
-    """One pass over `loader` from `place` on: `raw` has its batches, `pairs` (inputs, targets) arrays."""
+    """One pass over `loader` from `place` on: `raw` has its batches."""
 
     def __init__(self, loader: Any, place: Any = None):
         self.raw, self._state = _opened(loader, place)
-
-    def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Batches as arrays."""
-        return as_batches(self.raw)
 
     def own(self) -> range | None:
         """The places of this rank's samples in the last batch, which ranks share; None if it is its own."""

@@ -107,9 +107,10 @@ def _keys(open_: list[inspect.Parameter], known: Mapping[str, Any], given: Any) 
     if isinstance(given, set):
         return [name for name in like if name not in given]
     required = set(_required(open_))
-    several = len(required.difference(like)) > 1
-    fits = given >= len(required) if several else given == len(required) > 1
-    return [name for name in like if name not in required] if fits else like
+    # With one required argument beside a key, `model(batch, key)`, several inputs may be one batch.
+    takes_several = len(required.difference(like)) > 1
+    has_all = given >= len(required) if takes_several else given == len(required) > 1
+    return [name for name in like if name not in required] if has_all else like
 
 
 def _required(free: list[inspect.Parameter]) -> list[str]:

@@ -68,7 +68,7 @@ def _depends(run: Callable[[PyTree, PyTree], jax.Array], given: PyTree, other: P
     stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), given)
     try:
         jax.eval_shape(jax.vmap(run, in_axes=(0, None), out_axes=None), stacked, other)
-    except ValueError:
+    except ValueError:  # the model itself raises none: it has run on these shapes
         return True
     return False
 

@@ -18,6 +18,7 @@ from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.labels import Check, unchecked
 from cyxjax.data.loader import prefetch, tell_epoch
+from cyxjax.data.sources import as_batches
 from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
@@ -146,7 +147,7 @@ def one_pass(
     Samples of ranks with their own loaders are numbered in turn.
     """
     reader, rank, ranks = Reader(loader, place), jax.process_index(), jax.process_count()
-    for number, pair in enumerate(reader.pairs()):
+    for number, pair in enumerate(as_batches(reader.raw)):
         check(pair[1], f": batch {number}")
         own = reader.own()
         own = range(rank, rows_of(pair) * ranks, ranks) if own is None else own

@@ -8,6 +8,8 @@ from cyxjax.cli import group_checks, group_doctor
 from cyxjax.cli.group_checks import judge, others_files, own_file, wires
 from cyxjax.cli.group_doctor import dial, look_around, neighbours, read_run
 from cyxjax.core import replica
+from cyxjax.data.splits import Splits
+from cyxjax.train import experiment
 from tests.support.wrapped import alone
 
 CONTENT = {"samples": 10, "records": {"3": [["int", "7"]]}}
@@ -139,12 +141,24 @@ def test_files_of_two_ranks_are_seen_and_locked_and_gone_afterwards(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_experiment_is_read_or_the_reason_told(tmp_path):
+class Counted(list):
+    """A loader with a length and a `take` of batches, as tf.data's: it is no dataset."""
+
+    __getitem__ = property()  # an AttributeError: it has none
+
+    def take(self, count):
+        raise AssertionError("not samples by number")
+
+
+def test_an_experiment_is_read_or_the_reason_told(tmp_path, monkeypatch):
     run = read_run(["--data.name", "digits", "--run-dir", str(tmp_path)])
     assert run["config"]["epochs"]
     assert run["data"]["training data"]["samples"] > 1000
     assert "Did you mean" in read_run(["--data.name", "digitz"])["problem"]
     assert read_run([]) == {"config": {}, "data": {}, "problem": ""}
+    streams = Splits(*[Counted([0])] * 3, None)
+    monkeypatch.setattr(experiment, "data_of", lambda config: streams)
+    assert read_run(["--data.name", "digits"])["data"] == {}
 
 
 def test_an_all_reduce_that_adds_up_wrongly_is_told(monkeypatch):

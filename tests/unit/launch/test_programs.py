@@ -59,6 +59,13 @@ def test_a_damaged_entry_is_not_there_and_is_written_anew(store, change):
     assert store.get("jit_f-12") == b"machine code"
 
 
+def test_a_program_of_another_user_is_not_there(store, monkeypatch):
+    store.put("jit_f-12", b"machine code")
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert store.get("jit_f-12") is None
+
+
 SPOILED_FOLDERS = {  # -> the folder to use instead, if any
     "open": lambda path, patch: path.chmod(0o750),
     "another's": lambda path, patch: patch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1),
