@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cyxjax.core.mesh import AXIS, PER_REPLICA, local_replicas
+from cyxjax.core.mesh import AXIS, PER_REPLICA, local_replicas, refuse_wrapping
 from cyxjax.core.trees import PyTree
 
 
@@ -38,7 +38,9 @@ def place_rows(mesh: Mesh, tree: PyTree, pad_with_zeros: bool = False) -> PyTree
     """Rows (n, ...) split over the devices of a local mesh in contiguous blocks.
 
     If n is not a multiple of the device count, rows are added at the end: the first ones again, or zeros.
+    Raises: DataError for an integer that jax cannot hold without x64.
     """
+    refuse_wrapping(tree)
     sharding = NamedSharding(mesh, PER_REPLICA)
 
     def place(a: Any) -> jax.Array:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from cyxjax.core.makers import maker_of
+from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.core.rows import by_sample, check_form, is_whole_batch, mean_of_each, num_rows, whole_batch
 from cyxjax.core.trees import PyTree, as_labels, kind_of
 from cyxjax.errors import DataError
@@ -34,11 +35,13 @@ class Loss(ABC):
         """One loss per example: float32 (B,); further dimensions are averaged. Or (values, weights)."""
 
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        """The mean over the batch: float32, shape ()."""
+        """The mean over the batch: float32, shape (). Raises: DataError for a label beyond int32."""
+        refuse_wrapping(target)
         return _mean(self, jnp.asarray(output), jnp.asarray(target))
 
     def backward(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        """Gradient of `forward` with respect to `output`: output's shape and dtype."""
+        """Gradient of `forward` with respect to `output`: output's shape and dtype; raises as it does."""
+        refuse_wrapping(target)
         return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
 
     def __call__(self, output: jax.Array, target: jax.Array) -> Any:
@@ -56,6 +59,7 @@ def compiled_for_ours(fn: _Fn) -> _Fn:
 
     @wraps(fn)
     def run(loss: Any, *args: Any) -> Any:
+        refuse_wrapping(args)
         is_ours = loss is None or (isinstance(loss, Loss) and type(loss).__module__ == __name__)
         return (compiled if is_ours else fn)(loss, *args)
 
