@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -103,7 +104,8 @@ def build_schedule(plan: RatePlan) -> Schedule:
     """Factor on the learning rate: linear warm-up to the peak, then the schedule that the plan names.
 
     It counts optimizer steps only, so it does not depend on the number of processes. The first step of a
-    warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak.
+    warm-up of n steps has peak / n, as in Goyal et al. 2017; step n has the peak. Outside the step, where its
+    values are recorded, a schedule is one program instead of one for each of its operations.
     Raises: ConfigError for a schedule that cannot be created.
     """
     peak = plan.peak
@@ -113,10 +115,10 @@ def build_schedule(plan: RatePlan) -> Schedule:
         "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, plan.decay_steps),
     }
     rest = after[plan.name]() if plan.name in after else _scaled(_own(plan), peak)
-    if not plan.warmup_steps:
-        return rest
-    warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
-    return optax.join_schedules([warmup, rest], [plan.warmup_steps])
+    if plan.warmup_steps:
+        warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
+        rest = optax.join_schedules([warmup, rest], [plan.warmup_steps])
+    return rest if plan.name == "constant" and not plan.warmup_steps else jax.jit(rest, inline=True)
 
 
 def _scaled(schedule: Schedule, peak: float) -> Schedule:

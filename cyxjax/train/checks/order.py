@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.exact.step import PartsStep
@@ -137,8 +136,7 @@ def _check_schedule(own: Schedule, lr: Any, num_steps: int | None) -> None:
     """
     steps = np.unique(np.linspace(0, (num_steps or 2) - 1, 32).astype(np.int32))
     with on_host():
-        # In one call, and not jitted: operations are compiled once per process, for any number of fits.
-        values = np.asarray(jax.vmap(own)(jnp.asarray(steps)), np.float64)
+        values = np.asarray(jax.jit(jax.vmap(own))(steps), np.float64)
     least, largest = float(values.min()), float(values.max())
     is_below_lr = isinstance(lr, int | float) and 0 < largest <= lr < 1
     are_rates = not isinstance(own, RatesAsFactor) and (0 < largest < 0.1 or is_below_lr)
