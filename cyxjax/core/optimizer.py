@@ -175,7 +175,7 @@ def refuse_unless_elementwise(
     small = jax.tree.map(lambda p: jax.ShapeDtypeStruct([min(n, _MAX_DIM) for n in p.shape], p.dtype), params)
     parts, wrong = jax.tree.map(lambda p: jax.ShapeDtypeStruct(cut(p.shape, 2), p.dtype), small), []
     try:
-        with jax.debug_nans(False), step_value(jnp.ones(2)):
+        with jax.debug_nans(False):
             of_whole, of_part = (jax.jit(partial(_updates, optimizer, tree)) for tree in (small, parts))
             whole, states_of_whole = jax.device_get(of_whole(2))
             clean, _ = jax.device_get(of_whole(1))
@@ -216,4 +216,5 @@ def _updates(optimizer: optax.GradientTransformation, shapes: PyTree, every: jax
             jax.tree.leaves(keys_as_bits(state)),
         )
 
-    return lax.scan(step, optimizer.init(params), length=_STEPS)[1]
+    with step_value(jnp.ones(2)):
+        return lax.scan(step, optimizer.init(params), length=_STEPS)[1]

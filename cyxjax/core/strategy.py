@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -51,7 +52,7 @@ class Sync(NamedTuple):
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
     # state -> factor the loss is multiplied by (float16)
     loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
-    skipped: Callable[[PyTree], Any] = lambda state: jnp.int32(0)  # state -> int32: steps of the run skipped
+    skipped: Callable[[PyTree], Any] = lambda state: np.int32(0)  # state -> int32: steps of the run skipped
     consensus: Callable[[PyTree], PyTree] = unchanged  # a replica's params -> replicated params, to evaluate
     hold: Callable[[PyTree], PyTree] = unchanged  # whole params -> what a replica keeps, in `sync_map`
     # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the narrower

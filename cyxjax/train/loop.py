@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from cyxjax.core.mesh import local_value
 from cyxjax.core.step import Batch, TrainState
 from cyxjax.core.trees import unchanged
 from cyxjax.launch.heartbeat import report_progress
@@ -119,7 +118,7 @@ def training_means(program: Program, first: Position, moment: RunState) -> dict[
     Raises: DataError if the samples have zero weight in the loss; not once the run has left out a step.
     """
     trained = moment.position.step > first.step
-    if trained and not int(local_value(program.sync.skipped(moment.state.sync))):
+    if trained and not int(program.sync.skipped(moment.state.sync)):
         return program.metrics.over_all(moment.sums, "an epoch of training")
     return program.metrics.means(moment.sums)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
-from cyxjax.core.mesh import local_value, num_replicas
+from cyxjax.core.mesh import num_replicas
 from cyxjax.core.step import TrainState
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.launch import save_request
@@ -68,7 +68,7 @@ class Fit(NamedTuple):
 
     def num_skipped(self, state: TrainState) -> int:
         """Steps since the optimizer began that were left out, because a gradient was not finite."""
-        return int(local_value(self.program.sync.skipped(state.sync)))
+        return int(self.program.sync.skipped(state.sync))
 
 
 def build_hooks(fit: Fit) -> list[Hook]:
