@@ -11,9 +11,11 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -47,15 +49,17 @@ def own_modules() -> dict[str, tuple[str, str]]:
     The program is among them, by the name under which another program would import it: a model is often
     imported from the program that trained it. Installed modules are not: their version identifies them.
     """
-    found = {}
+    return dict(islice(_digests_of_own(), _MOST))
+
+
+def _digests_of_own() -> Iterator[tuple[str, tuple[str, str]]]:
     for name, module in sorted(sys.modules.items()):
         path = _source(module)
         if path is None or (name == "__main__" and _program(module) is None):
             continue
         with suppress(OSError):  # deleted since, or in an archive
             digest = _digest([Path(path)], Path(path).parent)
-            found[Path(path).stem if name == "__main__" else name] = digest, path
-    return dict(list(found.items())[:_MOST])
+            yield Path(path).stem if name == "__main__" else name, (digest, path)
 
 
 def _source(module: object) -> str | None:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import platform
+import secrets
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -70,7 +71,9 @@ class ProgramStore:
         self._path = folder  # under this name jax shows it
         self._facts, self._say, self._max_bytes = facts, say, max_bytes
         self._writes = True
-        self._room = 0  # bytes that may be written before the folder is looked at again
+        # Bytes that may be written before this process lists the folder, which takes long if it is full. The
+        # first number is random: of many short runs, one in a while lists it.
+        self._room = secrets.randbelow(max_bytes // 8)
 
     def get(self, key: str) -> bytes | None:
         """The program kept as `key`; None if there is none that is whole."""
