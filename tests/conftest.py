@@ -72,6 +72,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # imported modules are no garbage: the collector can skip them
 
 
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # pytest collects ten times at its end, after the last test has been reported
+
+
 @pytest.hookimpl(trylast=True)  # after tests have been deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first, so that none is left for the end, when other workers have nothing to do.
