@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.model.adapter import is_module_of
@@ -56,7 +55,7 @@ class ModelSync:
             self._was_pushed = True
         for i, one in enumerate(self._variables):
             value = _at(values[not one.is_param], one.path)
-            one.variable.set_value(jax.tree.map(jnp.asarray, value))
+            one.variable.set_value(jax.device_put(value))
             self._variables[i] = one._replace(pushed=one.variable.get_raw_value())
 
     def pull(self, num_processes: int) -> Values | None:
