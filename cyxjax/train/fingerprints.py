@@ -157,7 +157,7 @@ def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threa
     here, total = by_device(state, [device])[0], np.float32(rows)
     parts = first_part(data.train, rows, data.keying)
     way = step.part.way(here, parts, total)
-    # In one program: each leaf by itself takes two.
+    # One program for all leaves: indexing them one by one takes two for each shape.
     made = jax.jit(lambda of_all: tree_of_each(of_all, range(1))[0])(way([here], [parts], total)[0])
     # As if all parts had the same result as the first one.
     update = (here, jax.tree.map(widened, made), total, np.zeros(2, np.float32))

@@ -8,7 +8,6 @@ Wrapped models share what `core/facade.py` builds from equal modules of linen, o
 
 from collections.abc import Callable, Hashable
 from functools import cache, partial, wraps
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,7 +27,6 @@ from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
 from cyxjax.distributed import comm_hooks, ddp_state
-from cyxjax.launch import program as launch_program
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.train import program, run_state
 from cyxjax.train.checks import batch_checks
@@ -39,7 +37,6 @@ from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start import at_once, named
 from cyxjax.train.start.optimizers import Optimizer, build_optimizer
-from tests.support.places import TESTS
 
 PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
@@ -60,7 +57,6 @@ def share() -> None:
         (named, "build_optimizer", rule_of),
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
-        (launch_program, "_digest", read_once(launch_program._digest)),
     ]
     builders: dict[Any, list[str]] = {
         facade: [f"build_{name}" for name in ("forward", "infer", "backward", "update", "reduce")],
@@ -133,17 +129,6 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
         if key not in kept:
             kept[key] = function(plan, program, state, *samples)
         return kept[key]
-
-    return run
-
-
-def read_once(digest: Callable[[list[Path], Path], str]) -> Callable[[list[Path], Path], str]:
-    """`digest`, called once for each test module: every fit asks for those of all that are imported."""
-    of_module = cache(lambda path: digest([path], path.parent))
-
-    def run(files: list[Path], folder: Path) -> str:
-        is_module = len(files) == 1 and files[0].is_relative_to(TESTS)
-        return of_module(files[0]) if is_module else digest(files, folder)
 
     return run
 

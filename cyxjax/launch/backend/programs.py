@@ -72,7 +72,7 @@ class ProgramStore:
         self._facts, self._say, self._max_bytes = facts, say, max_bytes
         self._writes = True
         # Bytes that may be written before this process lists the folder, which takes long if it is full. The
-        # first number is random: of many short runs, one in a while lists it.
+        # first number is random, so that only a few of many short runs list it.
         self._room = secrets.randbelow(max_bytes // 8)
 
     def get(self, key: str) -> bytes | None:
