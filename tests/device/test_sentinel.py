@@ -44,16 +44,17 @@ def test_every_bit_of_every_dtype_shows_and_heals(dtype):
         assert np.asarray(healed[name]).tobytes() == np.asarray(tree[name]).tobytes()
 
 
-def test_exchanged_elements_show_and_values_per_replica_are_left_alone():
-    mesh = build_mesh(jax.devices()[:2])
-    tree = {"same": replicated(mesh, jnp.float32([1, 2])), "own": jnp.float32([[1], [2]])}
+def test_sums_are_plain_and_weighted_by_position_and_values_per_replica_are_left_alone():
+    mesh, bits = (
+        build_mesh(jax.devices()[:2]),
+        np.arange(7, 4000, 13, dtype=np.uint32) * np.uint32(0x9E3779B1),
+    )
+    tree = {"same": flip(replicated(mesh, bits), 1, 30, 0), "own": jnp.float32([[1], [2]])}
     spec = {"same": P(), "own": P("data")}
     assert replicated_names(tree, spec) == ["same"]
-    swapped = flip(flip(tree["same"], 1, 30, 0), 1, 30, 1)  # 1.0 and 2.0 differ in bits 23 to 30
-    for bit in range(23, 30):
-        swapped = flip(flip(swapped, 1, bit, 0), 1, bit, 1)
-    assert np.asarray(swapped.addressable_shards[1].data).tolist() == [2.0, 1.0]
-    prints = np.asarray(build_sentinel(mesh, spec).fingerprints(tree | {"same": swapped}))
+    prints = np.asarray(build_sentinel(mesh, spec).fingerprints(tree))
+    weighted = bits * np.arange(1, 2 * bits.size, 2, dtype=np.uint32)
+    assert prints[0].tolist() == [[bits.sum(dtype=np.uint32), weighted.sum(dtype=np.uint32)]]
     assert differences(prints, ["same"]) == [("same", (1,), None)]  # two replicas: no majority
 
 
