@@ -1,8 +1,9 @@
 """Initial values of a model, drawn leaf by leaf: leaves with the same operations share one small program.
 
 A single program for all leaves costs XLA compile time for each leaf: 25 s for every 300 kernels. A model of
-2,000 leaves has about ten shapes and initializers; leaves that share them differ only in constants folded
-into the key. Programs are kept while the process lives: a second model with such leaves compiles nothing.
+2,000 leaves has about ten shapes and initializers; leaves that share them differ only in their keys, which
+are computed before: a program that derives keys as well takes up to twice the time to compile. Programs are
+kept while the process lives: a second model with such leaves compiles nothing.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +21,6 @@ from cyxjax.core.trees import PyTree
 
 _SMALL = 1024  # numbers: an operation with at most this many may be repeated for each leaf
 _MOST_TIMES = 4  # limit on repeated operations, relative to their number; beyond it leaves share too much
-_FOLD = "random_fold_in"
 _KEPT = 64  # programs
 # For code that runs once. The program of an MLP (CPU, jax 0.10.2) compiled in 0.35 s instead of 0.9 s, ran as
 # fast and gave the same bits; at level 0 it was five times slower.
@@ -129,11 +129,11 @@ def _groups(jaxpr: Any) -> list[tuple[list[int], list[Any]]]:
 
 
 def _computation(
-    outvars: list[Any], equations: list[Any], known: Mapping[Any, Any], constants: Mapping[Any, Any]
+    outvars: list[Any], equations: list[Any], known: dict[Any, Any], constants: Mapping[Any, Any]
 ) -> tuple[Hashable, list[Any], Callable]:
     """(form, arguments, function of the arguments): equal forms describe the same computation.
 
-    Integers folded into keys become arguments: operations on them are exact either way. All other constants
+    Keys that follow from what is known are computed here, added to `known`, and become arguments. Constants
     are part of the form, since the compiler may compute with them in advance.
     """
     given: list[Any] = []
@@ -141,12 +141,9 @@ def _computation(
     form: list[Hashable] = []
     steps: list[tuple[Any, tuple]] = []
 
-    def name(v: Any, folded: bool) -> Hashable:
-        if isinstance(v, core.Literal) and not folded:
-            return _Fixed(v.val, (repr(v.val), str(v.aval)))
+    def name(v: Any) -> Hashable:
         if isinstance(v, core.Literal):
-            given.append(v.val)
-            return "given", len(given) - 1, str(v.aval)
+            return _Fixed(v.val, (repr(v.val), str(v.aval)))
         if v not in names and v in constants:
             names[v] = _Fixed(constants[v], (id(constants[v]),))
         elif v not in names:
@@ -154,12 +151,18 @@ def _computation(
             names[v] = "given", len(given) - 1, str(v.aval)
         return names[v]
 
-    for n, eqn in enumerate(equations):
-        read = tuple(name(v, eqn.primitive.name == _FOLD) for v in eqn.invars)
+    for eqn in equations:
+        makes_keys = all(jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.prng_key) for v in eqn.outvars)
+        if makes_keys and all(isinstance(v, core.Literal) or v in known for v in eqn.invars):
+            if eqn.outvars[0] not in known:
+                values = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
+                known |= zip(eqn.outvars, bind(eqn, values), strict=True)
+            continue
+        read = tuple(map(name, eqn.invars))
         form.append((eqn.primitive, read, tuple(_hashable(p) for p in sorted(eqn.params.items()))))
+        names |= {v: ("made", len(steps), i) for i, v in enumerate(eqn.outvars)}
         steps.append((eqn, read))
-        names |= {v: ("made", n, i) for i, v in enumerate(eqn.outvars)}
-    ends = tuple(name(v, False) for v in outvars)
+    ends = tuple(map(name, outvars))
 
     def run(*given: Any) -> list[Any]:
         found: dict[Hashable, Any] = {}

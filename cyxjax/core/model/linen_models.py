@@ -28,6 +28,11 @@ from cyxjax.errors import translated
 _MISSING = re.compile(r'needs PRNG for "([^"]+)"')
 
 
+@jax.jit
+def _keys(key: jax.Array) -> dict[str, jax.Array]:
+    return dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
+
+
 def from_linen(module: linen.Module) -> ModelFns:
     """A module as `ModelFns`; a module that is bound to variables starts with these.
 
@@ -38,8 +43,7 @@ def from_linen(module: linen.Module) -> ModelFns:
     bound = module.scope is not None
     module, held = module.unbind() if bound else (module, {})
 
-    def values(key: jax.Array, inputs: PyTree) -> PyTree:
-        keys = dict(zip(("params", "dropout"), jax.random.split(key), strict=True))
+    def values(key: jax.Array, keys: dict[str, jax.Array], inputs: PyTree) -> PyTree:
         called, (args, named) = _called(module, inputs, key, False)
         with translated():
             return called.init(keys, *args, **named)
@@ -50,7 +54,7 @@ def from_linen(module: linen.Module) -> ModelFns:
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
-        drawn = values_of(key, inputs) if traced else draw(values_of, key, inputs)
+        drawn = (values_of if traced else partial(draw, values_of))(key, _keys(key), inputs)
         variables = {**drawn, **held}
         for name in _sown_collections(variables):
             del variables[name]
