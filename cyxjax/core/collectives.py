@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
@@ -22,7 +23,13 @@ def put_row(mesh: Mesh, device: jax.Device, tree: PyTree) -> PyTree:
     sharding = NamedSharding(mesh, PER_REPLICA)
 
     def put(leaf: Any) -> jax.Array:
-        row = jax.device_put(leaf, device)[None]
+        # Of the host's arrays numpy makes the row: jax would compile a program for each shape. It is a copy,
+        # which the caller cannot change.
+        row = (
+            jax.device_put(leaf, device)[None]
+            if isinstance(leaf, jax.Array)
+            else jax.device_put(np.array(leaf)[None], device)
+        )
         shape = (mesh.size, *row.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, [row])
 
