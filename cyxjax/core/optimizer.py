@@ -17,7 +17,7 @@ from jax import lax
 from cyxjax.core.mesh import local_value
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import step_value
-from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves
+from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves, on_device
 from cyxjax.errors import ConfigError, CyxjaxError
 
 
@@ -111,14 +111,8 @@ def averaged_params(state: TrainState) -> PyTree:
         )
     return jax.tree.unflatten(
         jax.tree.structure(state.params),
-        [_on_device(average.get(name, leaf)).astype(leaf.dtype) for name, leaf in params],
+        [on_device(average.get(name, leaf)).astype(leaf.dtype) for name, leaf in params],
     )
-
-
-def _on_device(leaf: jax.Array) -> jax.Array:
-    """`leaf` in device memory, also if the optimizer's state is kept on the host."""
-    in_host = jax.typeof(leaf).memory_space == jax.memory.Space.Host
-    return jax.device_put(leaf, jax.memory.Space.Device) if in_host else leaf
 
 
 def adapted(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

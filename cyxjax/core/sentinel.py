@@ -14,9 +14,18 @@ from jax import lax
 from jax.sharding import Mesh
 
 from cyxjax.core.collectives import held_by
-from cyxjax.core.mesh import AXIS, REPLICATED
+from cyxjax.core.mesh import AXIS, REPLICATED, local_value
 from cyxjax.core.replica import by_spec, model_map
-from cyxjax.core.trees import PyTree, bits_as_keys, joined, keys_as_bits, leaf_names, unchanged
+from cyxjax.core.trees import (
+    PyTree,
+    bits_as_keys,
+    in_groups,
+    joined,
+    keys_as_bits,
+    leaf_names,
+    on_device,
+    unchanged,
+)
 
 Move: TypeAlias = Callable[[PyTree], PyTree]
 
@@ -33,7 +42,7 @@ class Sentinel(NamedTuple):
     """Functions that compare the replicas of one kind of state, compiled at their first use."""
 
     spec: PyTree  # PartitionSpec prefix of the state: what is kept per replica is not compared
-    fingerprints: Callable[[PyTree], jax.Array]
+    fingerprints: Callable[[PyTree], np.ndarray]
     """tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
 
     Two sums over a leaf's bits modulo 2^32, plain and weighted by position: one changed element always shows
@@ -55,8 +64,8 @@ def replicated_names(tree: PyTree, spec: PyTree) -> list[str]:
 def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move = unchanged) -> Sentinel:
     """For states placed as `spec` says on `mesh`. fetch, stow: see `Sync`."""
 
-    def local_sums(tree: PyTree) -> jax.Array:
-        sums = jax.tree.leaves(jax.tree.map(_sums, replicated_part(keys_as_bits(tree), spec)))
+    def local_sums(leaves: list[jax.Array]) -> jax.Array:
+        sums = jax.tree.leaves(jax.tree.map(_sums, keys_as_bits(leaves)))
         return lax.all_gather(jnp.stack(sums).reshape(-1, 2), AXIS)
 
     def local_heal(tree: PyTree, sources: jax.Array) -> PyTree:
@@ -65,12 +74,16 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
         chosen = [held_by(source, leaf) for leaf, source in zip(leaves, sources, strict=True)]
         return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
 
-    gathered = model_map(local_sums, mesh, (spec,), REPLICATED)
+    gathered = model_map(local_sums, mesh, REPLICATED, REPLICATED)
     heal = model_map(local_heal, mesh, (spec, REPLICATED), spec)
 
     @jax.jit
-    def fingerprints(tree: PyTree) -> jax.Array:
-        return gathered(fetch(tree))
+    def sums(leaves: list[jax.Array]) -> jax.Array:
+        return gathered([on_device(leaf) for leaf in leaves])
+
+    def fingerprints(tree: PyTree) -> np.ndarray:
+        found = [sums(some) for some in in_groups(jax.tree.leaves(replicated_part(tree, spec)))]
+        return np.concatenate([local_value(one) for one in found], axis=1)
 
     @jax.jit
     def healed(tree: PyTree, sources: jax.Array) -> PyTree:

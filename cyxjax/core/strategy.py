@@ -19,7 +19,7 @@ from jax import lax
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree, unchanged
+from cyxjax.core.trees import PyTree, in_groups, unchanged
 
 Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
@@ -150,16 +150,11 @@ def written_after(row: jax.Array, stepped: Stepped) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), stepped.params)
 
 
-# Leaves whose squares are added up in one branch. For each leaf XLA counts again all it has fused there:
-# for 2,000 leaves in one branch, this took 25 of the 100 s of CPU time that compiling the step took.
-_AT_ONCE = 64
-
-
 def _squares_if(due: jax.Array, leaves: list[jax.Array]) -> jax.Array:
     """The sum of all squares if `due`, else zero; added leaf by leaf, as in one branch."""
     squares = jnp.float32(0.0)
-    for start in range(0, len(leaves), _AT_ONCE):
-        squares = lax.cond(due, _with_squares, _nothing, [squares, *leaves[start : start + _AT_ONCE]])
+    for some in in_groups(leaves):
+        squares = lax.cond(due, _with_squares, _nothing, [squares, *some])
     return squares
 
 

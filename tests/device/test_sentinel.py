@@ -1,5 +1,7 @@
 """A bit flip on one replica is detected, named, and healed if most replicas still agree."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,9 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.losses import CrossEntropyLoss
 from cyxjax.core.mesh import build_mesh
 from cyxjax.core.sentinel import build_sentinel, differences, replicated_names
-from cyxjax.errors import DesyncError
-from cyxjax.train.hooks.hook import Hook
+from cyxjax.errors import DesyncError, NonFiniteError
+from cyxjax.train.hooks.bad_steps import TerminateOnNaN
+from cyxjax.train.hooks.hook import Hook, Position, RunState
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.flips import flip
 from tests.support.trainers import use_devices
@@ -56,6 +59,18 @@ def test_sums_are_plain_and_weighted_by_position_and_values_per_replica_are_left
     weighted = bits * np.arange(1, 2 * bits.size, 2, dtype=np.uint32)
     assert prints[0].tolist() == [[bits.sum(dtype=np.uint32), weighted.sum(dtype=np.uint32)]]
     assert differences(prints, ["same"]) == [("same", (1,), None)]  # two replicas: no majority
+
+
+def test_a_difference_and_a_nan_show_in_any_of_many_leaves():
+    mesh = build_mesh(jax.devices()[:2])
+    leaves = [replicated(mesh, np.full(3, i, np.float32)) for i in range(130)]
+    differ = [*leaves[:100], flip(leaves[100], 1, 3, 0), *leaves[101:]]
+    prints = build_sentinel(mesh, P()).fingerprints(differ)
+    assert differences(prints, replicated_names(differ, P())) == [("100", (1,), None)]
+    for bad in (5, 129):
+        params = [*leaves[:bad], leaves[bad] * np.float32(np.inf), *leaves[bad + 1 :]]
+        with pytest.raises(NonFiniteError, match="step 0"):
+            TerminateOnNaN().on_state(RunState(Position(), SimpleNamespace(params=params), None))
 
 
 class FlipAfter(Hook):

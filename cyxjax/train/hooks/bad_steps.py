@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from cyxjax.core.mesh import local_value
-from cyxjax.core.trees import are_finite
+from cyxjax.core.trees import are_finite, in_groups
 from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
 
@@ -53,7 +53,8 @@ class TerminateOnNaN(SavingHook):
 
     def on_state(self, moment: RunState) -> None:
         # The loss was finite but a gradient was not: the next step's loss would show it, after the save.
-        if not bool(local_value(_are_finite(moment.state.params))):
+        found = [_are_finite(some) for some in in_groups(jax.tree.leaves(moment.state.params))]
+        if not all(bool(local_value(one)) for one in found):
             raise NonFiniteError(
                 f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
                 "gradient was not finite, though the loss was. HINT: look for roots and logarithms of 0 in "

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from cyxjax.core.mesh import local_value
 from cyxjax.core.sentinel import Difference, Sentinel, differences, replicated_names
 from cyxjax.core.step import TrainState
 from cyxjax.errors import DesyncError
@@ -40,7 +39,7 @@ class SentinelHook(SavingHook):
     def on_state(self, moment: RunState, ended: bool = False) -> TrainState | None:
         self._seen = moment.position.step
         names = replicated_names(moment.state, self._sentinel.spec)
-        found = differences(local_value(self._sentinel.fingerprints(moment.state)), names)
+        found = differences(self._sentinel.fingerprints(moment.state), names)
         if not found:
             return None
         text = describe(found, moment.position.step, self._ranks)
@@ -109,7 +108,7 @@ class DigestHook(SavingHook):
 
     def on_state(self, moment: RunState) -> None:
         self._newest = moment.position.step
-        sums = np.asarray(local_value(self._sentinel.fingerprints(moment.state)))[0]  # of the first replica
+        sums = self._sentinel.fingerprints(moment.state)[0]  # of the first replica
         if self._path is not None:
             names = replicated_names(moment.state, self._sentinel.spec)
             digests = {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(names, sums.tolist(), strict=True)}
