@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+import pytest
 from flax import linen, nnx
 from jax.sharding import Mesh
 
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.memory import with_remat
 from cyxjax.core.mesh import build_mesh, local_replicas, put_replicated, put_rows
+from cyxjax.core.model import first_values
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
@@ -151,3 +153,12 @@ def largest_gap(a: Any, b: Any) -> float:
     """The largest absolute difference between the float leaves of two trees."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return max(float(np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)).max()) for x, y in pairs)
+
+
+@pytest.fixture
+def draws_as_of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """First values are compiled as for users, who do not tell jax to optimize less."""
+    monkeypatch.setitem(first_values._OPTIONS, "xla_backend_optimization_level", 1)
+    first_values._program.cache_clear()
+    yield
+    first_values._program.cache_clear()
