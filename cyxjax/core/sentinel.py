@@ -82,8 +82,9 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
         return gathered([on_device(leaf) for leaf in leaves])
 
     def fingerprints(tree: PyTree) -> np.ndarray:
-        found = [sums(some) for some in in_groups(jax.tree.leaves(replicated_part(tree, spec)))]
-        return np.concatenate([local_value(one) for one in found], axis=1)
+        groups = in_groups(jax.tree.leaves(replicated_part(tree, spec)))
+        # Read one after another: collectives of programs that run side by side could meet in another order.
+        return np.concatenate([local_value(sums(group)) for group in groups], axis=1)
 
     @jax.jit
     def healed(tree: PyTree, sources: jax.Array) -> PyTree:

@@ -53,8 +53,8 @@ class TerminateOnNaN(SavingHook):
 
     def on_state(self, moment: RunState) -> None:
         # The loss was finite but a gradient was not: the next step's loss would show it, after the save.
-        found = [_are_finite(some) for some in in_groups(jax.tree.leaves(moment.state.params))]
-        if not all(bool(local_value(one)) for one in found):
+        groups = in_groups(jax.tree.leaves(moment.state.params))
+        if not all(bool(local_value(_are_finite(group))) for group in groups):
             raise NonFiniteError(
                 f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
                 "gradient was not finite, though the loss was. HINT: look for roots and logarithms of 0 in "
