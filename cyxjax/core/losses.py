@@ -40,7 +40,7 @@ class Loss(ABC):
         return _mean(self, jnp.asarray(output), jnp.asarray(target))
 
     def backward(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        """Gradient of `forward` by `output`: output's shape and dtype. Raises: like `forward`."""
+        """Gradient of `forward` with respect to `output`, of its shape and dtype. Raises: as `forward`."""
         refuse_wrapping(target)
         return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
 

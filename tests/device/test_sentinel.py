@@ -48,10 +48,7 @@ def test_every_bit_of_every_dtype_shows_and_heals(dtype):
 
 
 def test_sums_are_plain_and_weighted_by_position_and_values_per_replica_are_left_alone():
-    mesh, bits = (
-        build_mesh(jax.devices()[:2]),
-        np.arange(7, 4000, 13, dtype=np.uint32) * np.uint32(0x9E3779B1),
-    )
+    mesh, bits = build_mesh(jax.devices()[:2]), np.arange(7, 4000, 13, np.uint32) * np.uint32(0x9E3779B1)
     tree = {"same": flip(replicated(mesh, bits), 1, 30, 0), "own": jnp.float32([[1], [2]])}
     spec = {"same": P(), "own": P("data")}
     assert replicated_names(tree, spec) == ["same"]

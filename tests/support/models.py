@@ -156,8 +156,8 @@ def largest_gap(a: Any, b: Any) -> float:
 
 
 @pytest.fixture
-def draws_as_of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """First values are compiled as for users, who do not tell jax to optimize less."""
+def first_values_as_for_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """First values are compiled as for users, not with the fewer optimizations of the tests."""
     monkeypatch.setitem(first_values._OPTIONS, "xla_backend_optimization_level", 1)
     first_values._program.cache_clear()
     yield

@@ -24,7 +24,7 @@ _MOST_TIMES = 4  # limit on repeated operations, relative to their number; beyon
 _KEPT = 64  # programs
 # For code that runs once. The program of an MLP (CPU, jax 0.10.2) compiled in 0.35 s instead of 0.9 s, ran as
 # fast and gave the same bits; at level 0 it was five times slower.
-# They are no exception where jax is told to optimize less.
+# Not with JAX_DISABLE_MOST_OPTIMIZATIONS, which sets level 0 for all programs.
 _OPTIONS: dict[str, Any] = (
     {} if jax.config.read("jax_disable_most_optimizations") else {"xla_backend_optimization_level": 1}
 )

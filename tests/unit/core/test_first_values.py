@@ -11,9 +11,9 @@ from flax.linen import initializers
 
 from cyxjax.core.model import first_values
 from cyxjax.core.model.first_values import draw, find_kinds
-from tests.support.models import draws_as_of_users as draws_as_of_users
+from tests.support.models import first_values_as_for_users as first_values_as_for_users
 
-pytestmark = pytest.mark.usefixtures("draws_as_of_users")
+pytestmark = pytest.mark.usefixtures("first_values_as_for_users")
 one_program = partial(jax.jit, compiler_options=first_values._OPTIONS)
 
 

@@ -11,13 +11,13 @@ import pytest
 
 import cyxjax as cx
 from tests.data import make_sequential as made
-from tests.support.models import draws_as_of_users as draws_as_of_users
+from tests.support.models import first_values_as_for_users as first_values_as_for_users
 from tests.support.trainers import one_device as one_device
 
 STORED = json.loads((made.FOLDER / "numbers.json").read_text())
 ROOM = 2e-6
 
-pytestmark = pytest.mark.usefixtures("one_device", "draws_as_of_users")
+pytestmark = pytest.mark.usefixtures("one_device", "first_values_as_for_users")
 
 QUICK = {"mlp", "cnn", "vae", "gpt"}
 RESNETS = {"resnet18", "resnet50"}
