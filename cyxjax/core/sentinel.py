@@ -5,6 +5,7 @@ in one device's memory, or with model code that depends on the rank, training co
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -64,22 +65,14 @@ def replicated_names(tree: PyTree, spec: PyTree) -> list[str]:
 def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move = unchanged) -> Sentinel:
     """For states placed as `spec` says on `mesh`. fetch, stow: see `Sync`."""
 
-    def local_sums(leaves: list[jax.Array]) -> jax.Array:
-        sums = jax.tree.leaves(jax.tree.map(_sums, keys_as_bits(leaves)))
-        return lax.all_gather(jnp.stack(sums).reshape(-1, 2), AXIS)
-
     def local_heal(tree: PyTree, sources: jax.Array) -> PyTree:
         tree = keys_as_bits(tree)
         leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
         chosen = [held_by(source, leaf) for leaf, source in zip(leaves, sources, strict=True)]
         return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
 
-    gathered = model_map(local_sums, mesh, REPLICATED, REPLICATED)
+    sums = _build_sums(mesh)
     heal = model_map(local_heal, mesh, (spec, REPLICATED), spec)
-
-    @jax.jit
-    def sums(leaves: list[jax.Array]) -> jax.Array:
-        return gathered([on_device(leaf) for leaf in leaves])
 
     def fingerprints(tree: PyTree) -> np.ndarray:
         groups = in_groups(jax.tree.leaves(replicated_part(tree, spec)))
@@ -91,6 +84,18 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
         return stow(heal(fetch(tree), sources))
 
     return Sentinel(spec, fingerprints, healed)
+
+
+@lru_cache(maxsize=8)  # a second fit on the same devices compiles nothing
+def _build_sums(mesh: Mesh) -> Callable[[list[jax.Array]], jax.Array]:
+    """A function (replicated leaves) -> uint32 (R, leaves, 2), their sums as in `Sentinel.fingerprints`."""
+
+    def local_sums(leaves: list[jax.Array]) -> jax.Array:
+        sums = jax.tree.leaves(jax.tree.map(_sums, keys_as_bits(leaves)))
+        return lax.all_gather(jnp.stack(sums).reshape(-1, 2), AXIS)
+
+    gathered = model_map(local_sums, mesh, REPLICATED, REPLICATED)
+    return jax.jit(lambda leaves: gathered([on_device(leaf) for leaf in leaves]))
 
 
 def differences(prints: np.ndarray, names: list[str]) -> list[Difference]:
