@@ -63,12 +63,12 @@ class BoundLoss:
     __float__ = item
 
     def __mul__(self, factor: float) -> "BoundLoss":
-        return replace(self, scale=self.scale * float(factor))
+        return replace(self, scale=self.scale * _number(factor))
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> "BoundLoss":
-        return replace(self, scale=self.scale / float(divisor))
+        return replace(self, scale=self.scale / _number(divisor))
 
     def __jax_array__(self) -> jax.Array:
         return self.value * self.scale
@@ -87,3 +87,13 @@ class BoundLoss:
 
     def __str__(self) -> str:
         return str(self.item())
+
+
+def _number(factor: Any) -> float:
+    """`factor` as a number. Raises: DataError for a loss, whose gradient would be left out."""
+    if isinstance(factor, BoundLoss):
+        raise DataError(
+            "a loss was multiplied or divided by a loss, and backward() would take the second for a number. "
+            "HINT: compute both in one function: ddp.loss(fn, output, target)."
+        )
+    return float(factor)

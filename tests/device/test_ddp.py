@@ -210,6 +210,9 @@ def test_a_model_may_return_its_own_loss(num_replicas):
     loss = ddp.loss(None, ddp(x))
     assert float(loss) == 25.5  # 204 / 8
     assert f"{loss / 2:.2f}" == str(float(np.asarray(loss / 2))) == "12.75"
+    for product in (lambda: loss * loss, lambda: loss / loss):  # as a number the second has no gradient
+        with pytest.raises(DataError, match="ddp.loss"):
+            product()
     loss.backward()
     assert float(ddp.sync_gradients()["w"][0, 0]) == 51
 
