@@ -52,6 +52,7 @@ class Run:
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
         self.is_drawn = True  # whether the state is the first one, if any: neither trained nor loaded
+        self.awaits_checkpoint = False  # whether a checkpoint is to replace the state, which may be zeros
         self._is_fitting = False
 
     @property
@@ -119,11 +120,11 @@ class Run:
         before, made = self.last or (plan, program)
         if not self.is_drawn:
             _refuse_unequal(before.settings, plan.settings, loaded=self.is_loaded)
-        self.notes = []
+        self.notes, self.awaits_checkpoint = [], False
         if self.is_drawn:  # also after `evaluate` or `predict`, which do not choose the parameters
-            saving, first = plan.settings.saving, plan.settings.init_from
-            goes_on = saving.resume != "never" and bool(list_steps(saving.folder))
-            self.state, self.notes = first_state(plan, program, None if goes_on else first)
+            saving = plan.settings.saving
+            self.awaits_checkpoint = saving.resume != "never" and bool(list_steps(saving.folder))
+            self.draw(plan, program)
             self.first_step = 0
         elif self.loaded_from is not None:
             with naming_settings(plan, self.loaded_from, lambda: self.restored):
@@ -139,6 +140,11 @@ class Run:
             self.describe_group(plan)
         self.last = plan, program
         return program, self.state.state
+
+    def draw(self, plan: Plan, program: Program) -> None:
+        """Sets the state of step 0; its values do not matter if a checkpoint is to replace it."""
+        first = None if self.awaits_checkpoint else plan.settings.init_from
+        self.state, self.notes = first_state(plan, program, first, drawn=not self.awaits_checkpoint)
 
     def warn_if_untrained(self, call: str) -> None:
         """Prints a warning if the parameters were neither trained nor loaded."""
@@ -168,22 +174,32 @@ def _same_step(was: Plan, now: Plan) -> bool:
 
 
 def first_state(
-    plan: Plan, program: Program, first: InitFromConfig | None = None
+    plan: Plan, program: Program, first: InitFromConfig | None = None, *, drawn: bool = True
 ) -> tuple[RunState, list[str]]:
-    """(step 0, notes about its parameters): drawn from the seed, or read from what `first` names."""
+    """(step 0, notes about its parameters): drawn from the seed, or read from what `first` names.
+
+    drawn: False if the values do not matter: zeros take less time than random numbers.
+    """
     mesh, seed, inputs = plan.group.mesh, plan.settings.seed, plan.inputs
+    init = program.fns.init
+    if not (drawn or holds_values(program.fns, inputs)):
+        init = partial(_zeros, init)
     notes: list[str] = []
     first = first if first and first.path else None
     if first is None and program.sync.keeps_parts and not holds_values(program.fns, inputs):
         state = build_draw(program.fns, program.sync, mesh)(np.uint32(seed), inputs)
     else:
-        drawn = program.fns.init(jax.random.key(seed), inputs)
-        params, model_state = jax.tree.map(np.asarray, drawn)
+        params, model_state = jax.tree.map(np.asarray, init(jax.random.key(seed), inputs))
         if first is not None:
             params, model_state, notes = _with_first_values(first, params, model_state)
         params, model_state = put_replicated(mesh, (params, model_state))
         state = program.init(params, model_state, seed)
     return RunState(Position(), state, _no_sums(program)), notes
+
+
+def _zeros(init: Callable[..., PyTree], *args: Any) -> PyTree:
+    """Zeros with the shapes and dtypes of `init(*args)`."""
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(init, *args))
 
 
 def _with_first_values(

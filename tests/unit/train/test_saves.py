@@ -17,7 +17,18 @@ from cyxjax.cli.checkpoint import main as command_checkpoint
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
 from cyxjax.train.hooks import saving
-from tests.support.trainers import BROUGHT, VAL, At, X, Y, config, fitted, run_experiment, trainer
+from tests.support.trainers import (
+    BROUGHT,
+    VAL,
+    At,
+    X,
+    Y,
+    config,
+    fitted,
+    run_experiment,
+    same_bits,
+    trainer,
+)
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 KEPT = {"checkpoint_every_n_steps": 2}
@@ -169,6 +180,16 @@ def test_deleted_checkpoints_are_made_again(tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     run(tmp_path / "run", 5, lambda: folder.rename(tmp_path / "gone"), epochs=3)
     assert list_steps(folder)[-1] == 9
+
+
+def test_checkpoints_deleted_before_the_fit_begins_leave_the_first_parameters(tmp_path):
+    plan = config(checkpoint_dir=str(tmp_path / "saves"), resume="auto", checkpoint_every_n_epochs=1)
+    first, second = trainer(), trainer()
+    whole = first.fit(X, Y, plan)
+    prepared = second.prepare(X, Y, config=plan)
+    (tmp_path / "saves").rename(tmp_path / "gone")
+    assert second.fit_prepared(prepared).train_losses == whole.train_losses
+    assert same_bits(second.state, first.state)
 
 
 def link_the_ledger(folder):
