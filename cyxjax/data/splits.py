@@ -71,13 +71,14 @@ def describe(
     column_names: tuple[str, ...] = (),
 ) -> DatasetInfo:
     """The DatasetInfo of `dataset`, from its first sample: integer targets are classes, unless `task` says
-    otherwise.
+    otherwise. Targets that are a tree of arrays count as regression.
 
     Raises: ConfigError if the number of classes is neither given nor known from targets in an array.
     """
     inputs, targets = dataset.take(np.zeros(1, np.int64))
-    task = task or ("classification" if targets.dtype.kind in "biu" else "regression")
-    width = int(np.prod(targets.shape[1:], dtype=int))
+    kind, shape = (targets.dtype.kind, targets.shape) if hasattr(targets, "dtype") else ("f", ())
+    task = task or ("classification" if kind in "biu" else "regression")
+    width = int(np.prod(shape[1:], dtype=int))
     if task == "classification":
         every = dataset.targets if isinstance(dataset, ArrayDataset) else None
         if num_classes is None and every is None and not class_names:

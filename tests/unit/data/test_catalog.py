@@ -353,6 +353,8 @@ def test_what_a_loader_of_one_s_own_gives_is_asked_for_what_a_model_needs():
     info = DatasetInfo("mine", "classification", 2, X.shape[1:])
     found = as_splits("mine", Splits(*(list(zip(X, Y, strict=True)),) * 3, info))  # objects with items
     np.testing.assert_array_equal(found.test.take(np.arange(3))[0], X[:3])
+    found = as_splits("mine", ((X, {"a": Y, "b": X}),) * 3)  # targets of a task with several losses
+    assert found.info == DatasetInfo("mine", "regression", 1, X.shape[1:])
 
 
 @pytest.mark.parametrize(
