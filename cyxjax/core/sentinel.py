@@ -86,7 +86,7 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
     return Sentinel(spec, fingerprints, healed)
 
 
-@lru_cache(maxsize=8)  # a second fit on the same devices compiles nothing
+@lru_cache(maxsize=8)  # a second fit with leaves of the same shapes on the same devices compiles nothing
 def _build_sums(mesh: Mesh) -> Callable[[list[jax.Array]], jax.Array]:
     """A function (replicated leaves) -> uint32 (R, leaves, 2), their sums as in `Sentinel.fingerprints`."""
 

@@ -76,9 +76,9 @@ def describe(
     Raises: ConfigError if the number of classes is neither given nor known from targets in an array.
     """
     inputs, targets = dataset.take(np.zeros(1, np.int64))
-    kind, shape = (targets.dtype.kind, targets.shape) if hasattr(targets, "dtype") else ("f", ())
+    kind, dims = (targets.dtype.kind, targets.shape[1:]) if hasattr(targets, "dtype") else ("f", ())
     task = task or ("classification" if kind in "biu" else "regression")
-    width = int(np.prod(shape[1:], dtype=int))
+    width = int(np.prod(dims, dtype=int))
     if task == "classification":
         every = dataset.targets if isinstance(dataset, ArrayDataset) else None
         if num_classes is None and every is None and not class_names:

@@ -83,7 +83,7 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
             f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
             f"{saving.folder}"
         )
-    elif run.awaits_checkpoint:  # it was deleted meanwhile
+    elif run.awaits_checkpoint:  # the checkpoints were deleted since
         run.awaits_checkpoint = False
         run.draw(plan, program)
     report_progress(-1, "idle")

@@ -120,7 +120,8 @@ class Run:
         before, made = self.last or (plan, program)
         if not self.is_drawn:
             _refuse_unequal(before.settings, plan.settings, loaded=self.is_loaded)
-        self.notes, self.awaits_checkpoint = [], False
+        self.notes = []
+        self.awaits_checkpoint = False
         if self.is_drawn:  # also after `evaluate` or `predict`, which do not choose the parameters
             saving = plan.settings.saving
             self.awaits_checkpoint = saving.resume != "never" and bool(list_steps(saving.folder))
@@ -178,17 +179,16 @@ def first_state(
 ) -> tuple[RunState, list[str]]:
     """(step 0, notes about its parameters): drawn from the seed, or read from what `first` names.
 
-    drawn: False if the values do not matter: zeros take less time than random numbers.
+    drawn: False if the values do not matter: zeros take less time, except where replicas draw their parts.
     """
     mesh, seed, inputs = plan.group.mesh, plan.settings.seed, plan.inputs
-    init = program.fns.init
-    if not (drawn or holds_values(program.fns, inputs)):
-        init = partial(_zeros, init)
     notes: list[str] = []
     first = first if first and first.path else None
-    if first is None and program.sync.keeps_parts and not holds_values(program.fns, inputs):
+    holds = (program.sync.keeps_parts or not drawn) and holds_values(program.fns, inputs)
+    if first is None and program.sync.keeps_parts and not holds:
         state = build_draw(program.fns, program.sync, mesh)(np.uint32(seed), inputs)
     else:
+        init = program.fns.init if drawn or holds else partial(_zeros, program.fns.init)
         params, model_state = jax.tree.map(np.asarray, init(jax.random.key(seed), inputs))
         if first is not None:
             params, model_state, notes = _with_first_values(first, params, model_state)

@@ -86,10 +86,11 @@ class DistributedTrainer:
         fit(dataset, val_dataset, config) or fit(loader, val_loader, config).
 
         Configuration keys may be passed as keywords: fit(X, y, epochs=3, batch_size=32), and validation data
-        as validation_data=(X_val, y_val). schedule: optimizer steps done after the warm-up -> factor on the
-        optimizer's learning rate; lr_schedule: the same -> learning rate. ckpt_path: see `load_checkpoint`;
-        not read if the run resumes from its own checkpoint. run_dir: a folder for metrics, history,
-        checkpoints and a report; sinks: see `TrainConfig`. A change of `config` affects the next fit.
+        as validation_data=(X_val, y_val). schedule: a function of the optimizer steps done after the warm-up
+        that returns a factor on the optimizer's learning rate; lr_schedule: one that returns the rate itself.
+        ckpt_path: see `load_checkpoint`; not read if the run resumes from its own checkpoint. run_dir: a
+        folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. A change of `config`
+        affects the next fit.
         A second call continues from the trained parameters with a new optimizer state, also after an error.
         With `config.resume`, an interrupted run continues from its newest checkpoint.
         After Ctrl-C, the history so far is returned.

@@ -23,6 +23,7 @@ from tests.support.trainers import (
     At,
     X,
     Y,
+    after_fit,
     config,
     fitted,
     run_experiment,
@@ -182,13 +183,14 @@ def test_deleted_checkpoints_are_made_again(tmp_path):
     assert list_steps(folder)[-1] == 9
 
 
-def test_checkpoints_deleted_before_the_fit_begins_leave_the_first_parameters(tmp_path):
-    plan = config(checkpoint_dir=str(tmp_path / "saves"), resume="auto", checkpoint_every_n_epochs=1)
-    first, second = trainer(), trainer()
-    whole = first.fit(X, Y, plan)
-    prepared = second.prepare(X, Y, config=plan)
-    (tmp_path / "saves").rename(tmp_path / "gone")
-    assert second.fit_prepared(prepared).train_losses == whole.train_losses
+@pytest.mark.parametrize("begun", [{}, {"init_from": "earlier"}], ids=["drawn", "read"])
+def test_checkpoints_deleted_before_the_fit_begins_leave_the_first_parameters(cwd, begun):
+    after_fit(X, Y, config(checkpoint_dir="earlier", checkpoint_every_n_epochs=1, seed=1))
+    settings = config(checkpoint_dir="saves", resume="auto", checkpoint_every_n_epochs=1, **begun)
+    first, second = after_fit(X, Y, settings), trainer()
+    prepared = second.prepare(X, Y, config=settings)
+    (cwd / "saves").rename(cwd / "gone")
+    assert second.fit_prepared(prepared).train_losses == first.history.train_losses
     assert same_bits(second.state, first.state)
 
 
