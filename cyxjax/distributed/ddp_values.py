@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.model.model_fns import ModelFns
@@ -39,8 +40,8 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
 class BoundLoss:
     """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
 
-    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`), added to a total
-    (`total += loss`), and its `backward()` called once.
+    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`), added to a loss of
+    the same output (`loss + 0.1 * other`) or to a total (`total += loss`), and its `backward()` called once.
     """
 
     value: jax.Array
@@ -76,9 +77,17 @@ class BoundLoss:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.__jax_array__(), dtype)
 
-    def __add__(self, other: Any) -> jax.Array:
-        """An array without `backward`."""
-        return self.__jax_array__() + other
+    def __add__(self, other: Any) -> Any:
+        """Of two losses of one output a loss with `backward`, as in torch; else an array without it."""
+        total = self.__jax_array__() + other
+        if not isinstance(other, BoundLoss) or other.output is not self.output:
+            return total
+        output_grad = jax.tree.map(jnp.add, self._scaled_grad(), other._scaled_grad())
+        return replace(self, value=total, output_grad=output_grad, scale=1.0)
+
+    def _scaled_grad(self) -> PyTree:
+        """Gradient of the scaled loss with respect to the model's output."""
+        return jax.tree.map(lambda grad: grad * np.asarray(self.scale, grad.dtype), self.output_grad)
 
     __radd__ = __add__
 
