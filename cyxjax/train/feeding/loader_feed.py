@@ -6,7 +6,8 @@ different times: they agree on each step's number of samples, and a rank without
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,7 @@ class LoaderBatch(NamedTuple):
     pair: tuple[Any, Any]  # inputs and targets; further rows than `own` has places only fill up the batch
     own: range  # the places of its samples among those of all ranks; `own.stop` is their number
     place: Any  # the loader's own position after it
+    number: int = 0  # of its pass over the loader
 
 
 class LoaderReader:
@@ -168,7 +170,8 @@ def passes(
         is_empty = within is None
         for batch in one_pass(loader, within, least, check):
             is_empty = False
-            yield batch._replace(place=None if batch.place is None else [number, batch.place])
+            at = None if batch.place is None else [number, batch.place]
+            yield batch._replace(place=at, number=number)
         if is_empty:
             raise DataError(
                 f"the loader gave nothing in pass {number}{_without(least)}; steps_per_epoch needs "
@@ -185,16 +188,17 @@ def _without(least: int) -> str:
 def steps(
     batches: Iterator[LoaderBatch], local: int, accumulation: int, size: int = 0
 ) -> Iterator[HostBatch]:
-    """`accumulation` batches as one step's rows for `local` shares, padded to `size` or as the first.
+    """`accumulation` batches of a pass as a step's rows for `local` shares, padded to `size` or as the first.
 
-    `total` counts this process's samples. `places` count the samples of all ranks, from 0 at the step's
-    first.
+    The last step of a pass may have fewer batches. `total` counts this process's samples. `places` count the
+    samples of all ranks, from 0 at the step's first.
     """
     if accumulation > 1:  # a loader may fill the same arrays again for its next batch
         batches = (batch._replace(pair=jax.tree.map(np.array, batch.pair)) for batch in batches)
-    while group := list(islice(batches, accumulation)):
-        size = size or -(-rows_of(group[0].pair) // local)
-        yield _deal(group, local, accumulation, size)
+    for _, of_pass in groupby(batches, attrgetter("number")):
+        while group := list(islice(of_pass, accumulation)):
+            size = size or -(-rows_of(group[0].pair) // local)
+            yield _deal(group, local, accumulation, size)
 
 
 def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) -> HostBatch:
@@ -215,7 +219,7 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
     weight = np.zeros((local, accumulation, size), np.float32)
     index, places = np.zeros((2, *weight.shape), np.int64)
     row = place = 0
-    for micro, (_, own, _) in enumerate(group):
+    for micro, own in enumerate(batch.own for batch in group):
         weight[:, micro] = slots < len(own)
         index[:, micro] = row + slots % max(len(own), 1)
         places[:, micro] = place + own.start + slots * own.step

@@ -146,10 +146,20 @@ def endless():
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_generator_without_end_is_trained_on_as_a_loader(accumulation):
-    more = {"steps_per_epoch": 2, "epochs": 2, "gradient_accumulation_steps": accumulation}
+    more = {"steps_per_epoch": 2 // accumulation, "epochs": 2, "gradient_accumulation_steps": accumulation}
     one, other = after_fit(endless(), VAL, config(**more)), after_fit(loader(), config(**more))
     assert len(one.history.train_losses) == len(one.history.val_losses) == 2
     assert same_bits(one.params, other.params)  # the batch read before training is not lost
+
+
+def test_a_step_takes_no_samples_of_the_next_pass_at_any_accumulation():
+    stream = cx.data.Rows([(x, int(y)) for x, y in zip(X[:20], Y[:20], strict=True)])  # steps of 8, 8 and 4
+    whole, halves = (
+        after_fit(stream, config(epochs=2, steps_per_epoch=4, batch_size=size, gradient_accumulation_steps=n))
+        for size, n in ((8, 1), (4, 2))
+    )
+    np.testing.assert_allclose(whole.history.train_losses, halves.history.train_losses, rtol=1e-6)
+    assert not same_bits(whole.params, after_fit(stream, config(epochs=2, batch_size=8)).params)
 
 
 @pytest.mark.parametrize(
