@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 276
-MOST_STATEMENTS = 18_091
-MOST_STATEMENTS_OF_TESTS = 17_054
+MOST_STATEMENTS = 18_092
+MOST_STATEMENTS_OF_TESTS = 17_058
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
