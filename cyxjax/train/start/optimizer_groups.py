@@ -131,9 +131,9 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
         before training, for a group without parameters.
     """
     made = [GroupConfig(**group) for group in groups]
-    optimizer = for_trainer(optimizer)  # at the rate that was set
-    own = {str(n): _rule_of(optimizer, group, f"groups.{n}") for n, group in enumerate(made)}
-    rules: dict[Any, Any] = {"": optimizer} | own
+    rule = for_trainer(optimizer)  # at the rate that was set
+    own = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)}
+    rules: dict[Any, Any] = {"": rule} | own
 
     def group_of(name: str) -> str:
         return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")
@@ -150,8 +150,9 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
                 )
         return jax.tree.unflatten(jax.tree.structure(params), found)
 
-    result = named_rate(optax.multi_transform(rules, labels), getattr(optimizer, "lr", None))
+    result = named_rate(optax.multi_transform(rules, labels), getattr(rule, "lr", None))
     result.remade = _has_groups
+    result.ddp = getattr(optimizer, "ddp", None)
     if any(group.frozen for group in made):
         result.is_frozen = lambda name: bool(label := group_of(name)) and made[int(label)].frozen
     return result

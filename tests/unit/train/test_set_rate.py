@@ -48,6 +48,12 @@ def test_a_warm_up_may_begin_at_0():
         trainer.fit(X, Y, config(epochs=1), lr_schedule=lambda step: 0.1)
 
 
+def test_an_optimizer_with_groups_keeps_its_model():
+    groups = [{"match": "kernel", "lr": 0.25}]
+    _, steps = moved(lambda ddp: cx.with_groups(cx.SGDOptimizer(ddp, lr=0.5), groups), [None, 0.25])
+    np.testing.assert_allclose(steps, [0.25, 0.125], rtol=1e-5)  # a rate that is set scales all rates
+
+
 def test_a_rate_set_on_an_optimizer_with_groups_is_refused_by_a_trainer():
     optimizer = cx.with_groups(cx.SGDOptimizer(0.1), [{"match": "*", "weight_decay": 0.1}])
     optimizer.lr = 0.2
