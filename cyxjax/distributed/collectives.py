@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
+from operator import methodcaller
 from typing import Any
 
 import jax
@@ -143,7 +144,10 @@ def barrier(name: str | None = None, timeout: Any = None) -> None:
 
 
 def broadcast_object(value: Any = None, src: int = 0) -> Any:
-    """Rank `src`'s `value` on every rank, sent as JSON: tuples become lists, keys strings. Never pickle."""
+    """Rank `src`'s `value` on every rank, sent as JSON, never pickle: tuples and arrays become lists.
+
+    Keys become strings, numbers of numpy and jax those of Python.
+    """
     data = _to_json(value if process_group.get_rank() == _rank(src) else None)
     sizes = agree(process_group.current(), f"broadcast_object(src={src})", note=data.size)
     return _from_json(_from(src, np.resize(data, sizes[src])))
@@ -225,7 +229,8 @@ def _rank(rank: int) -> int:
 
 
 def _to_json(value: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+    """UTF-8 as uint8 (n,). Raises: AttributeError for what is neither plain nor a number or array."""
+    return np.frombuffer(json.dumps(value, default=methodcaller("tolist")).encode(), np.uint8)
 
 
 def _from_json(data: Any) -> Any:

@@ -80,7 +80,7 @@ def movements(rank, world_size):
     sent = [jnp.full(2, 10.0 * i + rank) for i in range(world_size)]
     assert [float(v[0]) for v in c.all_to_all(sent)] == [10.0 * rank + r for r in range(world_size)]
     assert float(c.reduce_scatter(sent, c.ReduceOp.MAX)[1]) == 10 * rank + world_size - 1
-    assert c.broadcast_object({"a": [1, "x"]} if rank == 0 else None) == {"a": [1, "x"]}
+    assert c.broadcast_object({"a": [np.int64(1), "x"]} if rank == 0 else None) == {"a": [1, "x"]}
     assert c.all_gather_object("r" * rank) == ["r" * r for r in range(world_size)]
 
 
