@@ -36,6 +36,7 @@ def write_experiment(folder: Path, **changes: Any) -> Path:
         "checkpoint_every_n_steps": 4,
         "steps_in_flight": 2,
         "log_every_n_batches": 1,
+        "report": False,
     }
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(values | changes))
