@@ -21,7 +21,7 @@ _NUMBERS = [
         "a sample that overflows on one rank; a loss that is NaN",
         "all ranks leave that step out, or all stop and name it; a black box is written",
         (
-            *tests_in(_RUN, "test_a_sample_that_overflows_on_one_rank_is_left_out_by_all"),
+            *tests_in(_RUN, "test_a_sample_that_overflows_and_a_spike_of_the_loss_are_left_out_by_all"),
             *tests_in(
                 "unit/train/test_trainer.py",
                 "test_nan_that_appears_while_training_ends_the_run_with_its_step",
