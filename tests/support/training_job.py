@@ -3,8 +3,8 @@
 A fault is "what:rank:phase:step[:times]": at that moment of that rank a signal ("KILL",
 "TERM", "INT") is sent to itself, "times" times (default 1). The phase is the one that the rank reports to the
 supervisor (`beat`), or "write": the background write of the checkpoint of that step, a few milliseconds after
-it began; where ranks write together, "share" and "shared": before and after that rank's own file, and
-"publish": when all files are written, before the manifest.
+it began; where ranks write together, "share": before that rank's own file, and "publish": when all files are
+written, before the manifest.
 "FLIP:rank:bit:step" changes a bit of that rank's parameters instead, "FILL:rank:write:step:FOLDER" fills the
 disk of FOLDER just before that write, "STALL:rank:phase:step:seconds" delays the rank by that time, and
 "SINK:rank:PATH:0" makes the first write of a metrics tracker wait until that file exists.
@@ -56,7 +56,7 @@ def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> N
     if phase == "write":
         strike_in_a_write(step, lambda: soon(strike))
     elif phase in SHARING:
-        strike_around(*SHARING[phase], step, strike)
+        strike_before(SHARING[phase], step, strike)
     else:
         strike_at_a_beat(phase, step, strike)
 
@@ -127,27 +127,19 @@ def slow_tracker(path: Path) -> None:
     tracker_sinks.wandb_sink = Slow
 
 
-SHARING = {
-    "share": ("write_share", False),
-    "shared": ("write_share", True),
-    "publish": ("notes_in", False),
-}
+SHARING = {"share": "write_share", "publish": "notes_in"}
 
 
-def strike_around(name: str, after: bool, step: int, strike: Any) -> None:
-    """Calls `strike` before or after a function of collective saves, which takes the step's folder first."""
+def strike_before(name: str, step: int, strike: Any) -> None:
+    """Calls `strike` before a function of collective saves, which takes the step's folder first."""
     from cyxjax.checkpoint import writers
 
     real, left = getattr(writers, name), [strike]
 
     def calling(folder: Path, *args: Any) -> Any:
-        due = int(folder.name.split(".")[0].removeprefix("step_")) >= step
-        if due and not after and left:
+        if int(folder.name.split(".")[0].removeprefix("step_")) >= step and left:
             left.pop()()
-        found = real(folder, *args)
-        if due and left:
-            left.pop()()
-        return found
+        return real(folder, *args)
 
     setattr(writers, name, calling)
 
