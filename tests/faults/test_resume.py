@@ -5,14 +5,13 @@ Dropout, Adam and a cosine schedule are used, so keys, optimizer state and step 
 """
 
 import json
-import shutil
 import signal
 from functools import cache
 
 import numpy as np
 import pytest
 
-from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli import audit
 from cyxjax.cli import checkpoint as cli_checkpoint
 from cyxjax.errors import EXIT_PREEMPTED
@@ -21,6 +20,7 @@ from tests.support.training import (
     EPOCHS,
     LAST,
     assert_same_run,
+    begun_by,
     checkpoints,
     curves,
     leaves,
@@ -68,14 +68,6 @@ def losses(config) -> list[tuple[int, float]]:
     """The recorded (step, loss) pairs; the experiment records each step."""
     lines = map(json.loads, (config.parent / "run" / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
-
-
-def begun_by(config, other, step):
-    """Makes the run of `config` a copy of `other`'s that has no checkpoint after `step`."""
-    shutil.copytree(other.parent / "run", config.parent / "run")
-    for later in list_steps(checkpoints(config)):
-        if later > step:
-            shutil.rmtree(step_folder(checkpoints(config), later))
 
 
 def test_several_steps_a_dispatch_have_the_bits_and_records_of_one(unbroken, tmp_path):

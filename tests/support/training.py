@@ -1,6 +1,7 @@
 """A small experiment that trains in processes (jobs.py), and comparisons of its results."""
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ def write_experiment(folder: Path, **changes: Any) -> Path:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(values | changes))
     return path
+
+
+def begun_by(config: Path, other: Path, step: int) -> None:
+    """Makes the run of `config` a copy of `other`'s that has no checkpoint after `step`."""
+    shutil.copytree(other.parent / "run", config.parent / "run")
+    for later in list_steps(checkpoints(config)):
+        if later > step:
+            shutil.rmtree(step_folder(checkpoints(config), later))
 
 
 def checkpoints(config: Path) -> Path:
