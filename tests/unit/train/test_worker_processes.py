@@ -1,4 +1,4 @@
-"""Samples that grain decodes in worker processes give the losses of decoding in this process."""
+"""Samples that grain decodes in a worker process give the losses of decoding in this process."""
 
 import json
 
@@ -41,11 +41,11 @@ def losses(num_workers):
 
 
 if __name__ == "__main__":
-    print(json.dumps([losses(0), losses(2)]))
+    print(json.dumps([losses(0), losses(1)]))
 """
 
 
-def test_worker_processes_change_no_loss(tmp_path):
+def test_a_worker_process_changes_no_loss(tmp_path):
     pytest.importorskip("grain", reason="pip install 'cyxjax[grain]'")
     job = tmp_path / "job.py"
     job.write_text(JOB)
