@@ -26,7 +26,7 @@ WIDE = {"name": "mlp", "options": {"hidden": [300, 300]}}  # 93,000 parameters: 
 def test_r31_training_on_a_disk_that_fills_up_goes_on_to_its_end(small_disk, tmp_path):
     changes = {"model": WIDE, "checkpoint_every_n_steps": 6}
     whole = write_experiment(tmp_path / "whole", **changes)
-    config = write_experiment(small_disk, **changes)
+    config = write_experiment(small_disk, report=True, **changes)
     jobs.run(whole)
     ended = jobs.run(config, fault=f"FILL:0:write:12:{small_disk}", code=EXIT_USER_ERROR)
     last_words = ended.text.splitlines()[-1]
