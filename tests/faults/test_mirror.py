@@ -38,9 +38,9 @@ def manifests(store):
 
 
 def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_the_same_bits(store, tmp_path):
-    whole = write_experiment(tmp_path / "whole", keep_last=99, cpu_devices=1)
+    whole = write_experiment(tmp_path / "whole", keep_last=99)
     jobs.run(whole, world=2)
-    config = write_experiment(tmp_path / "cut", mirror=URL, cpu_devices=1)
+    config = write_experiment(tmp_path / "cut", mirror=URL)
     begun_by(config, whole, 8)
     store.held = "/step_0000001"  # 12, 16 and 18
     [rank] = jobs.start(config, fault="STALL:0:compile:8:2")
