@@ -1,6 +1,4 @@
-"""The FRAMEWORM guide's program: a VAE trained by `spawn`ed processes."""
-
-import sys
+"""What each process of the FRAMEWORM guide runs: it trains a VAE."""
 
 import numpy as np
 
@@ -42,8 +40,3 @@ def train_ddp(rank, world_size, config, folder):
     values["loaded"] = trainer.evaluate(pictures)[0]
     dist.destroy_process_group()
     report(folder, rank, values)
-
-
-if __name__ == "__main__":
-    settings = cx.Config.from_file(f"{sys.argv[1]}/config.yaml")
-    dist.spawn(train_ddp, args=(settings, sys.argv[1]), nprocs=2, join=True)

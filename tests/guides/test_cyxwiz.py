@@ -46,7 +46,7 @@ def test_all_ranks_have_one_history_and_the_master_prints_and_saves(ranks, folde
     assert ranks.every("loaded") == ranks.every("evaluated")
     assert any((folder / "checkpoints").iterdir())
     assert ranks.printed.count("Epoch 3/3, Loss: ") == 2  # two fits, one rank
-    assert "Batch plan: 4 samples x 2 replicas x 1 accumulation = 8 per step" in ranks.printed
+    assert ranks.printed.count("Batch plan: 4 samples x 2 replicas x 1 accumulation = 8 per step") == 2
     loaded = cx.SequentialModel.load(folder / "model.cyxmodel").eval()
     assert loaded(np.zeros((2, program.FEATURES), np.float32)).shape == (2, program.CLASSES)
 
