@@ -80,12 +80,12 @@ def compressed_and_scaled(rank, world_size):
     """Hooks and a scaler keep ranks equal; all ranks skip a gradient that is infinite on one."""
     power = dist.PowerSGDState(matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
     for state, hook in ((None, dist.bf16_compress_hook), (power, dist.powerSGD_hook)):
-        ddp = dist.DistributedDataParallel(Dropping())
+        ddp = dist.DistributedDataParallel(linen.Dense(CLASSES))
         ddp.register_comm_hook(state, hook)
         trained = train(ddp, rank, world_size)
         jax.tree.map(np.testing.assert_array_equal, trained, c.broadcast(trained))
     ddp, optimizer, scaler = (
-        dist.DistributedDataParallel(Dropping()),
+        dist.DistributedDataParallel(linen.Dense(CLASSES)),
         optax.sgd(0.1),
         amp.GradScaler(init_scale=4.0),
     )

@@ -7,7 +7,6 @@ import os
 
 import jax
 import numpy as np
-import optax
 from flax import linen
 
 import cyxjax as cx
@@ -25,8 +24,8 @@ config = cx.distributed.DistributedTrainingConfig(
     verbose=False,
 )
 cx.distributed.init(threads=config.pool_threads)
-model = linen.Sequential([linen.Dense(16), linen.relu, linen.Dense(3)])
-trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), optax.adam(0.01))
+model = linen.Dense(3)
+trainer = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), cx.SGDOptimizer(0.1))
 rng = np.random.default_rng(0)
 trainer.fit(rng.normal(size=(40, 5)).astype(np.float32), rng.integers(0, 3, 40), config)
 params = jax.tree.leaves(trainer.params)
