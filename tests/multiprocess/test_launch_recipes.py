@@ -26,7 +26,7 @@ SKY_TASK = {"name", "num_nodes", "resources", "workdir", "envs", "secrets", "set
 SKY_RESOURCES = {"cpus", "memory", "accelerators", "infra", "use_spot", "disk_size", "image_id", "ports"}
 
 
-def run_all(commands, fresh=forked.FRESH) -> list[str]:
+def run_all(commands, fresh=()) -> list[str]:
     """The output of each command; all run concurrently, and all must succeed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ranks = [(words, environment(KIND="light", PATH=path, **env)) for words, env in commands]
