@@ -63,7 +63,7 @@ def test_a_hang_report_names_the_users_line_in_the_thread_that_is_waited_for(tmp
     )
     path = os.pathsep.join([str(RANK.parents[2]), str(tmp_path)])
     env = {"PYTHONPATH": path, "KIND": "light", "FAULT": "sleep:1:3", "STEPS": 4000}
-    run = start(tmp_path, 2, "--hang-timeout", "2,compile=30", script=program, **env)
+    run = start(tmp_path, 2, "--hang-timeout", "2,compile=30", script=program, fork=True, **env)
     run.wait()
     line = next(line for line in run.err.splitlines() if line.startswith("  rank 1: step 3, data"))
     assert "while a thread is at slow.py:6 __getitem__" in line

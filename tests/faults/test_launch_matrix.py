@@ -127,7 +127,7 @@ def test_a_signal_to_the_launcher_stops_the_ranks(tmp_path, number, kind, on_ter
 
 
 def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
-    run = under_way(tmp_path, 2, "--grace", "300", ON_TERM="ignore")
+    run = under_way(tmp_path, 2, "--grace", "300", ON_TERM="ignore", fork=True)
     run.process.send_signal(signal.SIGTERM)
     assert run.logged("the ranks have 300 s to stop")
     asked_s = time.monotonic()
@@ -150,7 +150,7 @@ def test_r12_a_second_sigterm_ends_the_patience(tmp_path):
     ],
 )
 def test_r11_a_rank_that_a_signal_asks_to_stop_has_not_failed(tmp_path, number, to, code):
-    run = under_way(tmp_path, 2, "--max-restarts", "3")  # no handler, as during a start
+    run = under_way(tmp_path, 2, "--max-restarts", "3", fork=True)  # no handler, as during a start
     pids = run.survivors()
     for pid in pids[:1] if to == "one rank" else pids:
         with suppress(ProcessLookupError):  # it has ended with the first one

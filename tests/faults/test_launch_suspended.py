@@ -66,11 +66,11 @@ def test_ctrl_z_suspends_the_ranks_too_and_they_go_on(tmp_path):
 
 
 def test_a_reader_that_stands_still_stops_neither_the_ranks_nor_sigterm(tmp_path):
-    # 20 MB, more than the launcher keeps, into a pipe that nobody reads, then endless steps
+    # 8 MB, more than the launcher keeps, into a pipe that nobody reads, then endless steps
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDWR)
     wrap = ("sh", "-c", f'exec "$@" > {tmp_path / "pipe"}', "sh")
-    run = under_way(tmp_path, 2, "--grace", "20", FAULT="noise:1:1", NOISE_MB=20, ON_TERM="save", wrap=wrap)
+    run = under_way(tmp_path, 2, "--grace", "20", FAULT="noise:1:1", NOISE_MB=5, ON_TERM="save", wrap=wrap)
     run.process.send_signal(signal.SIGTERM)  # after the noise
     assert (run.wait().code, run.survivors()) == (EXIT_PREEMPTED, []), run.err
     os.close(reader)

@@ -1,10 +1,12 @@
 """Faults of the launcher itself: its helper, its folder, its signals, the remains of a killed one."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -39,7 +41,7 @@ def scratch_of(run) -> list[Path]:
 def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_path):
     seen, again = tmp_path / "seen", tmp_path / "again"
     fault = {"FAULT": f"raise:1:{seen}", "UNTIL": again}
-    run = under_way(tmp_path, 2, "--max-restarts", "1", **fault)
+    run = under_way(tmp_path, 2, "--max-restarts", "1", fork=True, **fault)
     [folder] = scratch_of(run)
     for path in folder.iterdir():
         path.unlink()
@@ -70,33 +72,31 @@ def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_
         "time.sleep(1000)\n"
     )
     run = start(tmp_path, 2, script=tmp_path / "parent.py")
-    other = under_way(tmp_path / "other", 1, UNTIL=tmp_path / "seen", TMPDIR=tmp_path)
+    other = under_way(tmp_path / "other", 1, fork=True, UNTIL=tmp_path / "seen", TMPDIR=tmp_path)
     assert until(lambda: len(run.survivors()) >= 4, 90)
     run.process.kill()
     assert run.no_survivors_within(30)  # the ranks and their child processes
     run.wait()
     assert len(scratch_of(run)) == 2  # of the killed launcher, and of a live one
-    launch(tmp_path, 1, KIND="light", STEPS=2)
+    launch(tmp_path, 1, fork=True, KIND="light", STEPS=2)
     assert len(scratch_of(run)) == 1
     (tmp_path / "seen").touch()
     assert other.wait().code == EXIT_OK, other.err
     assert scratch_of(run) == []
 
 
-def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    words = [sys.executable, "-m", "cyxjax.launch", "--no-python", "false"]
+def test_of_error_records_without_a_better_place_the_newest_stay(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = parse(["--no-python", "false"], os.environ)
     other = tmp_path / "cyxjax-notes"  # a folder of another program must stay
     other.mkdir()
     (other / "first_error.json").touch()
     (other / "notes").touch()
-    ends = [
-        subprocess.run(words, capture_output=True, text=True, check=False) for _ in range(KEPT_RECORDS + 2)
-    ]
-    assert {end.returncode for end in ends} == {1}
+    assert {Supervisor(options, os.environ).run() for _ in range(KEPT_RECORDS + 2)} == {1}
+    output.flush()
     records = sorted(path for path in tmp_path.glob("cyxjax-*/first_error.json") if path.parent != other)
     assert len(records) == KEPT_RECORDS + 1  # before the last one ended there was the kept number
-    named = [end.stderr.partition("first error: ")[2].splitlines()[0] for end in ends]
+    named = re.findall("first error: (.*)", capfd.readouterr().err)
     assert records == sorted(map(Path, named[-KEPT_RECORDS - 1 :]))
     assert sorted(path.name for path in other.iterdir()) == ["first_error.json", "notes"]
 

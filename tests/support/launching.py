@@ -44,7 +44,7 @@ class Run:
 
     def log(self, rank: int, start: int = 0) -> str:
         path = self.log_dir / f"start_{start}" / f"rank_{rank}.log"
-        return path.read_text() if path.exists() else ""
+        return path.read_bytes().decode() if path.exists() else ""
 
     def wait(self, limit_s: float = LIMIT_S) -> "Run":
         """Waits for the end; after the limit the test fails, and the launcher is killed at its end."""
