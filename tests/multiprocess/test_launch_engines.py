@@ -9,7 +9,7 @@ import pytest
 
 from cyxjax.launch.job_files import JobSpec, kubernetes_manifest
 from tests.support.engines import DONE, environment, run
-from tests.support.forked import FRESH, run_all
+from tests.support.forked import run_all
 from tests.support.launching import RANK
 from tests.support.programs import ROOT, free_port
 
@@ -63,5 +63,5 @@ def test_pods_with_the_manifests_environment_find_each_other(tmp_path):
     launcher = ["-m", "cyxjax.launch", "--nproc-per-node", "1", str(RANK)]
     env |= {"MASTER_ADDR": "127.0.0.1", "KIND": "light"}
     pods = [(launcher, environment(JOB_COMPLETION_INDEX=index, **env)) for index in (1, 0)]
-    ended = run_all(pods, 120, tmp_path, FRESH)
+    ended = run_all(pods, 120, tmp_path)
     assert [(pod.returncode, f"{DONE} 2" in pod.stdout) for pod in ended] == [(0, True)] * 2, ended

@@ -120,5 +120,5 @@ def test_the_launcher_sets_them_for_its_ranks(tmp_path, flags, wanted, monkeypat
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "rank.py"
     script.write_text("import os; print([n for n in os.environ if n.startswith(('MALLOC_', 'GLIBC_'))])")
-    run = launch(tmp_path, 1, *flags, script=script, CYXJAX_PAGES="huge+kept")
+    run = launch(tmp_path, 1, *flags, script=script, fork=True, CYXJAX_PAGES="huge+kept")
     assert set(eval(run.out)) == wanted, run.err
