@@ -77,9 +77,9 @@ def movements(rank, world_size):
     np.testing.assert_array_equal(mine["x"], [rank, rank])
     assert bool(mine["y"][0]) == bool(rank)
     # rank r sends 10 i + r to rank i, so rank i gets 10 i + 0, 10 i + 1, ...
-    sent = [jnp.full(2, 10.0 * i + rank) for i in range(world_size)]
-    assert [float(v[0]) for v in c.all_to_all(sent)] == [10.0 * rank + r for r in range(world_size)]
-    assert float(c.reduce_scatter(sent, c.ReduceOp.MAX)[1]) == 10 * rank + world_size - 1
+    sent = [np.full(2, 10.0 * i + rank, np.float32) for i in range(world_size)]
+    np.testing.assert_array_equal(c.all_to_all(sent), [[10.0 * rank + r] * 2 for r in range(world_size)])
+    np.testing.assert_array_equal(c.reduce_scatter(sent, c.ReduceOp.MAX), 10 * rank + world_size - 1)
     assert c.broadcast_object({"a": [np.int64(1), "x"]} if rank == 0 else None) == {"a": [1, "x"]}
     assert c.all_gather_object("r" * rank) == ["r" * r for r in range(world_size)]
 
