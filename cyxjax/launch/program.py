@@ -11,11 +11,9 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -49,17 +47,26 @@ def own_modules() -> dict[str, tuple[str, str]]:
     The program is among them, by the name under which another program would import it: a model is often
     imported from the program that trained it. Installed modules are not: their version identifies them.
     """
-    return dict(islice(_digests_of_own(), _MOST))
-
-
-def _digests_of_own() -> Iterator[tuple[str, tuple[str, str]]]:
-    for name, module in sorted(sys.modules.items()):
-        path = _source(module)
-        if path is None or (name == "__main__" and _program(module) is None):
-            continue
+    own = [
+        (name, path)
+        for name, module in list(sys.modules.items())
+        if (path := _source(module)) and (name != "__main__" or _program(module))
+    ]
+    found = {}
+    for name, path in sorted(own)[:_MOST]:
         with suppress(OSError):  # deleted since, or in an archive
-            digest = _digest([Path(path)], Path(path).parent)
-            yield Path(path).stem if name == "__main__" else name, (digest, path)
+            now = os.stat(path)
+            found[Path(path).stem if name == "__main__" else name] = (
+                _digest_of_one(path, now.st_mtime_ns, now.st_size),
+                path,
+            )
+    return found
+
+
+@cache
+def _digest_of_one(path: str, changed: int, size: int) -> str:
+    """The digest of a file: every fit asks for it, so it is read again only where time or size are others."""
+    return _digest([Path(path)], Path(path).parent)
 
 
 def _source(module: object) -> str | None:

@@ -83,7 +83,7 @@ def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_inst
     assert before["own_nets"] == (program._digest([paths[0]], tmp_path), str(paths[0]))
     assert before["own_train"][1] == str(paths[1])  # by the name under which another would import it
     assert not {"bought", "library_of_c", "json", "numpy", "cyxjax.launch.program"} & set(before)
-    paths[0].write_text("x = 2\n")
+    paths[0].write_text("x = 22\n")
     assert program.own_modules()["own_nets"][0] != before["own_nets"][0]
     paths[0].unlink()
     assert "own_nets" not in program.own_modules()
