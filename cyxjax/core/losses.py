@@ -131,8 +131,12 @@ class CrossEntropyLoss(Loss):
         counts = jnp.ones(target.shape, bool) if self.ignore_index is None else target != self.ignore_index
         label = _no_class_is_nan(jnp.where(counts, target, 0))  # ignored: any valid class
         values = optax.softmax_cross_entropy_with_integer_labels(logits, label)
-        own = self._class_weight(logits.shape[-1:])
-        weights = jnp.where(counts, own.at[label].get(mode="fill", fill_value=1.0), 0.0)
+        own = (
+            jnp.float32(1.0)  # without a look-up, which costs a tenth of the time to compile a step
+            if self.weight is None
+            else self._class_weight(logits.shape[-1:]).at[label].get(mode="fill", fill_value=1.0)
+        )
+        weights = jnp.where(counts, own, 0.0)
         if self.label_smoothing:  # of all classes, while the mean divides by the labels' weights, as in torch
             each = -self._class_weight(logits.shape) * jax.nn.log_softmax(logits)
             spread = each.mean(-1) / jnp.where(weights != 0, weights, 1.0)
