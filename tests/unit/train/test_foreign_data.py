@@ -328,12 +328,12 @@ def test_a_rank_whose_loader_ran_out_has_finite_values_of_no_weight(monkeypatch)
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_batches_may_be_of_any_size_in_any_order(devices):
-    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 3, 16, 17, 24])]
+    batches = [(X[a:b], Y[a:b]) for a, b in itertools.pairwise([0, 3, 16, 17])]
     use_devices(devices)
     linear = {"w": jnp.zeros((4, 3))}, lambda params, x: x @ params["w"]
     one = fit(cx.data.Batches(batches), model=linear, epochs=2)
     loss, _ = one.evaluate(cx.data.Batches(batches))
-    assert loss == pytest.approx(one.evaluate(X, Y)[0], rel=1e-6)
+    assert loss == pytest.approx(one.evaluate(X[:17], Y[:17])[0], rel=1e-6)
     w = np.zeros((4, 3), np.float32)
     for x, y in batches * 2:
         raised = np.exp(x @ w)

@@ -9,8 +9,10 @@ import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
+from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.settings import BatchShape, RatePlan, resolve
+from tests.support.shared_programs import build
 from tests.support.trainers import X, Y, config, mlp, says, trainer
 
 COSINE = ScheduleConfig(name="cosine", final_fraction=0.1)
@@ -95,9 +97,8 @@ SECOND = partial(first, column=1)
 def test_trainers_that_differ_share_none(one, other, two_devices):
     steps = []
     for options in (one, other):
-        made = trainer(mlp(), **options)
-        made.prepare(X, Y, config=config())
-        steps.append(made.program.train_step)
+        recipe, mesh = trainer(mlp(), **options).recipe, process_group.ensure().mesh
+        steps.append(build(recipe, resolve(config(), 2).step, mesh, inputs=X[:1]).train_step)
     assert steps[0] is not steps[1]
 
 

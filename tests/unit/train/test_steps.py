@@ -17,6 +17,7 @@ from cyxjax.data.batches import BatchPlan, iterate_blocks
 from cyxjax.data.order import Order
 from cyxjax.data.sources import as_dataset
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.train import fingerprints
 from cyxjax.train.feeding.placing import RowPlacer
 from tests.support.resuming import check_goes_on
 from tests.support.trainers import (
@@ -232,7 +233,9 @@ def test_a_dispatch_ends_at_evaluations_and_at_the_last_step(two_devices):
     assert (history.num_steps, history.val_steps) == (23, [5, 10, 15, 20])
 
 
-def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions():
+def test_auto_is_several_for_short_steps_of_arrays_without_grouped_convolutions(monkeypatch):
+    monkeypatch.setattr(fingerprints, "lower_step", lambda *given: None)  # nothing is trained
+
     def chosen(model, *data, several="auto", **values):
         return (
             trainer(model).prepare(*data, config=config(steps_per_dispatch=several, **values)).steps_at_once
