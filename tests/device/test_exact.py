@@ -15,6 +15,7 @@ import pytest
 import cyxjax as cx
 from cyxjax.core.exact import tree_sum
 from cyxjax.core.mesh import build_mesh
+from cyxjax.core.model import first_values
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.errors import ConfigError
 from cyxjax.train.settings import resolve
@@ -45,6 +46,8 @@ def numbers_are_promoted() -> Iterator[None]:
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With LLVM's passes, which contract and reorder: they expose faults other than the order of sums."""
     monkeypatch.setattr(shared_programs, "_BUILT", AS_USERS)
+    # But for the first values, which are drawn on one device before there are parts.
+    monkeypatch.setattr(first_values, "_OPTIONS", {"xla_backend_optimization_level": 0})
     with _set("jax_disable_most_optimizations", False):
         yield
 
@@ -89,7 +92,9 @@ def add_from_left_to_right(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sum_in_another_order_gives_other_bits(monkeypatch):
     add_from_left_to_right(monkeypatch)  # the control: only the order differs, and the comparison detects it
     one = problem("mlp")
-    assert bits(trained(one, 1))["values"] != bits(trained(one, 2))["values"]
+    assert (
+        bits(trained(one, 1, evaluates=False))["values"] != bits(trained(one, 2, evaluates=False))["values"]
+    )
 
 
 def test_more_devices_than_parts_are_refused():
@@ -104,7 +109,7 @@ def assert_halves_alike(precision, name, devices):
 
 
 def test_bfloat16_gives_the_same_bits():
-    assert_halves_alike("bfloat16", "mlp", 3)  # as the suite compiles: the control's program is shared
+    assert_halves_alike("bfloat16", "mlp", 2)  # as the suite compiles: the control's program is shared
 
 
 WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))  # compiled for each device separately
@@ -129,7 +134,7 @@ def test_halves_give_the_same_bits(precision, name, devices, as_users_compile):
 def test_a_loss_scale_that_comes_down_comes_down_alike():
     # The gradients of a large loss overflow float16 at the first scales, whose steps are skipped.
     large = lambda output, target: 1000 * ce(output, target)  # noqa: E731
-    lowered = alike(problem("mlp"), loss=large, precision="float16", epochs=4)
+    lowered = alike(problem("mlp"), loss=large, precision="float16", epochs=4, evaluates=False)
     assert 0 < lowered.history.skipped_steps < lowered.history.num_steps
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(lowered.state.sync))
 
@@ -167,7 +172,7 @@ def poisoned() -> Problem:
 
 
 def test_a_step_that_is_left_out_is_left_out_alike(capsys):
-    left_out = alike(poisoned(), on_nonfinite="skip", epochs=2, verbose=True)
+    left_out = alike(poisoned(), on_nonfinite="skip", epochs=2, verbose=True, evaluates=False)
     assert left_out.history.skipped_steps == 2  # once per epoch
     plans = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Batch plan")]
     for devices, plan in enumerate(plans, start=1):  # virtual replicas determine the batch
@@ -180,7 +185,7 @@ def test_a_rollback_goes_back_and_on_alike(tmp_path):
     one, runs = poisoned(), []
     for count in (1, 2):
         saves = {"checkpoint_dir": str(tmp_path / str(count)), "checkpoint_every_n_steps": 1}
-        runs.append(trained(one, count, on_nonfinite="rollback", **saves))
+        runs.append(trained(one, count, on_nonfinite="rollback", evaluates=False, **saves))
     assert [run.history.rollback_steps for run in runs] == [[1], [1]]
     assert bits(runs[0]) == bits(runs[1])
 
