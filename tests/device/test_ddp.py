@@ -44,7 +44,6 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
     ("model", "num_replicas", "optimizer", "accumulation", "tolerance"),
     [
         (Net(), 1, SGD, 1, 0),
-        (Net(), 8, SGD, 1, 0),
         (Net(), 4, optax.adam(0.01), 1, 0),
         # In one compiled step XLA fuses gradient and optimizer, with one rounding less (measured: 1.5e-8);
         # everywhere else a reduction between them prevents that.
@@ -52,7 +51,7 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
         # Separate programs are fused differently: one rounding in a variance, 1e-7 relative, times 4 steps.
         (Dropping(), 2, SGD, 2, 2e-6),
     ],
-    ids=["one device", "sgd", "adam", "momentum", "batch statistics and dropout"],
+    ids=["one device", "adam", "momentum", "batch statistics and dropout"],
 )
 @jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
 def test_the_wrapper_gives_the_compiled_steps_bits(model, num_replicas, optimizer, accumulation, tolerance):
@@ -116,8 +115,8 @@ def test_gradients_are_the_mean_of_what_backward_gathered(num_replicas):
         ddp.sync_gradients()
 
 
-@pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize("rows", [13, 3, 0])
+# no rows with batch statistics: at the end of this file
+@pytest.mark.parametrize(("rows", "batch_norm"), [(13, False), (13, True), (3, False), (3, True), (0, False)])
 def test_rows_that_do_not_divide_count_once(rows, batch_norm):
     x, y = data(16).inputs[:rows], data(16).targets[:rows]
     grads, means = [], []

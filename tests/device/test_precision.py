@@ -41,7 +41,8 @@ def scaled(grads, alone):
     return jax.tree.map(lambda g: g * scale, grads)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+# without those that behave like mean and fp16
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"bucketed", "bf16"}))
 def test_a_step_with_a_nan_changes_nothing_but_the_count(name):
     sync = skip_nonfinite(built(name, MOMENTUM, USUAL[name]))
     alone = Alone(sync, 4).step(*(random_grads(4, t) for t in range(2)))
