@@ -15,10 +15,9 @@ from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
 from cyxjax.core.strategy import reduce_then
 from cyxjax.observe.compiled_plan import Collective, collectives
 from cyxjax.sync.mean import buckets
-from cyxjax.sync.registry import build_sync
 from tests.support.models import Net, batches_of, data, stepping
 from tests.support.places import ROOT
-from tests.support.strategies import Alone, random_grads
+from tests.support.strategies import USUAL, Alone, built, random_grads
 
 REPLICAS = 4
 SIZE = 5 * 16 + 16 + 16 * 3 + 3  # parameters of Net: 147
@@ -121,7 +120,7 @@ def test_large_exchanges_over_gloo_go_in_pieces_and_arrive_whole(monkeypatch, na
 
     def exchanged():
         """(number of all-to-alls in a step, parameters after three)."""
-        alone = Alone(build_sync(name, optax.sgd(0.1)), REPLICAS)
+        alone = Alone(built(name, optax.sgd(0.1), USUAL[name]), REPLICAS)
         hlo = alone.update.lower(alone.state, put_rows(alone.mesh, grads[0])).compile().as_text()
         return [c.kind for c in collectives(hlo)].count("all-to-all"), alone.step(*grads).copies()[0]
 

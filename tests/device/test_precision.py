@@ -55,7 +55,7 @@ def test_a_step_with_a_nan_changes_nothing_but_the_count(name):
     assert not np.array_equal(after.params["gain"], jax.device_get(alone.state.params["gain"]))
 
 
-@pytest.mark.parametrize("name", sorted(set(EXACT) - {"bucketed", "bf16"}))  # they behave like mean and fp16
+@pytest.mark.parametrize("name", sorted(set(EXACT) - {"bucketed", "bf16"}))
 def test_the_scale_is_divided_out_again(name):
     grads = [whole_grads(2, t) for t in range(3)]
     wrapped, wanted = Alone(with_loss_scale(built(name, SGD, EXACT[name])), 2), params()
@@ -115,14 +115,14 @@ def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tm
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("as_users_promote", "two_devices")
+@pytest.mark.usefixtures("as_users_promote", "one_device")
 def test_gpt_trains_in_float16(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 16, (32, 8)).astype(np.int32)
     gpt = GPT(vocab_size=16, context_length=8, num_layers=1, num_heads=2, width=16)
     config = DistributedTrainingConfig(
-        epochs=3, batch_size=2, precision="float16", checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=0
+        epochs=3, batch_size=4, precision="float16", checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=0
     )
-    history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.adam(0.01)).fit(tokens, tokens, config)
+    history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.sgd(0.05)).fit(tokens, tokens, config)
     assert history.train_losses[2] < 0.9 * history.train_losses[0]
     assert history.skipped_steps == 0
 
