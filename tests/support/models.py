@@ -25,7 +25,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.sync.registry import build_sync
 
 FEATURES, CLASSES = 5, 3
-CRITERION = CrossEntropyLoss()
+CRITERION, SGD = CrossEntropyLoss(), optax.sgd(0.1)
 
 
 class Net(linen.Module):
@@ -111,8 +111,7 @@ def stepping(
     fns = with_remat(with_policy(adapt(model), parse_policy(precision)), remat)
     params, model_state = fns.init(jax.random.key(seed), samples.inputs[:1])
     if isinstance(comm, str):
-        rule = rule or optax.sgd(0.1)
-        comm = build_sync(comm, rule, options, max_grad_norm=clip, params=lambda: params)
+        comm = build_sync(comm, rule or SGD, options, max_grad_norm=clip, params=lambda: params)
     sync = wrap(comm)
     step = build_train_step(fns, as_per_example(loss or CrossEntropyLoss()), sync, mesh, **more)
     return Stepping(step, build_init(sync, mesh)(params, model_state, seed), fns, sync, mesh)

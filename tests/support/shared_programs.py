@@ -24,10 +24,12 @@ from cyxjax.core.model import linen_models
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import GlobalLoss
+from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import batch_shapes
+from cyxjax.core.trees import batch_shapes, named_leaves
 from cyxjax.distributed import comm_hooks, ddp_state
 from cyxjax.models.sequential import SequentialModel
+from cyxjax.sync import fsdp, zero1
 from cyxjax.train import program, run_state
 from cyxjax.train.checks import batch_checks
 from cyxjax.train.hooks.callbacks import EMA, Callback, ReduceLROnPlateau
@@ -35,12 +37,14 @@ from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, Recipe, build_program
 from cyxjax.train.settings import StepPlan
-from cyxjax.train.start import at_once, named
+from cyxjax.train.start import at_once, memory_plan, named
 from cyxjax.train.start.optimizers import Optimizer, build_optimizer
 
 PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
 _SHARED: set[Any] = set()  # the functions `predict_step` of these programs
+_ELEMENTWISE: set[Hashable] = set()  # rules that `zero1` and `fsdp` have checked
+_equal_rule: tuple[Hashable, ...] | None = None  # what the rule is made of while a program is built
 
 
 class Known(ModelFns):
@@ -57,6 +61,9 @@ def share() -> None:
         (named, "build_optimizer", rule_of),
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
+        (zero1, "refuse_unless_elementwise", check),
+        (fsdp, "refuse_unless_elementwise", check),
+        (memory_plan, "build_program", with_known_rule),
     ]
     builders: dict[Any, list[str]] = {
         facade: [f"build_{name}" for name in ("forward", "infer", "backward", "update", "reduce")],
@@ -84,6 +91,15 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def check(rule: optax.GradientTransformation, shapes: Any, *options: Any) -> None:
+    """`refuse_unless_elementwise`, once for equal shapes and the same rule, or one of an equal recipe."""
+    texts = [(name, leaf.shape, str(leaf.dtype)) for name, leaf in named_leaves(shapes)]
+    key = _equal_rule or rule, *texts, *options
+    if key not in _ELEMENTWISE:
+        refuse_unless_elementwise(rule, shapes, *options)
+        _ELEMENTWISE.add(key)
+
+
 def known(model: Any) -> ModelFns:
     """`adapt`, with the model as key if it is hashable."""
     fns = Known(*adapt(model))
@@ -104,7 +120,7 @@ def rule_of(section: OptimizerConfig) -> optax.GradientTransformation:
 
 def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program:
     """`build_program`, with the functions of the first call that had equal arguments."""
-    made, key = build_program(recipe, plan, mesh, inputs=inputs), _key(recipe, plan, mesh, inputs)
+    made, key = with_known_rule(recipe, plan, mesh, inputs=inputs), _key(recipe, plan, mesh, inputs)
     if key is None:
         return made
     own = {"learning_rate": made.learning_rate, "metrics": made.metrics}  # they ask callbacks, and directions
@@ -113,6 +129,16 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program
     if isinstance(key[0], tuple):  # it may hold its own values
         return found._replace(fns=found.fns._replace(init=recipe.fns.init))
     return found
+
+
+def with_known_rule(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program:
+    """`build_program`, which wraps the optimizer each time; `check` finds what it was made of."""
+    global _equal_rule
+    _equal_rule = _rule_key(recipe, plan)
+    try:
+        return build_program(recipe, plan, mesh, inputs=inputs)
+    finally:
+        _equal_rule = None
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,12 +162,10 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
 def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hashable, ...] | None:
     """The key by which two calls of `build_program` are compared; None if a part cannot be compared."""
     model, loss = getattr(recipe.fns, "key", None), recipe.loss
-    rule, metrics = recipe.optimizer, recipe.metrics
+    rule, metrics = _rule_key(recipe, plan), recipe.metrics
     owner = "fn" if isinstance(loss, UserLoss) else "__self__"
     function = loss if isinstance(loss, GlobalLoss) else getattr(loss, owner, None)
-    parts = [one for one in recipe.callbacks if _is_part(one)]
-    plain = metrics.labels is PLAIN.labels and {type(one) for one in parts} <= {EMA, ReduceLROnPlateau}
-    added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
+    plain = metrics.labels is PLAIN.labels
     own, texts_of_metrics = [], []
     for name, metric in metrics.own.items():
         if type(metric) is partial:
@@ -153,21 +177,32 @@ def _key(recipe: Recipe, plan: StepPlan, mesh: Mesh, inputs: Any) -> tuple[Hasha
         own.append((name, metric.func if type(metric) is partial else metric))
     measured = (metrics.ignore_index, metrics.num_rows, *own)
     changed = plan.lora.rank or plan.trainable or plan.precision != "float32"
-    if None in (model, function) or not plain or (isinstance(model, tuple) and changed):
+    if None in (model, function, rule) or not plain or (isinstance(model, tuple) and changed):
         return None
     shapes = jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), inputs)
-    made = getattr(rule, "made_with", {}) | {"section": getattr(rule, "section", "")}
-    functions = {name: value for name, value in made.items() if callable(value)}  # a schedule, a mask
-    numbers = {name: value for name, value in made.items() if name not in functions}
-    is_known = any(made.values())  # by its name and numbers; else a rule is equal to itself only
-    optimizer = functions.items() if is_known else (rule.init, rule.update) if rule else ()
-    texts = [repr(part) for part in (plan, shapes, numbers, added, texts_of_metrics)]
-    key = (model, function, *optimizer, getattr(rule, "lr", 0), recipe.augment, measured, mesh, *texts)
+    texts = [repr(part) for part in (plan, shapes, texts_of_metrics)]
+    key = (model, function, *rule, recipe.augment, measured, mesh, *texts)
     try:
         hash(key)
     except TypeError:  # a model with a list among its fields
         return None
     return None if any("0x" in part for part in texts) else key
+
+
+def _rule_key(recipe: Recipe, plan: StepPlan) -> tuple[Hashable, ...] | None:
+    """The key by which the optimizers of two programs are compared, with their schedules and averages."""
+    rule, parts = recipe.optimizer, [one for one in recipe.callbacks if _is_part(one)]
+    added = [vars(one) if type(one) is EMA else "a factor" for one in parts]
+    made = getattr(rule, "made_with", {}) | {"section": getattr(rule, "section", "")}
+    functions = {name: value for name, value in made.items() if callable(value)}  # a schedule, a mask
+    numbers = {name: value for name, value in made.items() if name not in functions}
+    is_known = any(made.values())  # by its name and numbers; else a rule is equal to itself only
+    optimizer = functions.items() if is_known else (rule.init, rule.update) if rule else ()
+    own = recipe.loss if isinstance(recipe.loss, GlobalLoss) else None  # its terms may have optimizers
+    texts = [repr(part) for part in (plan.rate, plan.trainable, plan.lora, numbers, added)]
+    if {type(one) for one in parts} - {EMA, ReduceLROnPlateau} or any("0x" in part for part in texts):
+        return None
+    return (*optimizer, getattr(rule, "lr", 0), own, *texts)
 
 
 def _is_part(hook: Hook) -> bool:
