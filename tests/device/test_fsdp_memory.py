@@ -34,22 +34,22 @@ def test_no_more_than_some_layers_are_whole_at_a_time(monkeypatch):
 
 def test_no_more_than_some_leaves_are_whole_while_they_are_drawn():
     x = np.ones((1, 256), np.float32)
-    fns, sync, mesh = drawn(Deep(256, 8), x)
+    fns, sync, mesh = drawn(Deep(256, 6), x)
     compiled = build_draw(fns, sync, mesh).lower(np.uint32(0), x).compile()
     kernel_bytes = 256 * 256 * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < 5 * kernel_bytes  # of 8; measured 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 5 * kernel_bytes  # of 6; measured 4
 
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
 def test_over_processes_no_layer_stays_whole_either(monkeypatch):
-    shape = {"width": 384, "layers": 8, "rows": 2, "optimizer": optax.adam(1e-3)}
+    shape = {"width": 384, "layers": 4, "rows": 2, "optimizer": optax.adam(1e-3)}
     here = sharded.step_of("fsdp", 4, **shape)[0].memory_analysis().temp_size_in_bytes
     for room in ("exchange", "replica"):
         monkeypatch.setattr(f"cyxjax.core.{room}.sends_one_by_one", lambda mesh: True)
     monkeypatch.setattr("cyxjax.core.exchange._PIECE_BYTES", 1 << 15)
     compiled = sharded.step_of("fsdp", 4, **shape)[0]
     assert "all-to-all" in compiled.as_text()
-    # measured 0.94; 2.3 with gathers in pieces too
+    # measured 1.00; 1.20 with gathers in pieces too
     assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * here
 
 

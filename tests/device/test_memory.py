@@ -1,6 +1,7 @@
 """Memory saved by recomputation and ZeRO-1, from the compiled program; the numbers stay the same."""
 
 import re
+from functools import cache
 from importlib.metadata import version
 
 import jax
@@ -17,7 +18,8 @@ from tests.support.models import Net, batches_of, data, largest_gap, stepping
 from tests.support.strategies import adaptive
 
 # Rows of a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB.
-ROWS, LAYERS, BLOCKS = 256, 6, 8
+ROWS, LAYERS, BLOCKS = 256, 4, 7
+ONES = linen.initializers.ones  # only memory is measured: draws would be compiled too
 
 
 class Deep(linen.Module):
@@ -26,7 +28,7 @@ class Deep(linen.Module):
     @linen.compact
     def __call__(self, x):
         for _ in range(LAYERS):
-            x = jnp.sin(linen.Dense(64)(x))
+            x = jnp.sin(linen.Dense(64, kernel_init=ONES)(x))
         return linen.Dense(3)(x)
 
 
@@ -72,7 +74,7 @@ def test_a_policy_keeps_what_it_names():
     layer = ROWS * 64 * 4  # bytes of one layer's activations
     kept = {policy: kept_bytes(policy) for policy in REMAT}
     assert kept["none"] > 2 * LAYERS * layer  # inputs of the products and of the sines
-    assert LAYERS * layer < kept["dots_saveable"] < 8 * layer  # the products
+    assert LAYERS * layer < kept["dots_saveable"] < (LAYERS + 2) * layer  # the products
     assert kept["full"] < 2 * layer  # parameters and inputs
 
 
@@ -96,12 +98,12 @@ class Blocks(linen.Module):
 class Sine(linen.Module):
     @linen.compact
     def __call__(self, x):
-        return jnp.sin(jnp.sin(jnp.sin(linen.Dense(64)(x))))
+        return jnp.sin(jnp.sin(jnp.sin(linen.Dense(64, kernel_init=ONES)(x))))
 
 
 def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told(monkeypatch):
     plain = temporaries(Blocks())
-    assert temporaries(Blocks(remat=True)) < 0.8 * plain  # measured 0.74
+    assert temporaries(Blocks(remat=True)) < 0.8 * plain  # measured 0.76
     if version("jaxlib").startswith("0.10."):  # XLA of jax 0.11.2 recomputes anyway: 0.53
         monkeypatch.setattr("cyxjax.core.step.memory_options", lambda mesh: {})
         assert temporaries(Blocks(remat=True)) > 0.9 * plain  # measured 0.95
@@ -124,16 +126,20 @@ def test_state_is_donated():
     assert np.isfinite(np.asarray(after.params["Dense_0"]["kernel"])).all()
 
 
+@cache
+@jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
+def compiled_on_one_device(clip=None):
+    step, state, batch = step_of(Deep(), rows=4, replicas=1, rule=optax.adam(1e-3), clip=clip)
+    return step.lower(state, batch).compile()
+
+
 def test_a_step_copies_no_parameters_to_write_over_them():
-    # Backward reads five inner kernels; if an update could run first, XLA would copy each of them.
-    step, state, batch = step_of(Deep(), rows=4, replicas=1)
-    compiled = step.lower(state, batch).compile().as_text()
+    # Backward reads three inner kernels; if an update could run first, XLA would copy each of them.
+    compiled = compiled_on_one_device().as_text()
     assert "f32[64,64]" in compiled
     assert not re.findall(r"= f32\[64,64\]\S* copy\(", compiled)
 
 
-@jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
 def test_clipping_keeps_no_second_copy_of_the_gradients():
-    shape = {"rows": 4, "replicas": 1, "rule": optax.adam(1e-3)}
-    free, clipped = (temporaries(Deep(), **shape, clip=clip) for clip in (None, 1.0))
+    free, clipped = (memory_bytes(compiled_on_one_device(clip))["temporaries"] for clip in (None, 1.0))
     assert clipped < 1.2 * free  # measured 1.0; 1.9 if each number is divided by the norm
