@@ -46,7 +46,8 @@ class Sst2(nn.Module):
         deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
         x = nn.Embed(VOCAB, 6)(inputs)
         x = nn.Dropout(self.rate)(x, deterministic=deterministic)
-        cell = nn.LSTMCell(6, recurrent_kernel_init=nn.initializers.lecun_normal())  # compiles faster than QR
+        # Compiles faster than their LSTM and orthogonal values.
+        cell = nn.SimpleCell(6, recurrent_kernel_init=nn.initializers.lecun_normal())
         x = nn.RNN(cell, name="lstm")(x, seq_lengths=lengths)
         last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
         return nn.Dense(CLASSES)(last)

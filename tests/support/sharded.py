@@ -1,5 +1,7 @@
 """Models with the kinds of leaves that are hard for fsdp, trained by any strategy; a step to inspect."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -42,10 +44,13 @@ class Perceptron(nnx.Module):
         return self.last(nnx.relu(self.first(x.reshape(len(x), -1))))
 
 
+UNIFORM = nn.initializers.uniform(0.6)  # compiles faster than draws of a normal distribution
+
+
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
-        return x + nn.tanh(nn.Dense(6)(x)), None
+        return x + nn.tanh(nn.Dense(6, kernel_init=UNIFORM)(x)), None
 
 
 class Crossed(nn.Module):
@@ -53,12 +58,12 @@ class Crossed(nn.Module):
 
     @nn.compact
     def __call__(self, tokens):
-        embed, ones = nn.Embed(11, 6), nn.initializers.ones
+        embed, ones = nn.Embed(11, 6, embedding_init=UNIFORM), nn.initializers.ones
         layers = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
         x, _ = layers()(embed(tokens), None)
-        again = nn.remat_scan(nn.Dense, lengths=(2, 1))(6)
-        x = x + again(x) + nn.Dense(6, param_dtype=jnp.bfloat16)(x)
-        turn = self.param("turn", lambda key: jax.lax.complex(*jax.random.normal(key, (2, 6))))
+        again = nn.remat_scan(partial(nn.Dense, use_bias=False, kernel_init=UNIFORM), lengths=(2, 1))(6)
+        x = x + again(x) + nn.Dense(6, False, param_dtype=jnp.bfloat16, kernel_init=UNIFORM)(x)
+        turn = self.param("turn", lambda key: jax.lax.complex(*jax.random.uniform(key, (2, 6))))
         x = jnp.abs(x.astype(jnp.complex64) * turn) * self.param("one", ones, (1, 1, 1))
         fixed = jax.lax.stop_gradient(self.param("fixed", ones, (6, 6)))
         empty = self.param("empty", ones, (0,)).sum() + self.param("columns", ones, (3, 0)).sum()
