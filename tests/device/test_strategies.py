@@ -41,7 +41,7 @@ def power_sgd_in_numpy(grads, q, error):
     return sent, q, m - sent
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("rank", [1, 3])
 def test_power_sgd_equals_the_published_algorithm_step_for_step(rank):
     options = {"rank": rank, "min_compression": 0, "start_iter": 0}
     alone = Alone(build_sync("power_sgd", optax.sgd(LR), options), 4)
@@ -106,8 +106,9 @@ def keeps_a_residual(name):
     return hasattr(state, "unsent") or hasattr(state, "error")
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if keeps_a_residual(name)])
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize(
+    ("replicas", "name"), [*((4, name) for name in STRATEGIES if keeps_a_residual(name)), (2, "bf16")]
+)
 def test_residuals_add_up(name, replicas):
     # With plain SGD: applied plus unsent gradients are the sum of all mean gradients.
     alone = Alone(build_sync(name, optax.sgd(1.0), USUAL[name]), replicas)
@@ -178,9 +179,7 @@ def test_local_sgd_is_local_steps_and_a_mean(every):
             close(copy, own, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("every", "rate", "momentum"), [(1, 1.0, 0.0), (1, 0.7, 0.9), (3, 1.0, 0.0), (3, 0.7, 0.9)]
-)
+@pytest.mark.parametrize(("every", "rate", "momentum"), [(1, 1.0, 0.0), (3, 0.7, 0.9)])
 def test_diloco_is_nesterov_on_how_far_replicas_went(every, rate, momentum):
     options = {"every": every, "outer_lr": rate, "outer_momentum": momentum}
     alone = Alone(build_sync("diloco", optax.sgd(LR), options), 4)
