@@ -91,12 +91,15 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def check(rule: optax.GradientTransformation, shapes: Any, *options: Any) -> None:
-    """`refuse_unless_elementwise`, once for equal shapes and the same rule, or one of an equal recipe."""
+def check(rule: optax.GradientTransformation, shapes: Any, cut: Callable, comm: str) -> None:
+    """`refuse_unless_elementwise`, once for equal shapes and the same rule, or one of an equal recipe.
+
+    `comm` is only named in the refusal, which is not kept.
+    """
     texts = [(name, leaf.shape, str(leaf.dtype)) for name, leaf in named_leaves(shapes)]
-    key = _equal_rule or rule, *texts, *options
+    key = _equal_rule or rule, cut, *texts
     if key not in _ELEMENTWISE:
-        refuse_unless_elementwise(rule, shapes, *options)
+        refuse_unless_elementwise(rule, shapes, cut, comm)
         _ELEMENTWISE.add(key)
 
 
