@@ -237,21 +237,21 @@ def test_every_rule_steps_as_on_one_device(comm, name):
     check_steps(comm, name)
 
 
-def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_path):
+def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_path, two_devices):
     x, y = np.eye(8, 3, dtype=np.float32), np.arange(8, dtype=np.int32) % 2
     rule = optax.noisy_sgd(RATE, key=3)  # optax stores a typed key for any argument
 
     def trained(epochs, folder):
         one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
         saved = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
-        one.fit(x, y, config(epochs=epochs, batch_size=1, **saved))
+        one.fit(x, y, config(epochs=epochs, batch_size=4, **saved))
         return [leaf.tobytes() for leaf in jax.tree.leaves(one.params)]
 
     first = trained(1, "cut")  # the sentinel compares replicas at its save
     assert trained(2, "cut") == trained(2, "whole") != first
 
 
-def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step():
+def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step(two_devices):
     x, y = np.zeros((8, 3), np.float32), np.zeros(8, np.int32)
     cases = [
         ("mean", optax.lbfgs(), "optimizer"),
@@ -264,4 +264,4 @@ def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step():
     for comm, rule, key in cases:
         one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
         with refused(key):
-            one.fit(x, y, config(batch_size=1, comm=comm))
+            one.fit(x, y, config(batch_size=4, comm=comm))

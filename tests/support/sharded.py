@@ -100,9 +100,9 @@ def no_decay_for_vectors(tree):
     return jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
 
 
-# Moments, and weight decay for matrices only. (optax's Adam breaks the strict dtype rule of these tests.)
+# A moment, and weight decay for matrices only. (optax's Adam breaks the strict dtype rule of these tests.)
 DECAY = optax.add_decayed_weights(0.1, mask=no_decay_for_vectors)
-RULE = optax.chain(optax.scale_by_rms(), optax.trace(0.9), DECAY, optax.scale(-0.003))
+RULE = optax.chain(optax.scale_by_rms(), DECAY, optax.scale(-0.005))
 # Moments would amplify a gradient that is only rounding noise.
 ROUNDED_RULE = optax.chain(optax.trace(0.9), DECAY, optax.scale(-0.05))
 
@@ -136,7 +136,7 @@ def trained(comm, model, replicas, tmp_path=None, epochs=2, callbacks=(), data=N
 
 
 # The programs differ in the order of sums and in fusion, so the last bits may differ: a few steps of size
-# 0.003 on numbers up to 2 stay below 1e-5; a missing replica or micro-batch, or a sum for a mean, does not.
+# 0.005 on numbers up to 2 stay below 1e-5; a missing replica or micro-batch, or a sum for a mean, does not.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
