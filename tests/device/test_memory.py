@@ -19,7 +19,7 @@ from tests.support.strategies import adaptive
 
 # Rows of a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB.
 ROWS, LAYERS, BLOCKS = 256, 4, 7
-ONES = linen.initializers.ones  # only memory is measured: draws would be compiled too
+# Only memory is measured: draws of kernels would be compiled too.
 
 
 class Deep(linen.Module):
@@ -28,7 +28,7 @@ class Deep(linen.Module):
     @linen.compact
     def __call__(self, x):
         for _ in range(LAYERS):
-            x = jnp.sin(linen.Dense(64, kernel_init=ONES)(x))
+            x = jnp.sin(linen.Dense(64, kernel_init=linen.initializers.ones)(x))
         return linen.Dense(3)(x)
 
 
@@ -98,7 +98,7 @@ class Blocks(linen.Module):
 class Sine(linen.Module):
     @linen.compact
     def __call__(self, x):
-        return jnp.sin(jnp.sin(jnp.sin(linen.Dense(64, kernel_init=ONES)(x))))
+        return jnp.sin(jnp.sin(jnp.sin(linen.Dense(64, kernel_init=linen.initializers.ones)(x))))
 
 
 def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told(monkeypatch):

@@ -62,11 +62,9 @@ def test_power_sgd_equals_the_published_algorithm_step_for_step(rank):
 
 def test_power_sgd_starts_with_plain_means():
     options = {"rank": 1, "min_compression": 0, "start_iter": 3}
-    alone = Alone(build_sync("power_sgd", optax.sgd(LR), options), 4)
-    plain = Alone(build_sync("mean", optax.sgd(LR)), 4)
-    for t in range(3):
-        alone.step(random_grads(4, t))
-        plain.step(random_grads(4, t))
+    grads = [random_grads(4, t) for t in range(3)]
+    alone = Alone(build_sync("power_sgd", optax.sgd(LR), options), 4).step(*grads)
+    plain = Alone(build_sync("mean", optax.sgd(LR)), 4).step(*grads)
     close(alone.copies()[0], plain.copies()[0], rtol=1e-6)
     assert not np.any(alone.state.sync[0].error["dense.kernel"])
     alone.step(random_grads(4, 3))
@@ -111,9 +109,8 @@ def keeps_a_residual(name):
 )
 def test_residuals_add_up(name, replicas):
     # With plain SGD: applied plus unsent gradients are the sum of all mean gradients.
-    alone = Alone(build_sync(name, optax.sgd(1.0), USUAL[name]), replicas)
     grads = [random_grads(replicas, t) for t in range(20)]
-    alone.step(*grads)
+    alone = Alone(build_sync(name, optax.sgd(1.0), USUAL[name]), replicas).step(*grads)
     applied = jax.tree.map(lambda p, new: p - new, params(), alone.copies()[0])
     unsent = owed_of(alone.state.sync[0])
     wanted = tree_sum([mean_of(rows) for rows in grads])

@@ -136,12 +136,8 @@ def build(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program
 
 def with_known_rule(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: Any) -> Program:
     """`build_program`, which wraps the optimizer each time; `check` finds what it was made of."""
-    global _equal_rule
-    _equal_rule = _rule_key(recipe, plan)
-    try:
+    with mock.patch(f"{__name__}._equal_rule", _rule_key(recipe, plan)):
         return build_program(recipe, plan, mesh, inputs=inputs)
-    finally:
-        _equal_rule = None
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,11 +197,11 @@ def _rule_key(recipe: Recipe, plan: StepPlan) -> tuple[Hashable, ...] | None:
     numbers = {name: value for name, value in made.items() if name not in functions}
     is_known = any(made.values())  # by its name and numbers; else a rule is equal to itself only
     optimizer = functions.items() if is_known else (rule.init, rule.update) if rule else ()
-    own = recipe.loss if isinstance(recipe.loss, GlobalLoss) else None  # its terms may have optimizers
     texts = [repr(part) for part in (plan.rate, plan.trainable, plan.lora, numbers, added)]
     if {type(one) for one in parts} - {EMA, ReduceLROnPlateau} or any("0x" in part for part in texts):
         return None
-    return (*optimizer, getattr(rule, "lr", 0), own, *texts)
+    # Terms of a loss may have optimizers of their own.
+    return (*optimizer, getattr(rule, "lr", 0), getattr(recipe.loss, "terms", ()), *texts)
 
 
 def _is_part(hook: Hook) -> bool:
