@@ -245,7 +245,7 @@ _SECRETS = tuple(
         r"()\bAIza[\w-]{35}|\bya29\.[\w.-]{10,}",
         r"()\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{0,}",
         r"()\b(?:gh[pousr]_|github_pat_|hf_|xox[abprs]-|sk-)[\w-]{16,}",
-        # name=value, "name": "value", and in a URL ?sig=value; not `next_token:Net`, nor after 41 letters
+        # name=value, "name": "value" (not `next_token:Net`, nor after 41 letters); in a URL ?sig=value
         r"(?i)((?<![^?&;])sig=)[^\s'\",}&;]{1,4000}",
         rf"(?i)((?<!\w{{41}})(?:{_SECRET}|pwd|(?:key|token)(?!:\w))['\"]?\s{{0,5}}[=:]\s{{0,5}})"
         r"(?:\"[^\"\n]{1,4000}\"|'[^'\n]{1,4000}'|['\"]?[^\s'\",}&]{1,4000})",

@@ -85,11 +85,11 @@ class BoundLoss:
         output_grad = jax.tree.map(jnp.add, self._scaled_grad(), other._scaled_grad())
         return replace(self, value=total, output_grad=output_grad, scale=1.0)
 
+    __radd__ = __add__
+
     def _scaled_grad(self) -> PyTree:
         """Gradient of the scaled loss with respect to the model's output."""
         return jax.tree.map(lambda grad: grad * np.asarray(self.scale, grad.dtype), self.output_grad)
-
-    __radd__ = __add__
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec)

@@ -55,17 +55,14 @@ def own_modules() -> dict[str, tuple[str, str]]:
     found = {}
     for name, path in sorted(own)[:_MOST]:
         with suppress(OSError):  # deleted since, or in an archive
-            now = os.stat(path)
-            found[Path(path).stem if name == "__main__" else name] = (
-                _digest_of_one(path, now.st_mtime_ns, now.st_size),
-                path,
-            )
+            digest = _digest_of_one(path, os.path.getmtime(path), os.path.getsize(path))
+            found[Path(path).stem if name == "__main__" else name] = digest, path
     return found
 
 
 @cache
-def _digest_of_one(path: str, changed: int, size: int) -> str:
-    """The digest of a file: every fit asks for it, so it is read again only where time or size are others."""
+def _digest_of_one(path: str, changed: float, size: int) -> str:
+    """The digest of a file. Every fit asks for it: a file is read again if its time or size has changed."""
     return _digest([Path(path)], Path(path).parent)
 
 

@@ -89,11 +89,10 @@ class DistributedTrainer:
         as validation_data=(X_val, y_val). schedule: a function of the optimizer steps done after the warm-up
         that returns a factor on the optimizer's learning rate; lr_schedule: one that returns the rate itself.
         ckpt_path: see `load_checkpoint`; not read if the run resumes from its own checkpoint. run_dir: a
-        folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. A change of `config`
-        affects the next fit.
-        A second call continues from the trained parameters with a new optimizer state, also after an error.
-        With `config.resume`, an interrupted run continues from its newest checkpoint.
-        After Ctrl-C, the history so far is returned.
+        folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`.
+        A change of `config` affects the next fit. A second call continues from the trained parameters with a
+        new optimizer state, also after an error. With `config.resume`, an interrupted run continues from its
+        newest checkpoint. After Ctrl-C, the history so far is returned.
         Raises: ConfigError and DataError before anything is written; NotSavedError after training, with the
         trained parameters in place, if they could not be saved; SystemExit(143) after SIGTERM, once the state
         is saved, because a scheduler would consider a run that exits with 0 finished.

@@ -33,8 +33,7 @@ PAIR, MEAN = pairs(WEIGHT)  # once: the loops by hand share a program
         (2, {}),
         (4, {"gradient_accumulation_steps": 2}),
         (2, {"comm": "fsdp"}),
-        # tests/device/test_exact.py compares the devices
-        (1, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
+        (2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
     ],
     ids=["2", "4 by 2", "fsdp", "exact"],
 )
