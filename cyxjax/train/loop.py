@@ -137,8 +137,7 @@ def _epoch(
     look: Callable[[np.ndarray], None],
     wish: Wish,
 ) -> tuple[RunState, bool, bool, bool, bool]:
-    """Trains the rest of the epoch. Returns (moment, whether its last step was reached, whether an evaluation
-    is due, to stop, to save)."""
+    """Trains the rest of the epoch. Returns (moment, last step reached, evaluation due, to stop, to save)."""
     position, state, sums = moment
     waiting: deque[tuple[Position, jax.Array, Any]] = deque()
     stop = save = last = False
