@@ -19,12 +19,15 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup, likewise
 os.environ.setdefault("NPROC", "8")
 # Tests compile far more than they compute: skip LLVM's costly passes, in child processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Also do not split programs or emit fusions through MLIR, which takes a third of the time to compile.
+# Also do not split programs or emit fusions through MLIR, which takes a third of the time to compile, nor
+# use vectors of more than 128 bits, which takes a tenth of the rest.
 # XLA aborts on a flag that it does not know, so only versions that we have tried get these flags.
 # To compile as users do: XLA_FLAGS= pytest ...
 if version("jaxlib").startswith("0.10."):
     os.environ.setdefault(
-        "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
+        "--xla_cpu_prefer_vector_width=128",
     )
 
 # Most tests compile a program that another test has compiled: a cache keeps them, for child processes too.
