@@ -40,8 +40,9 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
 class BoundLoss:
     """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
 
-    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`), added to a loss of
-    the same output (`loss + 0.1 * other`) or to a total (`total += loss`), and its `backward()` called once.
+    It can be scaled (`loss / accumulation_steps`), read (`loss.item()`, `float(loss)`), combined with other
+    losses of the same output (`loss - 0.1 * other`, `sum(losses)`), added to a total (`total += loss`), and
+    its `backward()` called once.
     """
 
     value: jax.Array
@@ -78,14 +79,26 @@ class BoundLoss:
         return np.array(self.__jax_array__(), dtype)
 
     def __add__(self, other: Any) -> Any:
-        """Of two losses of one output a loss with `backward`, as in torch; else an array without it."""
+        """Of two losses of one output, or a loss and a number, a loss with `backward`; else an array."""
         total = self.__jax_array__() + other
-        if not isinstance(other, BoundLoss) or other.output is not self.output:
+        if isinstance(other, int | float):
+            output_grad = self._scaled_grad()
+        elif isinstance(other, BoundLoss) and other.output is self.output:
+            output_grad = jax.tree.map(jnp.add, self._scaled_grad(), other._scaled_grad())
+        else:
             return total
-        output_grad = jax.tree.map(jnp.add, self._scaled_grad(), other._scaled_grad())
         return replace(self, value=total, output_grad=output_grad, scale=1.0)
 
     __radd__ = __add__
+
+    def __neg__(self) -> "BoundLoss":
+        return self * -1.0
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
 
     def _scaled_grad(self) -> PyTree:
         """Gradient of the scaled loss with respect to the model's output."""

@@ -212,8 +212,9 @@ def test_a_model_may_return_its_own_loss(num_replicas):
     for product in (lambda: loss * loss, lambda: loss / loss):  # as a number the second has no gradient
         with pytest.raises(DataError, match="ddp.loss"):
             product()
-    total = loss / 2 + ddp.loss(lambda output, _: output["loss"].max(), loss.output)
-    assert float(total) == 12.75 + 64
+    largest = ddp.loss(lambda output, _: output["loss"].max(), loss.output)
+    total = 3 - (2 - sum([loss / 2, 2 * largest]) + largest)
+    assert float(total) == 1 + 12.75 + 64
     total.backward()
     assert float(ddp.sync_gradients()["w"][0, 0]) == 51 / 2 + 128  # the second: w ** 2 * 64
     assert not hasattr(loss + ddp.loss(None, ddp(x)), "backward")  # of two forward passes
