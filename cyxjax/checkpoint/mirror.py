@@ -21,7 +21,8 @@ from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.checkpoint.run_lock import locked
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
-from cyxjax.files import describe, write_whole
+from cyxjax.files import write_whole
+from cyxjax.redaction import describe
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
 PATIENCE_S, HURRIED_S = 30.0, 8.0  # longest wait at the end without progress: usual, after a request to stop

@@ -7,12 +7,12 @@ from typing import Any
 from cyxjax.cli.machine_checks import devices
 from cyxjax.command import Parser
 from cyxjax.errors import CyxjaxError
-from cyxjax.files import is_secret_name, redact
 from cyxjax.launch import environment
 from cyxjax.launch.backend import pages
 from cyxjax.launch.clusters import claims
 from cyxjax.launch.program import machine, provenance, software
 from cyxjax.launch.topology import Topology
+from cyxjax.redaction import is_secret_name, redact
 
 _TELLING = (
     "CYXJAX_",

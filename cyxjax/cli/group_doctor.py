@@ -14,12 +14,12 @@ from typing import Any
 from cyxjax.cli.group_checks import judge, others_files, own_file, wires
 from cyxjax.cli.machine_checks import Check
 from cyxjax.errors import CyxjaxError
-from cyxjax.files import redact
 from cyxjax.launch.backend.pages import available_bytes
 from cyxjax.launch.environment import here
 from cyxjax.launch.group.ports import BACKLOG, resolve
 from cyxjax.launch.program import software
 from cyxjax.launch.topology import Topology
+from cyxjax.redaction import redact
 
 _DIAL_S = 3.0
 

@@ -14,7 +14,7 @@ from cyxjax.errors import (
     known,
     nearest,
 )
-from cyxjax.files import redact
+from cyxjax.redaction import redact
 
 # word -> (module:function that takes the remaining words and gives an exit code, one line of help)
 ROWS: dict[str, tuple[str, str]] = {

@@ -18,7 +18,8 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.help import Command, help_page
 from cyxjax.config.yaml_file import read_yaml
 from cyxjax.errors import ConfigError
-from cyxjax.files import dotted, is_secret_name, redact
+from cyxjax.files import dotted
+from cyxjax.redaction import is_secret_name, redact
 from cyxjax.run_folder import RunFolder
 
 TRAIN = Command(

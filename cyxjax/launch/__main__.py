@@ -23,8 +23,8 @@ def _run(argv: list[str]) -> int:
 
     from cyxjax.command import prepare_streams
     from cyxjax.errors import EXIT_CONFIG, EXIT_INFRASTRUCTURE, ConfigError, CyxjaxError, known
-    from cyxjax.files import redact
     from cyxjax.launch import output, save_request
+    from cyxjax.redaction import redact
 
     prepare_streams()
     if argv[:1] == ["--slurm"]:  # the same job, through the queue

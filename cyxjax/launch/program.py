@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cyxjax import __version__
-from cyxjax.files import redact
+from cyxjax.redaction import redact
 
 PACKAGE = Path(__file__).parents[1]
 _MOST = 64  # modules: they are named in every manifest

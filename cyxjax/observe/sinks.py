@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import append, describe, read_json_lines, read_plain
+from cyxjax.files import append, read_json_lines, read_plain
 from cyxjax.observe import tracker_sinks
 from cyxjax.observe.records import Record, Sink, Warn, once, plain_tree, write_atomic
 from cyxjax.plugins import named
+from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
 
 _STOP = object()

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import dotted, read_plain, redact
+from cyxjax.files import dotted, read_plain
 from cyxjax.observe.records import Record, Sink, step_of, write_atomic
 from cyxjax.plugins import extra
+from cyxjax.redaction import redact
 
 _MOST_PARAMS = 100  # per call
 _LONGEST_PARAM = 500  # characters; accepted by MLflow servers of all versions

@@ -14,10 +14,10 @@ from cyxjax.errors import (
     DataError,
     known,
 )
-from cyxjax.files import redact
 from cyxjax.launch import save_request
 from cyxjax.launch.clusters import discover
 from cyxjax.launch.environment import here
+from cyxjax.redaction import redact
 
 
 def main(argv: Sequence[str] | None = None) -> int:

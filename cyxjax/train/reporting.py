@@ -18,7 +18,6 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree, on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
-from cyxjax.files import describe
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.console import Console, build_console
@@ -27,6 +26,7 @@ from cyxjax.observe.events import EventLog, Events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, warn_if_unwritten
 from cyxjax.observe.sinks import build_sinks, check_names, warn_on_stderr
+from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.plan import Plan
 from cyxjax.train.settings import BatchShape

@@ -22,10 +22,11 @@ from cyxjax.errors import (
     ConfigError,
     CyxjaxError,
 )
-from cyxjax.files import PRIVATE, redact, write_whole
+from cyxjax.files import PRIVATE, write_whole
 from cyxjax.launch import output
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.output import ranks_text
+from cyxjax.redaction import redact
 
 VARIABLE = "CYXJAX_ERROR_FILE"
 FIRST_ERROR = "first_error.json"

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
-from cyxjax.files import describe
 from cyxjax.launch import output
 from cyxjax.launch.backend import jax_private
 from cyxjax.launch.group import ports
@@ -27,6 +26,7 @@ from cyxjax.launch.group.rendezvous import Rendezvous
 from cyxjax.launch.group.server import GroupServer, Log, Peer
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.topology import join_address
+from cyxjax.redaction import describe
 
 LOAD_AFTER_S = 0.1
 LONGEST_PATH = 100  # of a Unix socket: 108 bytes, the folder's name included

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cyxjax.errors import EXIT_OK, GroupError
-from cyxjax.files import redact, text_in
+from cyxjax.files import text_in
 from cyxjax.launch import heartbeat
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.processes import PROC, identity, stat
 from cyxjax.launch.supervise.worker import LAUNCHER
+from cyxjax.redaction import redact
 
 WAIT_S = 1.0  # a rank writes its stacks within milliseconds
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cyxjax.errors import EXIT_HANG, EXIT_USER_ERROR
-from cyxjax.files import redact
 from cyxjax.launch import output
 from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import WAITING, Limits, Progress
@@ -15,6 +14,7 @@ from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise import dump, hang
 from cyxjax.launch.supervise.hang import Pauses, Stopwatch, Verdict
 from cyxjax.launch.supervise.worker import Worker
+from cyxjax.redaction import redact
 
 FIRST_STRAGGLER_S, STRAGGLER_EVERY_S = 5.0, 30.0  # after the first step, and from then on
 

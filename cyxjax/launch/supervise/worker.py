@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from cyxjax.errors import EXIT_INTERRUPT, EXIT_PREEMPTED
-from cyxjax.files import redact
 from cyxjax.launch import heartbeat, output
 from cyxjax.launch.environment import set_threads
 from cyxjax.launch.failure import hooks
@@ -22,6 +21,7 @@ from cyxjax.launch.failure.record import STOPS, ErrorRecord
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.supervise import processes
+from cyxjax.redaction import redact
 
 LOADING_S = 5.0  # within this time of its start a rank without a report is taken to load its libraries
 LAUNCHER = "CYXJAX_LAUNCHER"  # the process that started a rank: pid and start time

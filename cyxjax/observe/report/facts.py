@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cyxjax.files import describe, dotted, read_json_lines, read_plain
+from cyxjax.files import dotted, read_json_lines, read_plain
 from cyxjax.observe.events import read_events
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
 
 Point = tuple[float, float]

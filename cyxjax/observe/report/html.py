@@ -6,7 +6,7 @@ The style sheet: light and dark, one column on a phone, nothing folded in print.
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-from cyxjax.files import redact
+from cyxjax.redaction import redact
 
 _LONGEST = 2000  # characters of one text from a file or user
 _CHOICES = 3

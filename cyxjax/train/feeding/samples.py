@@ -12,9 +12,9 @@ import numpy as np
 
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.data.text import decode
-from cyxjax.files import describe
 from cyxjax.observe.events import Events
 from cyxjax.observe.report.predictions import MOST_CLASSES, confusion_matrix, pictures, png
+from cyxjax.redaction import describe
 from cyxjax.train.feeding.fit_data import is_loader
 
 _SHOWN = 24  # pictures

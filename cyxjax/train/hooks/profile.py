@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from cyxjax.files import describe
 from cyxjax.launch import heartbeat
 from cyxjax.observe.profile import Tracing
 from cyxjax.observe.records import write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.redaction import describe
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 
 
