@@ -1,5 +1,6 @@
 """A data loader with torch's interface: batches of this process's samples as numpy arrays, read ahead."""
 
+import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
@@ -111,6 +112,7 @@ def prefetch(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
         target=_read, args=(source, ready, stopped), name="cyxjax-prefetch", daemon=True
     )
     thread.start()
+    is_exiting = sys.is_finalizing
     try:
         while True:
             item, error = ready.get()
@@ -120,11 +122,12 @@ def prefetch(source: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
                 return
             yield item
     finally:
-        stopped.set()
-        with suppress(Empty):  # the thread may wait for space in the queue
-            while True:
-                ready.get_nowait()
-        thread.join(_STUCK_S)
+        if not is_exiting():  # then threads stand still, and names of modules may be gone
+            stopped.set()
+            with suppress(Empty):  # the thread may wait for space in the queue
+                while True:
+                    ready.get_nowait()
+            thread.join(_STUCK_S)
 
 
 def _read(

@@ -16,6 +16,7 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
+from tests.support.programs import fresh
 from tests.support.waiting import until
 
 
@@ -92,3 +93,8 @@ def test_large_batches_of_a_fit_are_read_ahead(monkeypatch, large):
     next(batches)
     assert len(reading_threads()) == large
     batches.close()
+
+
+def test_a_program_may_end_before_its_last_item():
+    done = fresh("-c", "from cyxjax.data.loader import prefetch\nitems = prefetch(range(9))\nnext(items)")
+    assert (done.returncode, done.stderr) == (0, "")
