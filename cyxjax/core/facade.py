@@ -23,7 +23,7 @@ from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
-from cyxjax.core.strategy import Reducer, Sync
+from cyxjax.core.strategy import Reducer, Sync, shortened
 from cyxjax.core.trees import PyTree, are_finite
 from cyxjax.errors import ConfigError, DataError
 
@@ -176,6 +176,13 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
     """(grads * factor, whether all of them are finite)."""
     scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
     return scaled, are_finite(scaled)
+
+
+@jax.jit
+def clip_by_norm(grads: PyTree, max_norm: jax.Array) -> tuple[PyTree, jax.Array]:
+    """(grads, scaled so that their norm is at most `max_norm`; the norm before)."""
+    norm = optax.tree.norm(grads)
+    return shortened(grads, norm, max_norm), norm
 
 
 @compiled_for_ours

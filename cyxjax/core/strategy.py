@@ -196,7 +196,7 @@ def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     return optax.GradientTransformation(optimizer.init, update)  # type: ignore[arg-type]  # any state
 
 
-def shortened(grads: PyTree, norm: jax.Array, max_norm: float) -> PyTree:
+def shortened(grads: PyTree, norm: jax.Array, max_norm: float | jax.Array) -> PyTree:
     """`grads`, with norm `norm` over all replicas, scaled so that the norm is at most `max_norm`.
 
     Gradients below it keep their bits. They are multiplied by one factor: optax divides each number by the

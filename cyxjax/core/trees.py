@@ -102,6 +102,11 @@ def in_groups(leaves: list[Any]) -> list[list[Any]]:
     return [leaves[start : start + _AT_ONCE] for start in range(0, len(leaves), _AT_ONCE)]
 
 
+def is_traced(tree: PyTree) -> bool:
+    """Whether a leaf stands for values that are not known yet: within a trace of jax."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
 def are_finite(tree: PyTree) -> jax.Array:
     """bool (): whether no leaf of `tree` holds an infinity or a NaN."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()

@@ -9,7 +9,8 @@ _FILES = {  # module of cyxjax -> the public names it holds
     "broadcast broadcast_object gather reduce reduce_scatter reduce_tensor scatter",
     "distributed.comm_hooks": "CommHook PowerSGDState allreduce_hook bf16_compress_hook fp16_compress_hook "
     "powerSGD_hook",
-    "distributed.ddp": "DataParallel DistributedDataParallel",
+    "distributed.data_parallel": "DataParallel",
+    "distributed.ddp": "DistributedDataParallel",
     "distributed.ddp_state": "DDPConfig",
     "distributed.process_group": "BackendType DistributedConfig cleanup destroy_process_group finalize "
     "get_local_rank get_num_replicas get_rank get_world_size init init_process_group is_initialized "
@@ -44,7 +45,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.distributed.comm_hooks import bf16_compress_hook as bf16_compress_hook
     from cyxjax.distributed.comm_hooks import fp16_compress_hook as fp16_compress_hook
     from cyxjax.distributed.comm_hooks import powerSGD_hook as powerSGD_hook
-    from cyxjax.distributed.ddp import DataParallel as DataParallel
+    from cyxjax.distributed.data_parallel import DataParallel as DataParallel
     from cyxjax.distributed.ddp import DistributedDataParallel as DistributedDataParallel
     from cyxjax.distributed.ddp_state import DDPConfig as DDPConfig
     from cyxjax.distributed.process_group import BackendType as BackendType

@@ -22,21 +22,20 @@ import optax
 from cyxjax.core import facade, makers
 from cyxjax.core import local_view as view
 from cyxjax.core.losses import as_per_example
-from cyxjax.core.mesh import REPLICATED, build_mesh, local_replicas, local_value
+from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.objective.global_loss import sees_whole_batch
 from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, is_traced
 from cyxjax.distributed import collectives, comm_hooks
 from cyxjax.distributed import ddp_values as values
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.ddp_state import DDPConfig, Gathered, HeldState, compiler_options
 from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.payload import as_arrays
-from cyxjax.distributed.process_group import ProcessGroup, current, is_initialized
+from cyxjax.distributed.process_group import ProcessGroup, current
 from cyxjax.errors import ConfigError, GroupError
-from cyxjax.launch.topology import Topology
 
 
 class DistributedDataParallel:
@@ -90,7 +89,8 @@ class DistributedDataParallel:
 
     def forward(self, inputs: PyTree) -> PyTree:
         """The model's output for this process's rows, (n, ...), on this process's devices.
-        In training mode `backward` may follow once; in evaluation mode nothing is kept for it.
+        In training mode `backward` may follow once. Nothing is kept for it in evaluation mode, nor within the
+        loss function of another model (a GAN's generator), which differentiates through this one.
         """
         inputs = as_arrays(inputs)
         rows = jax.tree.leaves(inputs)[0].shape[0]
@@ -107,11 +107,13 @@ class DistributedDataParallel:
         draw = facade.Draw(here.key, here.step, np.int32(since.num_rows), first)
         run = self._forward(autocast_dtype(), since.carried is None, rows % self._local.size > 0)
         weight = view.row_weight(rows, self._local)
-        output, since.pullback, since.carried = run(here.params, carried, draw, placed, weight)
-        since.output = view.cut_rows(output, rows)
-        since.num_rows += len(weight) // self._local.size
-        makers.note(since.output, self)
-        return since.output
+        output, pullback, carried = run(here.params, carried, draw, placed, weight)
+        output = view.cut_rows(output, rows)
+        if not is_traced(inputs):
+            since.output, since.pullback, since.carried = output, pullback, carried
+            since.num_rows += len(weight) // self._local.size
+            makers.note(output, self)
+        return output
 
     __call__ = forward
 
@@ -195,6 +197,15 @@ class DistributedDataParallel:
             since.mean_grads, finite = facade.scale_and_check(since.mean_grads, np.float32(factor))
             since.are_finite = bool(local_value(finite))
         return since.are_finite
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scales the mean gradients so that their norm over all parameters is at most `max_norm`; returns the
+        norm before. All ranks call it together, after `backward`. As torch.nn.utils.clip_grad_norm_.
+        """
+        self.sync_gradients()
+        clipped, norm = facade.clip_by_norm(self._since.mean_grads, np.float32(max_norm))
+        self._since.mean_grads = clipped
+        return float(local_value(norm))
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Gradients are reduced by `hook` (`comm_hooks`) from now on."""
@@ -280,21 +291,3 @@ class DistributedDataParallel:
     def _push(self) -> None:
         """Writes the state's values into the wrapped model."""
         self._model_sync.push(self._state.on_one_device)
-
-
-def DataParallel(model: Any, device_ids: Any = None, **options: Any) -> DistributedDataParallel:
-    """`model` over all devices of this process; prints how many. Options as `DistributedDataParallel`.
-
-    torch scatters and gathers in each step; this runs the same program as several processes: one reduction.
-    Raises: GroupError in a group of several processes, whose gradients it would not average.
-    """
-    if is_initialized() and current().topology.world_size > 1:
-        raise GroupError(
-            f"DataParallel is for one process, but this is a group of {current().topology.world_size}. "
-            "HINT: use DistributedDataParallel(model)."
-        )
-    devices = jax.local_devices()
-    name = {"cpu": "CPU device", "gpu": "GPU"}.get(devices[0].platform, "device")
-    print(f"Using {len(devices)} {name}{'s' if len(devices) != 1 else ''}")
-    group = ProcessGroup(Topology(), "nccl" if devices[0].platform == "gpu" else "gloo", build_mesh(devices))
-    return DistributedDataParallel(model, device_ids=device_ids, process_group=group, **options)

@@ -54,6 +54,9 @@ class BoundLoss:
     """What `value` was computed from."""
     scale: float = 1.0
 
+    __array_ufunc__ = None
+    """NumPy leaves `np.float64(2) * loss` to `__rmul__`; else it would be a number without gradients."""
+
     def backward(self) -> None:
         """Adds the gradients of this loss to what `ddp` has gathered since its last update."""
         self.ddp.backward(self.output_grad, self.scale, self.output)
@@ -81,7 +84,7 @@ class BoundLoss:
     def __add__(self, other: Any) -> Any:
         """Of two losses of one output, or a loss and a number, a loss with `backward`; else an array."""
         total = self.__jax_array__() + other
-        if isinstance(other, int | float):
+        if type(other) in (int, float):  # a number of NumPy may have been computed from a loss
             output_grad = self._scaled_grad()
         elif isinstance(other, BoundLoss) and other.output is self.output:
             output_grad = jax.tree.map(jnp.add, self._scaled_grad(), other._scaled_grad())

@@ -199,6 +199,17 @@ def test_a_state_of_before_the_first_update_starts_anew():
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
+def test_gradients_are_clipped_by_their_norm_as_torch_does(num_replicas):
+    ddp = wrap(linen.Dense(1, use_bias=False), num_replicas)
+    x = np.full((4, 1), 3.0, np.float32)
+    for max_norm, gradient in ((6.0, 3.0), (1.5, 1.5)):
+        ddp.loss(lambda out, _: out.mean(), ddp(x)).backward()
+        assert ddp.clip_grad_norm_(max_norm) == 3
+        assert float(ddp.sync_gradients()["kernel"][0, 0]) == pytest.approx(gradient, rel=1e-6)
+        ddp.zero_grad()
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
 def test_a_model_may_return_its_own_loss(num_replicas):
     def apply(params, x):
         y = x @ params["w"]
@@ -213,11 +224,38 @@ def test_a_model_may_return_its_own_loss(num_replicas):
         with pytest.raises(DataError, match="ddp.loss"):
             product()
     largest = ddp.loss(lambda output, _: output["loss"].max(), loss.output)
-    total = 3 - (2 - sum([loss / 2, 2 * largest]) + largest)
+    total = 3 - (2 - sum([loss / 2, np.float64(2) * largest]) + largest)
     assert float(total) == 1 + 12.75 + 64
     total.backward()
     assert float(ddp.sync_gradients()["w"][0, 0]) == 51 / 2 + 128  # the second: w ** 2 * 64
     assert not hasattr(loss + ddp.loss(None, ddp(x)), "backward")  # of two forward passes
+    assert not hasattr(loss + np.dot([2.0], [loss]), "backward")  # NumPy has made a number of it
+
+
+class Critic(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        return linen.Dense(1)(linen.BatchNorm(use_running_average=not train)(x))
+
+
+def test_a_loss_may_call_another_wrapped_model_which_keeps_nothing_of_the_call():
+    generator, critic, criterion = wrap(linen.Dense(2)), wrap(Critic()), cx.BCEWithLogitsLoss()
+    noise, ones = data(8).inputs, np.ones((8, 1), np.float32)
+    fake = generator(noise)
+    critic.init(fake)
+    before = critic.state_dict()
+    generator.loss(lambda out, y: criterion(critic(out), y), fake, ones).backward()
+
+    def by_hand(params):
+        variables = {"params": before["params"], **before["model_state"]}
+        out = linen.Dense(2).apply({"params": params}, noise)
+        scores, _ = Critic().apply(variables, out, True, mutable=["batch_stats"])
+        return optax.sigmoid_binary_cross_entropy(scores, ones).mean()
+
+    expected = jax.grad(by_hand)(generator.parameters())
+    assert largest_gap(generator.sync_gradients(), expected) < 1e-6
+    assert largest_gap(critic.state_dict(), before) == 0
+    critic(fake)
 
 
 @dataclass

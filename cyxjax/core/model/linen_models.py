@@ -22,7 +22,7 @@ from cyxjax.core.model.batch_stats import (
 from cyxjax.core.model.first_values import draw
 from cyxjax.core.model.model_fns import MODES, ModelFns, Sown, call_arguments, call_mode
 from cyxjax.core.model.outputs import holds_losses, sum_of_sown
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, is_traced
 from cyxjax.errors import translated
 
 _MISSING = re.compile(r'needs PRNG for "([^"]+)"')
@@ -53,8 +53,8 @@ def from_linen(module: linen.Module) -> ModelFns:
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         # Within a trace (`jax.eval_shape`) nothing is compiled, and jax refuses options there.
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((key, inputs)))
-        drawn = (values_of if traced else partial(draw, values_of))(key, _keys(key), inputs)
+        draws = values_of if is_traced((key, inputs)) else partial(draw, values_of)
+        drawn = draws(key, _keys(key), inputs)
         variables = {**drawn, **held}
         for name in _sown_collections(variables):
             del variables[name]
