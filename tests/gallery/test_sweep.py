@@ -6,13 +6,14 @@ import cyxjax as cx
 from tests.multiprocess.conftest import forked_spawn as forked_spawn
 from tests.support.places import ROOT, module_of
 
-optuna = pytest.importorskip("optuna", reason="pip install optuna")
 SWEEP = ROOT / "scripts" / "examples" / "sweep.py"
 TRIALS, EPOCHS = 3, 3
 
 
 def study():
     """(epochs of each trial, states of the trials on rank 0)."""
+    import optuna
+
     sweep = module_of(SWEEP)
     epochs = []
 
@@ -40,6 +41,7 @@ def study():
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_pruned_trial_ends_on_both_ranks(group, forked_spawn, cwd):
+    pytest.importorskip("optuna", reason="pip install optuna")
     one, two = cx.testing.run_ranks(2, study)
     assert one[0] == two[0] == [EPOCHS, 1, 1]
     assert one[1] == ["COMPLETE", "PRUNED", "PRUNED"]

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="the notebooks' tools are missing: make setup")
-jupytext = pytest.importorskip("jupytext", reason="the notebooks' tools are missing: make setup")
-
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+def tool(name):
+    """A module: to load these takes long, and most processes of the tests need none of them."""
+    return pytest.importorskip(name, reason="the notebooks' tools are missing: make setup")
 
 
 def cells(notebook) -> list[tuple[str, str]]:
@@ -34,7 +36,7 @@ def test_each_notebook_has_its_pair():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_says_what_its_pair_says_and_is_kept_with_short_outputs(path):
-    notebook = nbformat.read(path, as_version=4)
+    notebook, jupytext = tool("nbformat").read(path, as_version=4), tool("jupytext")
     # After an edit of either: jupytext --sync notebooks/NAME.py
     assert cells(notebook) == cells(jupytext.read(path.with_suffix(".py"), fmt="py:percent"))
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -51,7 +53,7 @@ def test_a_notebook_says_what_its_pair_says_and_is_kept_with_short_outputs(path)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_kernel(path, tmp_path):
     """With CYXJAX_WRITE_NOTEBOOKS=1 (make notebooks) the outputs are written into the file."""
-    nbclient = pytest.importorskip("nbclient", reason="the notebooks' tools are missing: make setup")
+    nbformat, nbclient = tool("nbformat"), tool("nbclient")
     notebook = nbformat.read(path, as_version=4)
     env = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
     kernel = nbclient.NotebookClient(
