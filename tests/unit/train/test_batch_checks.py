@@ -89,7 +89,7 @@ class InGroups(linen.Module):
 def test_a_norm_that_cannot_tell_padding_takes_full_batches(tmp_path, capfd):
     ghost = cx.DistributedTrainer(InGroups(), "mse", cx.SGDOptimizer(0.1))
     for rows, options in ((8, {}), (9, {"drop_last": True})):
-        ghost.fit(X[:rows], X[:rows], config(epochs=1, **options))
+        ghost.fit(X[:rows], X[:rows], config(epochs=1, steps_per_dispatch=1, **options))
     ghost.fit(batches(X[:8], X[:8], 4), config(epochs=1, drop_last=True))
     assert capfd.readouterr().err == ""
     saving = {"checkpoint_dir": str(tmp_path / "kept"), "checkpoint_every_n_epochs": 1}
@@ -111,7 +111,7 @@ class OwnLoss(linen.Module):
 
 def test_a_model_s_own_loss_of_several_values_a_sample_trains_on_two_devices(two_devices):
     train = cx.DistributedTrainer(OwnLoss(), None, cx.SGDOptimizer(0.1))
-    losses = train.fit(X, Y, config()).train_losses
+    losses = train.fit(X, Y, config(steps_per_dispatch=1)).train_losses
     assert losses[1] < losses[0]
     assert train.evaluate(X, Y)[0] == pytest.approx(train.predict(X)["loss"].mean(), rel=1e-5)
 
@@ -123,7 +123,8 @@ def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples(t
         "ones": lambda o, t: (o[:, 0], (t == 1).astype(jnp.float32)),
     }
     train = trainer(linen.Dense(3), metrics=cx.Metrics(mine))
-    found = train.fit(X[:21], Y[:21], X[:21], Y[:21], config(epochs=1)).metrics
+    data = X[:21], Y[:21]
+    found = train.fit(*data, *data, config(epochs=1, steps_per_dispatch=1)).metrics
     outputs = train.predict(X[:21])
     assert found["val_mean"] == pytest.approx(found["val_hit"], rel=1e-6)
     assert found["val_hit"] == pytest.approx([(outputs.argmax(-1) == Y[:21]).mean()], rel=1e-6)

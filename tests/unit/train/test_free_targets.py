@@ -35,7 +35,8 @@ rng = np.random.default_rng(0)
 )
 def test_integers_are_what_the_users_loss_makes_of_them(loss, target):
     target = target.astype(np.int32)
-    settings, options = config(batch_size=8, shuffle=False), {"model": linen.Dense(CLASSES), "loss": loss}
+    settings = config(batch_size=8, shuffle=False, steps_per_dispatch=1)  # the program of a loader
+    options = {"model": linen.Dense(CLASSES), "loss": loss}
     by_arrays = after_fit(X, target, settings, **options)
     by_loader = after_fit(batches(X, target, 16), settings, **options)
     assert np.isfinite(by_arrays.history.train_losses).all()
@@ -65,7 +66,7 @@ class Imputing(linen.Module):
 def test_numbers_that_the_model_imputes_may_be_missing(missing, loss):
     holes = np.where(rng.random(X.shape) < 0.2, np.float32(missing), X)
     filled = trainer(Imputing(), loss=loss)
-    history = filled.fit(holes, Y, holes, Y, config())
+    history = filled.fit(holes, Y, holes, Y, config(steps_per_dispatch=1))
     assert history.train_losses[-1] < history.train_losses[0]
     assert np.isfinite(filled.evaluate(holes, Y)[0])
     assert filled.predict(holes).shape == (len(X), CLASSES)
@@ -78,5 +79,5 @@ def test_targets_that_the_loss_masks_may_be_missing():
         finite = jnp.isfinite(wanted)
         return jnp.square(output - jnp.where(finite, wanted, 0.0)), finite.astype(jnp.float32)
 
-    history = trainer(linen.Dense(CLASSES), loss=masked).fit(X, target, config())
+    history = trainer(linen.Dense(CLASSES), loss=masked).fit(X, target, config(steps_per_dispatch=1))
     assert history.train_losses[-1] < history.train_losses[0]

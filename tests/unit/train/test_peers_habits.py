@@ -52,9 +52,9 @@ def test_names_stand_for_losses_optimizers_and_precisions():
         "sgd",
         metrics={"off": lambda o, t: (o.argmax(-1) != t).astype(jnp.float32)},
     )
-    named.fit(X, Y, **QUIET, precision="bf16-mixed")
+    named.fit(X, Y, **QUIET, steps_per_dispatch=1, precision="bf16-mixed")
     given = trainer(optimizer=cx.SGDOptimizer(0.001))
-    given.fit(X, Y, cx.TrainingConfig(**QUIET, precision="bfloat16"))
+    given.fit(X, Y, cx.TrainingConfig(**QUIET, steps_per_dispatch=1, precision="bfloat16"))
     np.testing.assert_array_equal(kernel(named), kernel(given))
     seen = named.test(X, Y)
     assert seen["off"] == pytest.approx(1 - seen["accuracy"])
@@ -81,8 +81,8 @@ RATES = optax.cosine_decay_schedule(0.1, 20)
 @pytest.mark.usefixtures("as_users_promote")
 def test_rates_and_factors_have_names_of_their_own():
     by_rate, by_factor = trainer(), trainer()
-    by_rate.fit(X, Y, **QUIET, lr_schedule=RATES)
-    by_factor.fit(X, Y, **QUIET, schedule=optax.cosine_decay_schedule(1.0, 20))
+    by_rate.fit(X, Y, **QUIET, steps_per_dispatch=1, lr_schedule=RATES)
+    by_factor.fit(X, Y, **QUIET, steps_per_dispatch=1, schedule=optax.cosine_decay_schedule(1.0, 20))
     np.testing.assert_allclose(kernel(by_rate), kernel(by_factor), rtol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_what_has_array_leaves_is_the_parameters_also_if_it_can_be_called():
 
     params = Linear(jnp.ones((CLASSES, X.shape[1])))
     fitted = trainer((params, lambda p, x: jax.vmap(p)(x)))
-    fitted.fit(X, Y, **QUIET)
+    fitted.fit(X, Y, **QUIET, steps_per_dispatch=1)
     assert isinstance(fitted.params, Linear)
     assert not np.allclose(fitted.params.weight, 1.0)
 

@@ -88,7 +88,7 @@ def raising(error):
 
 
 def test_a_rollback_and_an_error_are_recorded_with_the_epochs_before_them(tmp_path):
-    kept = {"checkpoint_every_n_epochs": 1, "steps_in_flight": 1, "epochs": 4}
+    kept = {"checkpoint_every_n_epochs": 1, "steps_in_flight": 1, "epochs": 4, "steps_per_dispatch": 1}
     with pytest.raises(ZeroDivisionError):
         fitted(raising(ZeroDivisionError), run_dir=str(tmp_path / "a"), **kept)
     assert json.loads((tmp_path / "a" / "history.json").read_text())["epochs"] == [0]

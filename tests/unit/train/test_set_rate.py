@@ -83,7 +83,7 @@ def test_a_trainer_takes_the_rate_that_was_set_and_lets_it_be_set_no_more(two_de
     optimizer = cx.SGDOptimizer(0.1)
     optimizer.lr = 0.25
     trainer = cx.distributed.DistributedTrainer(linen.Dense(3), cx.CrossEntropyLoss(), optimizer)
-    assert trainer.fit(X, Y, config(epochs=1)).learning_rates == [0.25]
+    assert trainer.fit(X, Y, config(epochs=1, steps_per_dispatch=1)).learning_rates == [0.25]
     with pytest.raises(ConfigError, match=r"lr=0\.5 .*0\.25.*schedule="):
         optimizer.lr = 0.5
     assert for_trainer(optimizer) is for_trainer(optimizer)

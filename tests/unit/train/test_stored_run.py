@@ -29,6 +29,7 @@ ROWS = np.random.default_rng(5).normal(size=(5, 4)).astype(np.float32)
 SMALL = {
     "epochs": 2,
     "batch_size": 4,
+    "steps_per_dispatch": 1,
     "model": {"name": "tests.support.brought:Net", "options": {"width": 3}},
     "data": {"name": "tests.support.brought:data"},
     "optimizer": {"name": "sgd", "lr": 0.1},
