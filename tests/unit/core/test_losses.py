@@ -1,5 +1,7 @@
 """Losses with torch's names, compared with torch's formulas; an invalid argument is a one-line error."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +25,16 @@ def by_torch(weight, smoothing, counts):
     return ((1 - smoothing) * w * own + smoothing / 3 * spread).sum() / w.sum()
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.3])
-@pytest.mark.parametrize("weight", [None, WEIGHT, np.float32([1, -3, 0.7])])
-@pytest.mark.parametrize("ignore_index", [None, 1])
+BELOW_0 = np.float32([1, -3, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("weight", "smoothing", "ignore_index"),
+    [
+        *[(None, 0.0, None), (WEIGHT, 0.3, None), (BELOW_0, 0.0, None), (BELOW_0, 0.3, None)],
+        *itertools.product((None, WEIGHT), (0.0, 0.3), (1,)),
+    ],
+)
 def test_cross_entropy_is_torch_s(weight, smoothing, ignore_index):
     counts = np.ones(LABELS.shape) if ignore_index is None else (ignore_index != LABELS)
     loss = cx.CrossEntropyLoss(weight=weight, label_smoothing=smoothing, ignore_index=ignore_index)
@@ -71,17 +80,20 @@ def values(value):
     return each.sum(), each
 
 
+NO_CLASS = [(-1, jnp.int32), (250, jnp.uint8), (-100, jnp.int8), (3, jnp.int32)]
+OTHERS = [
+    cx.CrossEntropyLoss(label_smoothing=0.1),
+    cx.CrossEntropyLoss(weight=[1, 2, 3], ignore_index=-6),  # as int8, 250 is -6
+    cx.NLLLoss(),
+]
+
+
 @pytest.mark.parametrize(
-    "loss",
+    ("loss", "label", "dtype"),
     [
-        cx.CrossEntropyLoss(),
-        cx.CrossEntropyLoss(label_smoothing=0.1),
-        cx.CrossEntropyLoss(weight=[1, 2, 3], ignore_index=-6),
-        cx.NLLLoss(),
+        *((cx.CrossEntropyLoss(), *wrong) for wrong in NO_CLASS),
+        *((loss, *wrong) for loss in OTHERS for wrong in NO_CLASS[:2]),
     ],
-)
-@pytest.mark.parametrize(
-    ("label", "dtype"), [(-1, jnp.int32), (-100, jnp.int8), (3, jnp.int32), (250, jnp.uint8)]
 )
 def test_a_label_that_is_no_class_is_not_counted_from_the_end(loss, label, dtype):
     each = lambda logits, labels: values(loss.per_example(logits, labels))  # noqa: E731
