@@ -151,7 +151,10 @@ def _is_rule(f, args):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return isinstance(f(*args), optax.GradientTransformation)
+            # Not what returns an array: a call would compile it.
+            return "Array" not in str(getattr(f, "__annotations__", {}).get("return")) and isinstance(
+                f(*args), optax.GradientTransformation
+            )
         except Exception:  # not a rule, or one with other arguments, which WRAPPED covers
             return False
 
