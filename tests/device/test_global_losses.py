@@ -12,13 +12,14 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support.by_hand import assert_as_by_hand
+from tests.support.models import Dense
 from tests.support.trainers import FEATURES, X, Y, ce, config, trained, trainer
 
 NEAR = 1e-4, 1e-5  # rounding of sums in a different order, over three steps
 SAMPLES = 19  # batches of 8, 8 and 3: the last one leaves a replica of four without a sample
 
 
-EMBED = partial(linen.Dense, 4)
+EMBED = partial(Dense, 4)
 
 
 class TwoViews(linen.Module):
@@ -27,7 +28,7 @@ class TwoViews(linen.Module):
     @linen.compact
     def __call__(self, x):
         half = FEATURES // 2
-        return {"image": linen.Dense(4)(x[:, :half]), "text": linen.Dense(4)(x[:, half:])}
+        return {"image": Dense(4)(x[:, :half]), "text": Dense(4)(x[:, half:])}
 
 
 def unit(v):

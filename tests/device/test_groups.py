@@ -12,6 +12,7 @@ from cyxjax.config.sections import OptimizerConfig
 from cyxjax.core.model.adapter import adapt
 from cyxjax.train.start.optimizer_groups import with_groups
 from cyxjax.train.start.optimizers import build_optimizer, named_rate
+from tests.support.models import Dense
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, X, Y, assert_near, by_hand, ce, config
 
@@ -27,9 +28,9 @@ GROUPS = [
 class Net(linen.Module):
     @linen.compact
     def __call__(self, x):
-        x = linen.relu(linen.Dense(8, name="embed")(x))
-        x = linen.relu(linen.Dense(8, name="hidden")(x))
-        return linen.Dense(CLASSES, name="head")(x)
+        x = linen.relu(Dense(8, name="embed")(x))
+        x = linen.relu(Dense(8, name="hidden")(x))
+        return Dense(CLASSES, name="head")(x)
 
 
 def partitioned(clip):

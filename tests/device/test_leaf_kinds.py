@@ -12,6 +12,7 @@ from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
 from cyxjax.train.trainer import DistributedTrainer
+from tests.support.models import Dense
 from tests.support.trainers import FEATURES, X, config, trained, use_devices
 
 SAMPLES = 19
@@ -22,7 +23,7 @@ class Complex(linen.Module):
     @linen.compact
     def __call__(self, x):
         def draw(key):
-            real, imag = jax.random.normal(key, (2, FEATURES))
+            real, imag = jax.random.uniform(key, (2, FEATURES))
             return jax.lax.complex(real, imag)
 
         return jnp.abs(x.astype(jnp.complex64) @ self.param("w", draw))
@@ -34,7 +35,7 @@ class Phased(linen.Module):
         seen = self.variable("statistics", "mean", lambda: jnp.zeros((), jnp.complex64))
         if train:
             seen.value = jax.lax.complex(x.mean(), -x[:, 0].mean())
-        return linen.Dense(1)(x)[:, 0]
+        return Dense(1)(x)[:, 0]
 
 
 CONSTANTS = {
@@ -48,7 +49,7 @@ class WithConstants(linen.Module):
     def __call__(self, x):
         for name, value in CONSTANTS.items():
             self.variable("constants", name, jnp.asarray, value)
-        return linen.Dense(1)(x)[:, 0]
+        return Dense(1)(x)[:, 0]
 
 
 @pytest.mark.parametrize(("comm", "remat"), [("mean", "none"), ("mean", "dots_saveable"), ("fsdp", "none")])
@@ -60,8 +61,9 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
         # (d/da + i d/db) of (|x (a + ib)| - y)^2: real and imaginary part each go downhill.
         slope = 2 * (np.abs(output) - y) * output / np.abs(output)
         expected = expected - 0.1 * (slope @ x) / len(y)
-    how = {"comm": comm, "remat": remat, "sentinel_every_n_steps": 1}
-    train = trained(Complex(), cx.MSELoss(), X[:SAMPLES], TARGET, **how)
+    train = trained(
+        Complex(), cx.MSELoss(), X[:SAMPLES], TARGET, comm=comm, remat=remat, sentinel_every_n_steps=1
+    )
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding over three steps
 
 

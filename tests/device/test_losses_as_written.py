@@ -12,10 +12,11 @@ import cyxjax as cx
 from cyxjax.core.objective.split_check import SplitCheck
 from cyxjax.errors import ConfigError, DataError
 from tests.support.by_hand import assert_as_by_hand
+from tests.support.models import Dense
 from tests.support.refusals import refused
 from tests.support.trainers import CLASSES, FEATURES, batches, by_hand, ce, trained
 
-LINEAR = linen.Dense(CLASSES)
+LINEAR = Dense(CLASSES)
 SAMPLES = 44  # the last batch of 8 has 4 samples
 rng = np.random.default_rng(0)
 X = rng.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
@@ -29,9 +30,9 @@ class Experts(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        share = jax.nn.softmax(linen.Dense(2, name="router")(x))
+        share = jax.nn.softmax(Dense(2, name="router")(x))
         chosen = jax.nn.one_hot(share.argmax(-1), 2)
-        logits = linen.Dense(2 * CLASSES, name="experts")(x).reshape(-1, 2, CLASSES)
+        logits = Dense(2 * CLASSES, name="experts")(x).reshape(-1, 2, CLASSES)
         balance = 2 * (chosen.mean(0) * share.mean(0)).sum()
         return {"logits": (logits * (chosen * share)[..., None]).sum(1), "balance": balance}
 

@@ -29,7 +29,7 @@ class Deep(linen.Module):
     def __call__(self, x):
         for _ in range(LAYERS):
             x = jnp.sin(linen.Dense(64, kernel_init=linen.initializers.ones)(x))
-        return linen.Dense(3)(x)
+        return linen.Dense(3, kernel_init=linen.initializers.ones)(x)
 
 
 def step_of(model, *, accumulation=1, rows=ROWS, replicas=2, **options):
@@ -92,7 +92,7 @@ class Blocks(linen.Module):
         layer = linen.remat(Sine) if self.remat else Sine
         for _ in range(BLOCKS):
             x = layer()(x)
-        return linen.Dense(3)(x)
+        return linen.Dense(3, kernel_init=linen.initializers.ones)(x)
 
 
 class Sine(linen.Module):

@@ -13,6 +13,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
+from tests.support.models import Dense
 from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trained, use_devices
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
@@ -26,12 +27,12 @@ rises = jax.nn.softplus
 class Judge(linen.Module):
     @linen.compact
     def __call__(self, x):
-        return linen.Dense(1)(linen.tanh(x))[:, 0]
+        return Dense(1)(linen.tanh(x))[:, 0]
 
 
 class Gan(linen.Module):
     def setup(self):
-        self.generator, self.discriminator = linen.Dense(FEATURES), Judge()
+        self.generator, self.discriminator = Dense(FEATURES), Judge()
 
     def __call__(self, x, z):
         return {"real": self.discriminator(x), "fake": self.discriminator(self.generator(z))}
@@ -184,8 +185,8 @@ class Agent(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        h = linen.tanh(linen.Dense(5, name="trunk")(x))
-        return linen.Dense(CLASSES, name="actor")(h), linen.Dense(1, name="critic")(h)[:, 0]
+        h = linen.tanh(Dense(5, name="trunk")(x))
+        return Dense(CLASSES, name="actor")(h), Dense(1, name="critic")(h)[:, 0]
 
 
 def acts(o, t):
@@ -260,7 +261,7 @@ def test_a_term_without_parameters_of_its_own_and_a_loop_by_hand_are_refused(two
     ids=("polyak", "plateau"),
 )
 def test_a_rule_that_asks_for_the_loss_is_told_that_of_the_global_batch(make, comm, two_devices):
-    x, y, model = X[:SAMPLES], Y[:SAMPLES], linen.Dense(CLASSES)
+    x, y, model = X[:SAMPLES], Y[:SAMPLES], Dense(CLASSES)
     train = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), make())
     train.fit(x, y, config(epochs=2, batch_size=4, shuffle=False, comm=comm))
     mean = lambda o, t: optax.softmax_cross_entropy_with_integer_labels(o, t).mean()  # noqa: E731

@@ -10,6 +10,7 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.errors import DataError
 from tests.support.by_hand import assert_as_by_hand
+from tests.support.models import Dense
 from tests.support.trainers import trained
 
 rng = np.random.default_rng(0)
@@ -24,7 +25,7 @@ class Scaled(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        logits = linen.Dense(3)(x)
+        logits = Dense(3)(x)
         scale = jnp.exp(self.param("logit_scale", linen.initializers.constant(0.7), ()))
         return {"logits": logits, "scale": jnp.square(logits).mean() if self.of_batch else scale}
 
@@ -61,4 +62,4 @@ def test_a_number_of_the_batch_is_refused():
         with pytest.raises(DataError, match="'scale'"):
             trained(Scaled(of_batch=True), each, X, Y, remat=remat)
     with pytest.raises(DataError, match=r'output .*"loss"'):
-        trained(linen.Sequential([linen.Dense(3), jnp.mean]), each, X, Y)
+        trained(linen.Sequential([Dense(3), jnp.mean]), each, X, Y)

@@ -9,11 +9,12 @@ from flax import linen
 import cyxjax as cx
 from cyxjax.errors import ConfigError, DataError
 from tests.support.by_hand import assert_as_by_hand
+from tests.support.models import UNIFORM, Dense
 from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, ce, config, trained, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-LINEAR = linen.Dense(CLASSES)
+LINEAR = Dense(CLASSES)
 SAMPLES = 19
 NEAR = 1e-4, 1e-5  # to the same by hand on one device
 TEXT = np.random.default_rng(2).integers(1, 5, (SAMPLES, 6)).astype(np.int32)
@@ -27,8 +28,8 @@ class Heads(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        h = linen.relu(linen.Dense(8)(x))
-        return {"logits": linen.Dense(CLASSES)(h), "sum": linen.Dense(1)(h)[:, 0]}
+        h = linen.relu(Dense(8)(x))
+        return {"logits": Dense(CLASSES)(h), "sum": Dense(1)(h)[:, 0]}
 
 
 class Vae(linen.Module):
@@ -36,15 +37,15 @@ class Vae(linen.Module):
 
     @linen.compact
     def __call__(self, x):
-        h = linen.relu(linen.Dense(8)(x))
-        mean, logvar = linen.Dense(2)(h), linen.Dense(2)(h)
-        return linen.Dense(FEATURES)(mean), mean, logvar
+        h = linen.relu(Dense(8)(x))
+        mean, logvar = Dense(2)(h), Dense(2)(h)
+        return Dense(FEATURES)(mean), mean, logvar
 
 
 class Text(linen.Module):
     @linen.compact
     def __call__(self, tokens):
-        return linen.Dense(5)(linen.Embed(5, 8)(tokens))
+        return Dense(5)(linen.Embed(5, 8, embedding_init=UNIFORM)(tokens))
 
 
 def vae_by_hand(o, t):

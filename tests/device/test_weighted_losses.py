@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import DataError
 from tests.support.by_hand import assert_as_by_hand
+from tests.support.models import Dense
 from tests.support.trainers import CLASSES, FEATURES, VAL, X, Y, ce, config, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-LINEAR = linen.Dense(CLASSES)
+LINEAR = Dense(CLASSES)
 WEIGHT = (1.0, 2.0, 20.0)
 SAMPLES = 22  # of 60: the last of three global batches of 8 has 6, so that replicas and micro-batches differ
 

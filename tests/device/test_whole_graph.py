@@ -6,6 +6,7 @@ import numpy as np
 from flax import linen
 
 from tests.support.by_hand import assert_as_by_hand
+from tests.support.models import Dense
 from tests.support.trainers import ce
 
 NODES, EDGES, FEATURES, CLASSES, STEPS = 30, 120, 5, 3, 12
@@ -37,7 +38,7 @@ class GraphNet(linen.Module):
         x = graph["nodes"]
         for width in (8, CLASSES):
             gathered = jax.vmap(mean_of_neighbours)(x, graph["senders"], graph["receivers"])
-            x = linen.Dense(width)(jnp.concatenate([x, gathered], -1))
+            x = Dense(width)(jnp.concatenate([x, gathered], -1))
             x = jax.nn.relu(x) if width != CLASSES else x
         return x
 

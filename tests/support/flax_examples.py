@@ -8,6 +8,8 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx, struct
 
+from tests.support.models import UNIFORM, Dense
+
 VOCAB, LENGTH, CLASSES = 7, 5, 3
 
 
@@ -44,13 +46,13 @@ class Sst2(nn.Module):
     @nn.compact
     def __call__(self, inputs, lengths, deterministic: bool | None = None):
         deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
-        x = nn.Embed(VOCAB, 6)(inputs)
+        x = nn.Embed(VOCAB, 6, embedding_init=UNIFORM)(inputs)
         x = nn.Dropout(self.rate)(x, deterministic=deterministic)
         # Compiles faster than their LSTM and orthogonal values.
-        cell = nn.SimpleCell(6, recurrent_kernel_init=nn.initializers.lecun_normal())
+        cell = nn.SimpleCell(6, kernel_init=UNIFORM, recurrent_kernel_init=UNIFORM)
         x = nn.RNN(cell, name="lstm")(x, seq_lengths=lengths)
         last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
-        return nn.Dense(CLASSES)(last)
+        return Dense(CLASSES)(last)
 
 
 @struct.dataclass
@@ -68,8 +70,8 @@ class Lm1b(nn.Module):
 
     @nn.compact
     def __call__(self, inputs):
-        x = nn.Embed(VOCAB, 8)(inputs)
-        return nn.Dense(VOCAB)(nn.Dropout(self.config.rate)(x, deterministic=self.config.deterministic))
+        x = nn.Embed(VOCAB, 8, embedding_init=UNIFORM)(inputs)
+        return Dense(VOCAB)(nn.Dropout(self.config.rate)(x, deterministic=self.config.deterministic))
 
 
 class GraphsTuple(NamedTuple):
@@ -88,10 +90,10 @@ class Ogbg(nn.Module):
 
     @nn.compact
     def __call__(self, graphs: GraphsTuple) -> jax.Array:
-        h = nn.relu(nn.Dense(6)(graphs.nodes))
+        h = nn.relu(Dense(6)(graphs.nodes))
         h = nn.Dropout(self.rate, deterministic=self.deterministic)(h)
         real = (jnp.arange(h.shape[1])[None] < graphs.n_node[:, None]).astype(h.dtype)
-        return nn.Dense(CLASSES)((h * real[..., None]).sum(1))
+        return Dense(CLASSES)((h * real[..., None]).sum(1))
 
 
 def graphs(rng: np.random.Generator, count: int) -> GraphsTuple:

@@ -17,7 +17,7 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.models import batches_of, stepping
+from tests.support.models import UNIFORM, Dense, batches_of, stepping
 from tests.support.trainers import use_devices
 
 RNG = np.random.default_rng(0)
@@ -30,10 +30,10 @@ class Convolutional(nn.Module):
 
     @nn.compact
     def __call__(self, x, train=False):
-        x = nn.Conv(5, (3, 3), use_bias=False)(x)
+        x = nn.Conv(5, (3, 3), use_bias=False, kernel_init=UNIFORM)(x)
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
         x = nn.Dropout(0.2, deterministic=not train)(x.reshape(len(x), -1))
-        return nn.Dense(3)(x) * self.param("gain", nn.initializers.ones, ())
+        return Dense(3)(x) * self.param("gain", nn.initializers.ones, ())
 
 
 class Perceptron(nnx.Module):
@@ -44,13 +44,10 @@ class Perceptron(nnx.Module):
         return self.last(nnx.relu(self.first(x.reshape(len(x), -1))))
 
 
-UNIFORM = nn.initializers.uniform(0.6)  # compiles faster than draws of a normal distribution
-
-
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
-        return x + nn.tanh(nn.Dense(6, kernel_init=UNIFORM)(x)), None
+        return x + nn.tanh(Dense(6)(x)), None
 
 
 class Crossed(nn.Module):
@@ -62,7 +59,7 @@ class Crossed(nn.Module):
         layers = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
         x, _ = layers()(embed(tokens), None)
         again = nn.remat_scan(partial(nn.Dense, use_bias=False, kernel_init=UNIFORM), lengths=(2, 1))(6)
-        x = x + again(x) + nn.Dense(6, False, param_dtype=jnp.bfloat16, kernel_init=UNIFORM)(x)
+        x = x + again(x) + Dense(6, False, param_dtype=jnp.bfloat16)(x)
         turn = self.param("turn", lambda key: jax.lax.complex(*jax.random.uniform(key, (2, 6))))
         x = jnp.abs(x.astype(jnp.complex64) * turn) * self.param("one", ones, (1, 1, 1))
         fixed = jax.lax.stop_gradient(self.param("fixed", ones, (6, 6)))
@@ -196,7 +193,7 @@ class Deep(nn.Module):
     @nn.compact
     def __call__(self, x):
         for _ in range(self.layers):
-            x = nn.relu(nn.Dense(self.width)(x))
+            x = nn.relu(Dense(self.width)(x))
         return x
 
 
@@ -209,7 +206,7 @@ class Smooth(nn.Module):
     @nn.compact
     def __call__(self, x):
         for _ in range(self.layers):
-            x = x + nn.gelu(nn.Dense(self.width)(nn.LayerNorm()(x)))
+            x = x + nn.gelu(Dense(self.width)(nn.LayerNorm()(x)))
         return x
 
 

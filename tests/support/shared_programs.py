@@ -26,7 +26,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import GlobalLoss
 from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import batch_shapes, named_leaves
+from cyxjax.core.trees import batch_shapes
 from cyxjax.distributed import comm_hooks, ddp_state
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.sync import fsdp, zero1
@@ -103,12 +103,12 @@ def flops(lowered: Any) -> float:
 
 
 def check(rule: optax.GradientTransformation, shapes: Any, cut: Callable, comm: str) -> None:
-    """`refuse_unless_elementwise`, once for equal shapes and the same rule, or one of an equal recipe.
+    """`refuse_unless_elementwise`, once for equal kinds of leaves and the same rule, or an equal recipe's.
 
     `comm` is only named in the refusal, which is not kept.
     """
-    texts = [(name, leaf.shape, str(leaf.dtype)) for name, leaf in named_leaves(shapes)]
-    key = _equal_rule or rule, cut, *texts
+    kinds = {(leaf.ndim, leaf.size == 0, str(leaf.dtype)) for leaf in jax.tree.leaves(shapes)}
+    key = _equal_rule or rule, cut, *sorted(kinds)
     if key not in _ELEMENTWISE:
         refuse_unless_elementwise(rule, shapes, cut, comm)
         _ELEMENTWISE.add(key)
