@@ -65,7 +65,7 @@ def alike(one: Problem, *, devices=(1, 2), **options):
 @pytest.mark.parametrize(
     ("name", "devices"),
     [
-        ("cnn", (2,)),
+        ("cnn of a layer", (2,)),
         # Longer time limits: each device compiles separately, which takes minutes on a busy machine.
         pytest.param("gpt", (2,), marks=(pytest.mark.slow, pytest.mark.timeout(900))),
         *(
@@ -208,7 +208,7 @@ def test_several_fits_evaluations_and_their_metrics_are_alike_on_three_devices()
         first = bits(trainer)
         fit(trainer, one)
         assert bits(trainer) != first
-        measured = trainer.evaluate_metrics(one.data.inputs, one.data.targets, batch_size=5)
+        measured = trainer.evaluate_metrics(one.data.inputs, one.data.targets)
         found.append((first, bits(trainer), repr(measured)))
     assert found[0] == found[1]
     assert "margin" in found[0][2]
@@ -240,5 +240,6 @@ def test_augmentation_keyed_by_nothing_is_refused_by_name():
     one = problem("mlp")
     with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'"):
         trained(one, 1, data=Noisy(one, keyed=False))
-    noisy = Noisy(one, keyed=False)
-    trained(one, 1, data=noisy, reproducibility="none", max_steps=1, evaluates=False)  # allowed otherwise
+    trained(
+        one, 1, data=Noisy(one, keyed=False), reproducibility="none", max_steps=1, evaluates=False
+    )  # allowed otherwise

@@ -31,9 +31,11 @@ class MLP(linen.Module):
 class CNN(linen.Module):
     """The gradient of a bias before BatchNorm is rounding noise, which Adam amplifies: every bit counts."""
 
+    features: tuple[int, ...] = (4, 8)
+
     @linen.compact
     def __call__(self, x, train=False):
-        for features in (4, 8):
+        for features in self.features:
             x = linen.Conv(features, (3, 3))(x)
             x = linen.relu(linen.BatchNorm(use_running_average=not train)(x))
             x = linen.max_pool(x, window_shape=(2, 2), strides=(2, 2))
@@ -51,9 +53,9 @@ def problem(name: str) -> Problem:
     labels = rng.integers(0, 10, SAMPLES).astype(np.int32)
     if name == "mlp":
         return Problem(MLP(), ArrayDataset(rng.normal(size=(SAMPLES, 100)).astype(np.float32), labels))
-    if name == "cnn":
+    if name.startswith("cnn"):
         images = rng.normal(size=(SAMPLES, 8, 8, 1)).astype(np.float32)
-        return Problem(CNN(), ArrayDataset(images, labels))
+        return Problem(CNN((4,) if name == "cnn of a layer" else (4, 8)), ArrayDataset(images, labels))
     if name == "resnet18":
         images = rng.normal(size=(SAMPLES, 32, 32, 3)).astype(np.float32)
         return Problem(cx.get_model("resnet18")(small_images=True, width=8), ArrayDataset(images, labels))
