@@ -23,9 +23,8 @@ def script():
         yield module_of(SCRIPT)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_it_gives_the_trainer_s_losses(script, replicas, tmp_path):
-    use_devices(replicas)
+def test_it_gives_the_trainer_s_losses(script, tmp_path):
+    use_devices(4)
     mesh = process_group.ensure().mesh
     digits = load_dataset("digits")
     config = DistributedTrainingConfig(

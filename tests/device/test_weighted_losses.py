@@ -28,18 +28,22 @@ PAIR, MEAN = pairs(WEIGHT)  # once: the loops by hand share a program
 
 
 @pytest.mark.parametrize(
-    ("replicas", "options"),
+    ("losses", "replicas", "options"),
     [
-        (2, {}),
-        (4, {"gradient_accumulation_steps": 2}),
-        (2, {"comm": "fsdp"}),
-        (2, {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8}),
+        ((PAIR, cx.CrossEntropyLoss(weight=WEIGHT)), 2, {}),
+        ((cx.CrossEntropyLoss(weight=WEIGHT),), 4, {"gradient_accumulation_steps": 2}),
+        ((PAIR,), 2, {"comm": "fsdp"}),
+        (
+            (cx.CrossEntropyLoss(weight=WEIGHT),),
+            2,
+            {"reproducibility": "exact", "virtual_replicas": 4, "exact_threads": 8},
+        ),
     ],
     ids=["2", "4 by 2", "fsdp", "exact"],
 )
-def test_replicas_and_micro_batches_equal_one_weighted_mean(replicas, options):
+def test_replicas_and_micro_batches_equal_one_weighted_mean(losses, replicas, options):
     x, y = X[:SAMPLES], Y[:SAMPLES]
-    for loss in (PAIR, cx.CrossEntropyLoss(weight=WEIGHT)):
+    for loss in losses:
         train, _ = assert_as_by_hand(LINEAR, loss, x, y, written=MEAN, replicas=replicas, **options)
     # Evaluation reports a weighted mean too.
     np.testing.assert_allclose(train.evaluate(*VAL)[0], MEAN(train.predict(VAL[0]), VAL[1]), rtol=1e-5)
