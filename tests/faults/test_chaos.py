@@ -11,7 +11,7 @@ import pytest
 from cyxjax.cli import audit
 from tests.support import jobs
 from tests.support.launching import until
-from tests.support.training import EPOCHS, SAMPLES, digests, newest_step, write_experiment
+from tests.support.training import DROPPING, EPOCHS, SAMPLES, digests, newest_step, write_experiment
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = 4
@@ -52,7 +52,7 @@ def strike(draw, config, words=(), world=1):
 def test_the_same_layout_gives_the_same_bits(tmp_path):
     seed = random.randrange(10**6)
     draw = random.Random(seed)
-    whole, config = write_experiment(tmp_path / "whole"), write_experiment(tmp_path / "broken")
+    whole, config = (write_experiment(tmp_path / name, **DROPPING) for name in ("whole", "broken"))
     jobs.run(whole, world=2)
     for _ in range(ROUNDS):
         if strike(draw, config, world=2).codes == [0, 0]:
@@ -67,7 +67,7 @@ def test_the_same_layout_gives_the_same_bits(tmp_path):
 def test_any_sizes_one_after_another_leave_no_sample_out_and_none_twice(tmp_path, capsys, saved_every):
     seed = random.randrange(10**6)
     draw = random.Random(seed)
-    config = write_experiment(tmp_path, checkpoint_every_n_steps=saved_every)
+    config = write_experiment(tmp_path, checkpoint_every_n_steps=saved_every, **DROPPING)
     sizes, done = [], [1]
     while len(sizes) < ROUNDS and any(done):
         (world, devices), size = draw.choice(WORLDS), draw.choice(SIZES)

@@ -12,10 +12,10 @@ from cyxjax.data.ledger_file import read_ledger
 from tests.support import jobs
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.programs import printed_by
-from tests.support.training import EPOCHS, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
+from tests.support.training import DROPPING, EPOCHS, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
-EXACT = {"reproducibility": "exact", "keep_last": 99}
+EXACT = DROPPING | {"reproducibility": "exact", "keep_last": 99}
 HOST_EPOCHS, SAVE_EVERY = 100, 30
 
 

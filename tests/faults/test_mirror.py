@@ -9,7 +9,7 @@ from cyxjax.cli import hash as hashes
 from cyxjax.errors import EXIT_CONFIG, EXIT_SECONDARY
 from tests.support import jobs
 from tests.support.object_store import BUCKET, object_store
-from tests.support.training import LAST, begun_by, checkpoints, newest_step, write_experiment
+from tests.support.training import DROPPING, LAST, begun_by, checkpoints, newest_step, write_experiment
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.multiprocess
@@ -38,9 +38,9 @@ def manifests(store):
 
 
 def test_a_run_killed_in_an_upload_goes_on_elsewhere_from_the_step_before_with_the_same_bits(store, tmp_path):
-    whole = write_experiment(tmp_path / "whole", keep_last=99)
+    whole = write_experiment(tmp_path / "whole", keep_last=99, **DROPPING)
     jobs.run(whole, world=2)
-    config = write_experiment(tmp_path / "cut", mirror=URL)
+    config = write_experiment(tmp_path / "cut", mirror=URL, **DROPPING)
     begun_by(config, whole, 8)
     store.held = "/step_0000001"  # 12, 16 and 18
     [rank] = jobs.start(config, fault="STALL:0:compile:8:2")

@@ -17,6 +17,7 @@ from cyxjax.cli import checkpoint as cli_checkpoint
 from cyxjax.errors import EXIT_PREEMPTED
 from tests.support import jobs
 from tests.support.training import (
+    DROPPING,
     EPOCHS,
     LAST,
     assert_same_run,
@@ -30,9 +31,9 @@ from tests.support.training import (
 
 pytestmark = pytest.mark.multiprocess
 KILLED = -signal.SIGKILL
-OF_THREE = {"global_batch_size": 12}
-# No dropout: its draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.
-CUT = {"global_batch_size": 12, "model": {"name": "mlp", "options": {"hidden": [16]}}, "cpu_devices": 1}
+OF_THREE = DROPPING | {"global_batch_size": 12}
+# Without dropout, whose draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.
+CUT = {"global_batch_size": 12, "cpu_devices": 1}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def unbroken(tmp_path_factory):
 
     @cache
     def made(world):
-        changes = OF_THREE if world == 3 else {}
+        changes = OF_THREE if world == 3 else DROPPING
         config = write_experiment(tmp_path_factory.mktemp("unbroken"), steps_per_dispatch=1, **changes)
         jobs.run(config, world=world)
         return config
@@ -71,7 +72,7 @@ def losses(config) -> list[tuple[int, float]]:
 
 
 def test_several_steps_a_dispatch_have_the_bits_and_records_of_one(unbroken, tmp_path):
-    whole, config = unbroken(2), write_experiment(tmp_path, steps_per_dispatch=4)
+    whole, config = unbroken(2), write_experiment(tmp_path, steps_per_dispatch=4, **DROPPING)
     jobs.run(config, world=2)
     assert_same_run(config, whole)
     assert list_steps(checkpoints(config)) == list_steps(checkpoints(whole))  # no dispatch goes past a save
@@ -98,7 +99,7 @@ def test_several_steps_a_dispatch_have_the_bits_and_records_of_one(unbroken, tmp
 def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
     unbroken, tmp_path, world, faults
 ):
-    config = write_experiment(tmp_path, **(OF_THREE if world == 3 else {}))
+    config = write_experiment(tmp_path, **(OF_THREE if world == 3 else DROPPING))
     for fault, several in faults.items():
         ended = jobs.run(config, "--steps-per-dispatch", several, world=world, fault=fault, code=None)
         if fault.startswith("TERM"):
@@ -125,7 +126,7 @@ def test_resumed_in_another_number_of_processes_again_and_again(unbroken_in_shar
 
 
 def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tmp_path):
-    config = write_experiment(tmp_path)
+    config = write_experiment(tmp_path, **DROPPING)
     begun_by(config, unbroken(1), 12)
     ended = jobs.run(config, world=2)
     assert "Resuming from step 12" in ended.text

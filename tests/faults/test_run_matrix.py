@@ -13,7 +13,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def test_a_bit_that_flips_on_one_rank_is_named_by_all(tmp_path):
-    config = write_experiment(tmp_path)
+    config = write_experiment(tmp_path, sentinel_every_n_steps=500)
     ended = jobs.run(config, world=2, fault="FLIP:1:bit:8", code=None)
     # A slow rank receives the other's error, in the same words, before its own comparison.
     assert {EXIT_USER_ERROR} <= set(ended.codes) <= {EXIT_USER_ERROR, EXIT_SECONDARY}

@@ -69,7 +69,7 @@ def of_images(folder):
     """(configuration of a training on images, the path of one of them)"""
     spoiled = write_images(folder / "images")
     data = {"name": "image_folder", "root": str(folder / "images"), "options": {"image_size": 8}}
-    return write_experiment(folder, data=data, model={"name": "mlp", "options": {"hidden": []}}), spoiled
+    return write_experiment(folder, data=data), spoiled
 
 
 def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(tmp_path):

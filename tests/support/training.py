@@ -15,10 +15,12 @@ from cyxjax.cli import audit
 
 SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples per step: the last one of an epoch has 10
 LAST = EPOCHS * STEPS_PER_EPOCH  # the last step
+# Draws random numbers, as training that goes on must do as well.
+DROPPING = {"model": {"name": "mlp", "options": {"hidden": [16], "dropout": 0.2}}}
 
 
 def write_experiment(folder: Path, **changes: Any) -> Path:
-    """A configuration file of a network with dropout on 90 samples, saved every 4 steps; its path."""
+    """A configuration file of one linear layer on 90 samples, saved every 4 steps; its path."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(3)
     shapes = {"train": SAMPLES, "val": 12, "test": 6}
@@ -30,13 +32,14 @@ def write_experiment(folder: Path, **changes: Any) -> Path:
         "cpu_devices": 2,
         "epochs": EPOCHS,
         "global_batch_size": 16,
-        "model": {"name": "mlp", "options": {"hidden": [16], "dropout": 0.2}},
+        "model": {"name": "mlp", "options": {"hidden": []}},
         "data": {"name": "npz", "root": str(folder / "data.npz")},
         "optimizer": {"name": "adam", "lr": 0.01},
         "schedule": {"name": "cosine"},
         "checkpoint_every_n_steps": 4,
         "steps_in_flight": 2,
         "log_every_n_batches": 1,
+        "sentinel_every_n_steps": 0,
         "report": False,
     }
     path = folder / "experiment.yaml"
