@@ -29,9 +29,9 @@ _RANKS_DIE = [
     Row("R3", "SIGKILL of two ranks of three at once", "as R1", tests_in(_LAUNCH, _AGAIN)),
     Row(
         "R1, R2",
-        "the same in a training of two ranks, twice",
+        "the same in a training of two ranks that save together",
         "rerun: parameters bit for bit those of an unbroken run",
-        tests_in(_RESUME, f"{_KILLED}[two ranks]"),
+        tests_in(_RESUME, "test_killed_between_the_shares_of_a_save_or_told_to_stop_nothing_is_lost"),
     ),
     Row(
         "R1, R2, R3",

@@ -84,12 +84,13 @@ _STORAGE = [
     ),
     Row(
         "R34",
-        "resumed with 2, 3 and 1 processes",
+        "resumed with 1, 2 and 3 processes, with 2 and 3 devices",
         "the next unseen sample, each once an epoch; results equal to rounding",
         tests_in(
             _RESUME,
-            "test_resumed_in_another_number_of_processes_again_and_again",
+            "test_resumed_on_another_number_of_devices_again_and_again",
             "test_the_same_replicas_in_other_processes_give_the_same_numbers",
+            "test_parameters_in_shares_go_on_in_other_numbers_of_processes_and_strategies",
         ),
     ),
     Row(
