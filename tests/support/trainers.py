@@ -166,11 +166,14 @@ def fitted(*callbacks: Any, data: Any = (X[:24], Y[:24]), one: Any = None, **val
 
 
 def run_experiment(folder: Any, **values: Any) -> None:
-    """Trains a small network for one step in the run folder `folder`, as the command does, in a new group."""
+    """Trains a small network for one step in the run folder `folder`, as the command does, in a new group.
+
+    Without a report, unless `values` ask for it.
+    """
     from cyxjax.train import experiment
 
     small = {"epochs": 1, "batch_size": 16, "model": {"name": NET}, "data": {"name": BROUGHT[-1]}}
-    values = small | {"optimizer": {"name": "sgd", "lr": 0.1}} | values
+    values = small | {"optimizer": {"name": "sgd", "lr": 0.1}, "report": False} | values
     process_group.finalize()
     try:
         assert experiment.run(TrainConfig(run_dir=str(folder), **values)) == 0

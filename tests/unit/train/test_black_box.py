@@ -61,6 +61,7 @@ def setting(tmp_path, monkeypatch):
             "global_batch_size": 16,
             "checkpoint_every_n_steps": 2,
             "verbose": False,
+            "report": False,
             "loss": "mse",
             "data": {"name": "npz", "root": str(tmp_path / "data.npz")},
             "optimizer": {"name": "sgd", "lr": 0.01},

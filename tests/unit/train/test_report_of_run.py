@@ -24,7 +24,7 @@ def names(folder):
 def test_an_experiment_leaves_its_report(tmp_path, capsys, printed):
     run = tmp_path / "run"
     digits = {"model": {"name": "mlp", "options": {"hidden": [8]}}, "data": {"name": "digits"}}
-    run_experiment(run, checkpoint_every_n_epochs=1, batch_size=256, **digits)
+    run_experiment(run, checkpoint_every_n_epochs=1, batch_size=256, report=True, **digits)
     assert names(run) == ["start", "save", "end", "test", "predictions", "samples"]
     start, *_, predictions, samples = read_events(run / "events.jsonl")
     assert len(samples["images"]) == 24
@@ -55,13 +55,13 @@ def test_an_experiment_leaves_its_report(tmp_path, capsys, printed):
 def test_report_off_writes_nothing_of_it(tmp_path):
     run_experiment(tmp_path / "run", report=False)
     assert not {"events.jsonl", "report.html"} & {path.name for path in (tmp_path / "run").iterdir()}
-    run_experiment(tmp_path / "other", report_samples=0)
+    run_experiment(tmp_path / "other", report=True, report_samples=0)
     assert "predictions" not in names(tmp_path / "other")
 
 
 def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cyxjax.observe.report.page.write", Mock(side_effect=MemoryError("no room\nat all")))
-    run_experiment(tmp_path / "run")
+    run_experiment(tmp_path / "run", report=True)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert "report.html was not written: MemoryError: no room" in line
 
