@@ -57,14 +57,12 @@ def test_a_resolved_configuration_holds_what_was_given_and_loads_again(tmp_path)
 
 
 PARAMS = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)}
-GRADS = {"w": np.full((2, 3), 0.5, np.float32)}
 
 
-def stepped(rule):
-    state = rule.init(PARAMS)
-    for _ in range(2):
-        updates, state = rule.update(GRADS, state, PARAMS)
-    return np.asarray(updates["w"])
+def program_of(rule):
+    """The text of a step: equal programs give equal updates and states, and none is compiled."""
+    step = jax.jit(lambda params, grads: rule.update(grads, rule.init(params), params))
+    return step.lower(PARAMS, PARAMS).as_text()
 
 
 def test_these_are_all_rules_of_optax_that_need_nothing_but_gradients():
@@ -84,7 +82,7 @@ def test_these_are_all_rules_of_optax_that_need_nothing_but_gradients():
 def test_a_rule_by_its_name_is_optax_s_with_its_own_defaults(name):
     rule = build_optimizer(OptimizerConfig(name=name, lr=0.1))
     room = optax if name in OPTAX else optax.contrib
-    np.testing.assert_array_equal(stepped(rule), stepped(getattr(room, name)(learning_rate=0.1)))
+    assert program_of(rule) == program_of(getattr(room, name)(learning_rate=0.1))
     assert rule.lr == 0.1
 
 
@@ -115,7 +113,7 @@ ADAN = {"name": "adan", "options": {"b3": 0.5}, "weight_decay": 0.3}
 )
 def test_options_are_the_rule_s_own_and_ours_have_their_keys(section, wanted, lr):
     rule = build_optimizer(OptimizerConfig(**section))
-    np.testing.assert_array_equal(stepped(rule), stepped(wanted))
+    assert program_of(rule) == program_of(wanted)
     assert getattr(rule, "lr", None) == lr
 
 
@@ -202,7 +200,7 @@ def test_options_that_a_schedule_does_not_take_are_refused_and_not_ignored():
 
 def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(two_devices):
     cosine = optax.cosine_decay_schedule(0.1, 3)
-    settings = config(epochs=1, batch_size=None, global_batch_size=24, shuffle=False)
+    settings = config(epochs=1, shuffle=False)
     kinds = (
         (cx.SGDOptimizer(cosine), None, [float(cosine(2))]),
         (cx.SGDOptimizer(0.1), lambda step: cosine(step) / 0.1, [float(cosine(2))]),
@@ -211,7 +209,7 @@ def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(two_devices):
     found = []
     for optimizer, factor, recorded in kinds:
         train = cx.DistributedTrainer(linen.Dense(3), "cross_entropy", optimizer)
-        assert train.fit(X, Y, settings, schedule=factor).learning_rates == pytest.approx(recorded)
+        assert train.fit(X[:24], Y[:24], settings, schedule=factor).learning_rates == pytest.approx(recorded)
         found.append(train.params)
     for other in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found[0], other)
