@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 import cyxjax as cx
 from cyxjax.core.optimizer import averaged_params, with_parameter_average
@@ -16,7 +17,7 @@ from cyxjax.launch import heartbeat
 from cyxjax.train import trainer as train
 from cyxjax.train.hooks.all_callbacks import checked
 from cyxjax.train.hooks.hook import stops
-from tests.support.trainers import VAL, X, Y, after_fit, config, does, loaded, mlp, same_bits, trainer
+from tests.support.trainers import VAL, X, Y, after_fit, config, does, fitted, loaded, mlp, same_bits, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -25,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 def test_the_learning_rate_falls_on_a_plateau_and_nothing_is_compiled_again(comm):
     # No epoch improves by 10, so after each patience of 1 epoch the factor halves, down to a quarter.
     falls = cx.ReduceLROnPlateau(0.5, patience=1, monitor="train_loss", min_delta=10, min_factor=0.25)
-    one = trainer(callbacks=[falls])
-    one.prepare(X, Y, config=config(epochs=5, comm=comm))
+    one = trainer(linen.Dense(3), callbacks=[falls])
+    one.prepare(X[:24], Y[:24], config=config(epochs=5, comm=comm))
     compiled = one.program.train_steps._cache_size()  # by other trainers with this program
-    history = one.fit(X, Y, config(epochs=5, comm=comm))
+    history = fitted(one=one, epochs=5, comm=comm).history
     # The first epoch is the best; each later epoch uses up the patience.
     assert history.learning_rates == pytest.approx([0.1, 0.1, 0.05, 0.025, 0.025])
     assert one.program.train_steps._cache_size() <= compiled + 1
-    plain = trainer().fit(X, Y, config(epochs=3, comm=comm)).train_losses
+    plain = fitted(epochs=3, comm=comm).history.train_losses
     assert history.train_losses[:2] == plain[:2]
     assert history.train_losses[2] != plain[2]
 
@@ -45,7 +46,7 @@ def test_plateaus_lower_one_learning_rate_and_go_on_where_a_checkpoint_was_made(
         by_val = cx.ReduceLROnPlateau(0.1, patience=3, min_delta=10)
         high = cx.ReduceLROnPlateau(0.1, patience=4, monitor="train_loss", min_delta=10, min_factor=0.1)
         values |= {"checkpoint_dir": str(tmp_path / to), "checkpoint_every_n_epochs": 1}
-        return after_fit(X, Y, *VAL, config(**values), callbacks=[by_loss, by_val, high, cx.EMA(0.9)])
+        return fitted(by_loss, by_val, high, cx.EMA(0.9), data=(X[:24], Y[:24], *VAL), **values)
 
     # The first lowers after epochs 3 and 5, the second after epoch 4; the third keeps it at least at 0.01
     # unless another has gone below.
@@ -57,8 +58,11 @@ def test_plateaus_lower_one_learning_rate_and_go_on_where_a_checkpoint_was_made(
     assert history.learning_rates == whole.history.learning_rates == pytest.approx(expected)
     assert history.train_losses == whole.history.train_losses
     assert same_bits(second.state.params, whole.state.params)
-    per_epoch = history.num_steps // 6
-    by_hand = after_fit(X, Y, config(epochs=6), lr=lambda step: jnp.asarray(expected)[step // per_epoch])
+    by_hand = after_fit(
+        *(X[:24], Y[:24], config(epochs=6)),
+        model=linen.Dense(3),
+        lr=lambda step: jnp.asarray(expected)[step // 3],
+    )
     assert history.train_losses == pytest.approx(by_hand.history.train_losses, rel=1e-6)
 
 
@@ -201,24 +205,31 @@ def test_a_callback_evaluates_predicts_and_reads_the_parameters_of_now():
     assert len(callback.seen) == 2 * 8 + 2
 
 
-@pytest.mark.parametrize(
-    ("when", "step"),
+def test_what_a_callback_saves_goes_on_bit_for_bit(tmp_path):
     # 8 steps an epoch, evaluations at 4, 8, ... At step 9 the next is dispatched, whose results no hook
     # has seen: it is saved too. At 11 and 16, the evaluation after the saved step is still to be made.
-    [("step", 9), ("step", 11), ("step", 16), ("evaluation", 4), ("evaluation", 12), ("epoch", 8)],
-)
-def test_what_a_callback_saves_goes_on_bit_for_bit(tmp_path, when, step):
+    places = {  # to the step that is saved
+        "step-9": 10,
+        "step-11": 12,
+        "step-16": 16,
+        "evaluation-4": 4,
+        "evaluation-12": 12,
+        "epoch-8": 8,
+    }
     falls = lambda: cx.ReduceLROnPlateau(0.5, patience=1, min_delta=10)  # noqa: E731  # at each but the first
     settings = config(epochs=3, evaluate_every_n_steps=4, steps_in_flight=2, steps_per_dispatch=1)
-    save = lambda t, at: at.step == step and t.save_checkpoint(str(tmp_path / "now"))  # noqa: E731
-    one, _ = asking(others=[falls()], **{when: save})
+    save = lambda when: (  # noqa: E731
+        lambda t, at: f"{when}-{at.step}" in places and t.save_checkpoint(f"{tmp_path}/{when}-{at.step}")
+    )
+    one, _ = asking(others=[falls()], **{when: save(when) for when in ("step", "evaluation", "epoch")})
     history = one.fit(X, Y, *VAL, settings)
-    other = loaded(tmp_path / "now", callbacks=[falls()])
-    assert other.run_state.position.step == {9: 10, 11: 12}.get(step, step)
-    again = other.fit(X, Y, *VAL, settings)
-    assert (again.train_losses, again.val_steps) == (history.train_losses, history.val_steps)
-    assert again.learning_rates == history.learning_rates == pytest.approx([0.1, 0.025, 0.00625])
-    assert same_bits(other.params, one.params)
+    for name, step in places.items():
+        other = loaded(tmp_path / name, callbacks=[falls()])
+        assert other.run_state.position.step == step
+        again = other.fit(X, Y, *VAL, settings)
+        assert (again.train_losses, again.val_steps) == (history.train_losses, history.val_steps), name
+        assert again.learning_rates == history.learning_rates == pytest.approx([0.1, 0.025, 0.00625])
+        assert same_bits(other.params, one.params), name
 
 
 @pytest.mark.parametrize("call", ["fit", "load_checkpoint"])
