@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import linen
 
 from tests.support.trainers import X, Y, config, trainer
 
@@ -20,7 +21,11 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def check_goes_on(
-    folder: Path, make: Callable[[], Any], cut: int, new: Callable[[], Any] = trainer, **options: Any
+    folder: Path,
+    make: Callable[[], Any],
+    cut: int,
+    new: Callable[[], Any] = lambda: trainer(linen.Dense(3)),
+    **options: Any,
 ) -> tuple[Any, Any]:
     """(trainer of an uninterrupted run, data of a run resumed after `cut` steps); checks that both are equal.
 

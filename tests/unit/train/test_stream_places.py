@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from flax import linen
 from jax.experimental import multihost_utils
 
 from cyxjax.checkpoint.folders import step_folder
@@ -88,14 +89,14 @@ def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, ste
 
 
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
-    arrays = after_fit(X, Y, config(shuffle=False))
+    arrays = after_fit(X, Y, config(shuffle=False), model=linen.Dense(3))
     assert bits(check_goes_on(tmp_path, lambda: Rows(Samples()), 17)[0]) == bits(arrays)
 
 
 def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
-    trainer().fit(Batches(), config(max_steps=2, **kept(tmp_path)))
+    trainer(linen.Dense(3)).fit(Batches(), config(max_steps=2, **kept(tmp_path)))
     with pytest.raises(CheckpointError, match="Unknown"):
-        trainer().fit(Unknown(), config(**kept(tmp_path)))
+        trainer(linen.Dense(3)).fit(Unknown(), config(**kept(tmp_path)))
     value = {"a": [1, (2, None)], 3: b"x", "n": np.arange(3, dtype=np.uint32)}
     back = unpacked(packed(value))
     assert (back.pop("n").tolist(), back) == (value.pop("n").tolist(), value)
@@ -110,8 +111,8 @@ def test_a_model_of_the_streams_of_two_ranks_is_evaluated_by_one_and_not_trained
 
     with monkeypatch.context() as two:
         two.setattr(StreamPositions, "meta", of_two)
-        trainer().fit(Batches(), config(max_steps=2, **kept(tmp_path)))
-    one = loaded(tmp_path)
+        trainer(linen.Dense(3)).fit(Batches(), config(max_steps=2, **kept(tmp_path)))
+    one = loaded(tmp_path, model=linen.Dense(3))
     assert np.isfinite(one.evaluate(X, Y)[0])
     with pytest.raises(CheckpointError, match="2 ranks .* 1"):
         one.fit(Batches(), config(**kept(tmp_path)))
@@ -190,7 +191,7 @@ def test_places_go_from_checkpoint_to_checkpoint_and_not_from_fit_to_fit(tmp_pat
     def stored(folder, step):
         return read_manifest(step_folder(tmp_path / folder, step)).meta.get("stream_places")
 
-    one, other = trainer(), trainer()
+    one, other = trainer(linen.Dense(3)), trainer(linen.Dense(3))
     one.fit(Batches(), config(max_steps=3, **kept(tmp_path / "stream")))
     one.fit(X, Y, config(max_steps=3, batch_size=12, **kept(tmp_path / "arrays")))
     assert stored("stream", 3)["at"] == [0, 3, 36]
@@ -204,7 +205,9 @@ def test_a_rollback_reads_on_after_the_bad_step(tmp_path):
     data = Batches()
     data.items[2] = (X[24:36] * np.nan, Y[24:36])
     saving = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_steps": 1}
-    history = trainer().fit(data, config(epochs=1, prefetch=0, on_nonfinite="rollback", **saving))
+    history = trainer(linen.Dense(3)).fit(
+        data, config(epochs=1, prefetch=0, on_nonfinite="rollback", **saving)
+    )
     assert (history.rollback_samples, history.num_steps) == ([36], 4)
     assert data.read == 1 + 4 + 2  # the first; one ahead of the bad step; those after it
 
@@ -257,8 +260,8 @@ class TorchStream:
 
 def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.data", SimpleNamespace(IterableDataset=TorchStream))
-    stream = after_fit(TorchStream(), TorchStream(), config())
-    arrays = after_fit(X, Y, X, Y, config(shuffle=False))
+    stream = after_fit(TorchStream(), TorchStream(), config(), model=linen.Dense(3))
+    arrays = after_fit(X, Y, X, Y, config(shuffle=False), model=linen.Dense(3))
     assert bits(stream) == bits(arrays)
     assert stream.history.val_losses == pytest.approx(arrays.history.val_losses)
 
