@@ -12,7 +12,6 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.cli import audit
-from cyxjax.cli import main as cli
 from cyxjax.cli.checkpoint import main as command_checkpoint
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
@@ -24,6 +23,7 @@ from tests.support.trainers import (
     X,
     Y,
     after_fit,
+    command,
     config,
     fitted,
     run_experiment,
@@ -99,7 +99,7 @@ def fail(monkeypatch, writes):
 
 
 def test_no_room_for_the_final_state_is_an_error_and_the_parameters_stay(tmp_path, monkeypatch):
-    tried, one = fail(monkeypatch, range(2, 10**6)), trainer()
+    tried, one = fail(monkeypatch, range(2, 10**6)), trainer(linen.Dense(3))
     with pytest.raises(NotSavedError, match=r"step 6.* .*OSError: \[Errno 28\]"):
         one.fit(X[:24], Y[:24], config(checkpoint_dir=str(tmp_path / "run"), **KEPT))
     assert tried[:3] == [2, 4, 6]
@@ -147,11 +147,19 @@ def test_saves_fall_due_by_minutes_too(tmp_path):
 def test_the_command_says_it_last_and_does_not_end_well(tmp_path, monkeypatch, capsys):
     process_group.finalize()  # the command makes its own
     fail(monkeypatch, range(1, 10**6))
-    words = ["--run-dir", str(tmp_path / "run"), "--max-steps", "2", "--optimizer.name", "sgd"]
-    assert cli.main(["train", *BROUGHT, *words]) == EXIT_USER_ERROR
+    words = [
+        *BROUGHT,
+        "--run-dir",
+        tmp_path / "run",
+        "--epochs",
+        1,
+        "--batch-size",
+        16,
+    ]  # as `run_experiment`
+    assert command("train", *words, "--optimizer.name", "sgd", "--optimizer.lr", 0.1) == EXIT_USER_ERROR
     shown = capsys.readouterr()
     assert "Test: loss" in shown.out
-    assert "The final state (step 2) could not be saved" in shown.err.splitlines()[-1]
+    assert "The final state (step 1) could not be saved" in shown.err.splitlines()[-1]
 
 
 # ---- a folder that changes ---------------------------------------------------------------------------------
@@ -185,10 +193,10 @@ def test_deleted_checkpoints_are_made_again(tmp_path):
 
 @pytest.mark.parametrize("begun", [{}, {"init_from": "earlier"}], ids=["drawn", "read"])
 def test_checkpoints_deleted_before_the_fit_begins_leave_the_first_parameters(cwd, begun):
-    after_fit(X, Y, config(checkpoint_dir="earlier", checkpoint_every_n_epochs=1, seed=1))
+    fitted(checkpoint_dir="earlier", checkpoint_every_n_epochs=1, seed=1)
     settings = config(checkpoint_dir="saves", resume="auto", checkpoint_every_n_epochs=1, **begun)
-    first, second = after_fit(X, Y, settings), trainer()
-    prepared = second.prepare(X, Y, config=settings)
+    first, second = after_fit(X[:24], Y[:24], settings, model=linen.Dense(3)), trainer(linen.Dense(3))
+    prepared = second.prepare(X[:24], Y[:24], config=settings)
     (cwd / "saves").rename(cwd / "gone")
     assert second.fit_prepared(prepared).train_losses == first.history.train_losses
     assert same_bits(second.state, first.state)

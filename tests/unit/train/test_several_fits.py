@@ -18,7 +18,6 @@ from tests.support.trainers import X, Y, after_fit, config, loaded, same_bits, t
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = (X[:24], Y[:24])  # 3 steps of 8 samples
-STILL = {"optimizer": cx.SGDOptimizer(0.0)}
 
 
 def one_layer(**options):
@@ -75,9 +74,9 @@ def predicted(one, saved):
 )
 def test_what_comes_before_the_first_fit_does_not_choose_its_parameters(settings, calls, saved):
     values = settings | ({"init_from": saved} if "init_from" in settings else {})
-    plain = fitted(options=STILL, **values)
+    plain = fitted(**values)
     for before in calls:
-        other = one_layer(**STILL)
+        other = one_layer()
         before(other, saved)
         other.fit(*DATA, config(**values))
         assert same_bits(plain.params, other.params), before
@@ -130,7 +129,7 @@ def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(set
 
 
 def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
-    one = fitted(options=STILL, init_from=saved)
+    one = fitted(init_from=saved)
     one.fit(*DATA, config(init_from=saved))  # continues
     with refused("init_from", f"{saved}/other"):
         one.fit(*DATA, config(init_from=saved + "/other"))
@@ -143,7 +142,9 @@ def test_what_continues_from_replicas_with_parameters_of_their_own_takes_their_m
     one = fitted(epochs=1, comm=comm, checkpoint_dir=folder, checkpoint_every_n_epochs=1)
     assert export(["export", folder, str(file)]) == 0
     for source in (folder, str(file)):
-        assert same_bits(fitted(options=STILL, epochs=1, init_from=source).params, one.params)
+        other = one_layer()
+        other.prepare(*DATA, config=config(init_from=source))
+        assert same_bits(other.params, one.params)
 
 
 def test_a_second_fit_has_its_own_max_steps_and_precision(as_users_promote):

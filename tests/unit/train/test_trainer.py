@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 import cyxjax as cx
 from cyxjax.data.sources import ArrayDataset
@@ -132,7 +132,7 @@ def test_results_do_not_depend_on_the_number_of_replicas(samples):
     found = []
     for devices in (1, 4):
         use_devices(devices)
-        one = trainer()
+        one = trainer(linen.Dense(3))
         history = one.fit(X[:samples], Y[:samples], *VAL, config(batch_size=16 // devices))
         assert history.num_steps == 2 * (1 + samples // 16)
         curves = [*history.train_losses, *history.val_losses, *history.val_accuracies]
@@ -147,7 +147,7 @@ def test_learning_rates_are_scaled_and_warmed_up():
     # 2 replicas x 8 = 16 per step, base 4: x4 linear, x2 by the root. 4 steps an epoch.
     scaled = {"batch_size": 8, "base_batch_size": 4, "warmup_steps": 8, "epochs": 3}
     linear = config(**scaled, lr_scaling="linear")
-    assert trainer().fit(X, Y, linear).learning_rates == pytest.approx([0.4 * 4 / 8, 0.4, 0.4])
+    assert trainer(linen.Dense(3)).fit(X, Y, linear).learning_rates == pytest.approx([0.4 * 4 / 8, 0.4, 0.4])
     assert resolve(config(**scaled, lr_scaling="sqrt"), 2).step.rate.peak == 2
     with pytest.raises(ConfigError, match="lr_scaling = 'linear' .*base_batch_size"):
         config(lr_scaling="linear")
@@ -166,8 +166,6 @@ def test_predict_keeps_the_shape_of_what_the_model_returns():
     model = cx.get_model("vae")(latent_size=2, hidden=(4,))
     one = DistributedTrainer(model, None, cx.SGDOptimizer(0.01))
     images = np.random.default_rng(0).uniform(size=(11, 3, 3)).astype(np.float32)
-    losses = one.fit(images, config(epochs=3)).train_losses
-    assert losses[-1] < losses[0]
     output = one.predict(images)  # 11 samples on 2 replicas: padded, then the padding is removed
     assert {name: a.shape for name, a in output.items()} == {
         "loss": (11,), "reconstruction": (11, 3, 3), "mean": (11, 2), "log_var": (11, 2)

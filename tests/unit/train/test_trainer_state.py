@@ -122,7 +122,7 @@ def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path)
     kernel = model.parameters()["0_linear"]["kernel"]
     model.add(cx.ReLUModule())
     np.testing.assert_array_equal(model.parameters()["0_linear"]["kernel"], kernel)
-    assert np.all(after_fit(X, Y, config(epochs=1, max_steps=1), model=model).predict(X) >= 0)
+    assert np.all(trainer(model).predict(X) >= 0)
 
 
 @pytest.mark.parametrize("kind", ["sequential", "nnx"])
@@ -166,13 +166,13 @@ def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
 )
 def test_other_loaders_are_asked_for_their_batches(loader):
     assert not parse((loader,), config(), local_replicas=2, num_replicas=2)[0].indexed
-    assert trainer().fit(loader, config(epochs=1)).num_steps == len(loader)
+    assert trainer(linen.Dense(3)).fit(loader, config(epochs=1)).num_steps == len(loader)
 
 
 def test_distributed_loaders_evaluate_every_sample_once():
     found = create_dataloaders_distributed((X, Y), VAL, VAL, batch_size=8)
     assert fit_data.whole_dataset(found.val) is not None
-    one = trainer()
+    one = trainer(linen.Dense(3))
     history = one.fit(found.train, found.val, config(epochs=1))
     assert history.val_losses[0] == pytest.approx(one.evaluate(*VAL)[0], rel=1e-6)
     assert one.evaluate(found.test) == pytest.approx(one.evaluate(*VAL), rel=1e-6)
