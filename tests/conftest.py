@@ -41,36 +41,48 @@ os.environ["CYXJAX_COMPILE_CACHE"] = os.environ.pop(
 # Some tests measure memory, so the test process must not hold on to memory that a test has freed.
 os.environ["CYXJAX_PAGES"] = "off"
 
-import jax
 import pytest
-from hypothesis import settings
-from jax._src import compilation_cache
 
-from cyxjax.data import catalog
-from cyxjax.launch.backend import programs
-from tests.support import contexts, forked, leaks, order, shared_programs
+from tests.support import leaks, order
 
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
-programs.keep()
-# Where jax compresses what is kept with zlib, it only wraps it: 2 ms less for each of 3,800 programs.
-compilation_cache.zlib = SimpleNamespace(
-    compress=functools.partial(zlib.compress, level=0), decompress=zlib.decompress
-)
-catalog._digits = functools.cache(catalog._digits)  # each reading parses 120,000 numbers
-contexts.share()
-shared_programs.share()
-settings.register_profile("any_machine", deadline=None)  # 200 ms per example is too short on a busy machine
-settings.load_profile("any_machine")
-# Tracing makes many objects and few cycles: a collection every 700 objects took a tenth of the time.
-gc.set_threshold(100_000, 20, 20)
 MEMORY, ROOM_BYTES = "/dev/shm", 2 << 30
 
 
-def pytest_configure() -> None:
-    """Puts `tmp_path` in memory if there is room: saved files are synced, which is slow on a disk."""
+def prepare() -> None:
+    """Loads jax and our code, and sets what holds for all tests of this process."""
+    import jax
+    from hypothesis import settings
+    from jax._src import compilation_cache
+
+    from cyxjax.data import catalog
+    from cyxjax.launch.backend import programs
+    from tests.support import contexts, shared_programs
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    programs.keep()
+    # Where jax compresses what is kept with zlib, it only wraps it: 2 ms less for each of 3,800 programs.
+    compilation_cache.zlib = SimpleNamespace(
+        compress=functools.partial(zlib.compress, level=0), decompress=zlib.decompress
+    )
+    catalog._digits = functools.cache(catalog._digits)  # each reading parses 120,000 numbers
+    contexts.share()
+    shared_programs.share()
+    settings.register_profile("any_machine", deadline=None)  # 200 ms per example: too short on a busy machine
+    settings.load_profile("any_machine")
+    # Tracing makes many objects and few cycles: a collection every 700 objects took a tenth of the time.
+    gc.set_threshold(100_000, 20, 20)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepares a process that runs tests; xdist's controller runs none, and starts the others 2 s earlier.
+
+    Puts `tmp_path` in memory if there is room: saved files are synced, which is slow on a disk.
+    """
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", 0):
+        prepare()
     if Path(MEMORY).is_dir():
         found = os.statvfs(MEMORY)
         may_execute = not found.f_flag & os.ST_NOEXEC  # some tests write a program
@@ -134,6 +146,8 @@ def no_test_leaks(no_module_leaks: None) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def forked_programs_end(no_test_leaks: None) -> Iterator[None]:
     """Ends the forked programs of a failed test: they are no children of this process and would go on."""
+    from tests.support import forked
+
     yield
     forked.end_all()
 
