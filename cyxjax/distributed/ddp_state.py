@@ -204,7 +204,11 @@ class HeldState:
 
     def _rows(self, grads: PyTree) -> PyTree:
         if grads is None:
-            raise GroupError("there are no gradients: backward was not called. HINT: call it after forward.")
+            raise GroupError(
+                "there are no gradients: backward() of a loss of this model's output was not called. HINT: "
+                "call it after forward; for a loss that passes through another model, "
+                "ddp.loss(lambda out, y: criterion(other(out), y), output, targets).backward()."
+            )
         if self._mesh.devices.flat[0].platform == "cpu":
             # CPU devices of a process share a pool of threads: programs queued behind one that waits in a
             # reduction would starve it. Waiting here keeps the queue at one.
