@@ -16,6 +16,7 @@ from tests.support.models import CLASSES, FEATURES, NnxNet, data
 
 LOSS = cx.CrossEntropyLoss()
 FEW = data(20)
+ALIKE = {"steps": 2, "sync_batchnorm": True, "steps_per_dispatch": 1}
 
 
 def sequential():
@@ -25,24 +26,22 @@ def sequential():
 
 def test_a_model_that_trains_alike_passes(group):
     # The second step has 5 of 8 rows, on 2 + 2 + 1 + 0 of the replicas: means of means would differ.
-    cx.testing.check_replicas(
-        sequential(), LOSS, data(13), replicas=4, steps=2, sync_batchnorm=True, steps_per_dispatch=1
-    )
+    cx.testing.check_replicas(sequential(), LOSS, data(13), replicas=4, **ALIKE)
     assert not process_group.is_initialized()
 
 
 def test_a_model_that_holds_values_is_not_changed(group):
     model = NnxNet(nnx.Rngs(0))
     before = np.array(model.first.kernel[...])
-    cx.testing.check_replicas(
-        model, LOSS, FEW, replicas=2, steps=2, sync_batchnorm=True, steps_per_dispatch=1
-    )
+    cx.testing.check_replicas(model, LOSS, FEW, replicas=2, **ALIKE)
     assert (np.array(model.first.kernel[...]) == before).all()
 
 
 def test_statistics_of_a_share_are_found(group):
     with pytest.raises(AssertionError, match="2 devices .*sync_batchnorm=True"):
-        cx.testing.check_replicas(sequential(), LOSS, data(13), replicas=2, steps=2, steps_per_dispatch=1)
+        cx.testing.check_replicas(
+            sequential(), LOSS, data(13), replicas=2, **ALIKE | {"sync_batchnorm": False}
+        )
 
 
 def test_a_block_has_its_devices_and_ends(group):

@@ -123,7 +123,8 @@ def test_metrics_of_one_number_of_samples_and_pairs_are_means_over_the_samples(t
         "ones": lambda o, t: (o[:, 0], (t == 1).astype(jnp.float32)),
     }
     train = trainer(linen.Dense(3), metrics=cx.Metrics(mine))
-    found = train.fit(*[X[:21], Y[:21]] * 2, config(epochs=1, steps_per_dispatch=1)).metrics
+    data = X[:21], Y[:21]
+    found = train.fit(*data, *data, config(epochs=1, steps_per_dispatch=1)).metrics
     outputs = train.predict(X[:21])
     assert found["val_mean"] == pytest.approx(found["val_hit"], rel=1e-6)
     assert found["val_hit"] == pytest.approx([(outputs.argmax(-1) == Y[:21]).mean()], rel=1e-6)

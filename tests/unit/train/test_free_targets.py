@@ -35,10 +35,8 @@ rng = np.random.default_rng(0)
 )
 def test_integers_are_what_the_users_loss_makes_of_them(loss, target):
     target = target.astype(np.int32)
-    settings, options = (
-        config(batch_size=8, shuffle=False, steps_per_dispatch=1),  # the program of a loader
-        {"model": linen.Dense(CLASSES), "loss": loss},
-    )
+    settings = config(batch_size=8, shuffle=False, steps_per_dispatch=1)  # the program of a loader
+    options = {"model": linen.Dense(CLASSES), "loss": loss}
     by_arrays = after_fit(X, target, settings, **options)
     by_loader = after_fit(batches(X, target, 16), settings, **options)
     assert np.isfinite(by_arrays.history.train_losses).all()

@@ -31,12 +31,8 @@ def fitted(callback, data=WRONG, own=None, **values):
 
 
 def test_values_stay_at_the_epochs_in_which_they_were_measured(tmp_path):
-    values = {
-        "checkpoint_dir": str(tmp_path),
-        "checkpoint_every_n_epochs": 1,
-        "resume": "auto",
-        "steps_per_dispatch": 1,
-    }
+    values = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+    values["steps_per_dispatch"] = 1
     for own, until in (
         (metrics(), {"epochs": 1}),
         (Metrics(), {"epochs": 3, "max_steps": 20}),

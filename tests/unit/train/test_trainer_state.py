@@ -66,13 +66,14 @@ class OfGraphs(linen.Module):
     ("model", "inputs"), [(OfGraphs(), GraphsTuple(X[:, :4], None, X[:, 4:])), (Two(), (X[:, :4], X[:, 4:]))]
 )
 def test_a_model_of_several_inputs_is_loaded_before_it_has_seen_data(tmp_path, model, inputs):
-    one = after_fit(inputs, Y, config(epochs=1, steps_per_dispatch=1), model=model)
+    once, twice = (config(epochs=epochs, steps_per_dispatch=1) for epochs in (1, 2))
+    one = after_fit(inputs, Y, once, model=model)
     one.save_checkpoint(str(tmp_path / "model"))
     other = loaded(tmp_path / "model", model=model)
     assert other.evaluate(inputs, Y) == one.evaluate(inputs, Y)
     assert np.array_equal(other.predict(inputs), one.predict(inputs))
-    other.fit(inputs, Y, config(steps_per_dispatch=1))  # two epochs
-    assert same_bits(other.state, after_fit(inputs, Y, config(steps_per_dispatch=1), model=model).state)
+    other.fit(inputs, Y, twice)
+    assert same_bits(other.state, after_fit(inputs, Y, twice, model=model).state)
 
 
 def test_a_checkpoint_that_is_not_there_not_ours_or_not_writable_is_said(tmp_path):
