@@ -240,6 +240,5 @@ def test_augmentation_keyed_by_nothing_is_refused_by_name():
     one = problem("mlp")
     with pytest.raises(ConfigError, match="sample 0 .*reproducibility='exact'"):
         trained(one, 1, data=Noisy(one, keyed=False))
-    trained(
-        one, 1, data=Noisy(one, keyed=False), reproducibility="none", max_steps=1, evaluates=False
-    )  # allowed otherwise
+    noisy = Noisy(one, keyed=False)
+    trained(one, 1, data=noisy, reproducibility="none", max_steps=1, evaluates=False)  # allowed otherwise

@@ -61,9 +61,8 @@ def test_complex_parameters_go_downhill_as_on_one_device(comm, remat):
         # (d/da + i d/db) of (|x (a + ib)| - y)^2: real and imaginary part each go downhill.
         slope = 2 * (np.abs(output) - y) * output / np.abs(output)
         expected = expected - 0.1 * (slope @ x) / len(y)
-    train = trained(
-        Complex(), cx.MSELoss(), X[:SAMPLES], TARGET, comm=comm, remat=remat, sentinel_every_n_steps=1
-    )
+    how = {"comm": comm, "remat": remat, "sentinel_every_n_steps": 1}
+    train = trained(Complex(), cx.MSELoss(), X[:SAMPLES], TARGET, **how)
     np.testing.assert_allclose(train.params["w"], expected, rtol=1e-4, atol=1e-5)  # rounding over three steps
 
 
