@@ -1,7 +1,8 @@
 """Killed at any moment, any number of times, and restarted by the same command, a run has the same bits, also
 those of one step per dispatch.
 
-Dropout, Adam and a cosine schedule are used, so keys, optimizer state and step counts must be restored too.
+Adam, a cosine schedule and, where replicas stay the same, dropout are used: optimizer state, step counts and
+keys must be restored too.
 """
 
 import json

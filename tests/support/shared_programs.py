@@ -30,9 +30,8 @@ from cyxjax.core.trees import batch_shapes
 from cyxjax.distributed import comm_hooks, ddp_state
 from cyxjax.models.sequential import SequentialModel
 from cyxjax.sync import fsdp, zero1
-from cyxjax.train import fingerprints, program, run_state
+from cyxjax.train import program, run_state
 from cyxjax.train.checks import batch_checks
-from cyxjax.train.fingerprints import flops_of
 from cyxjax.train.hooks.callbacks import EMA, Callback, ReduceLROnPlateau
 from cyxjax.train.hooks.hook import Hook
 from cyxjax.train.plan import Plan
@@ -45,7 +44,6 @@ PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
 _SHARED: set[Any] = set()  # the functions `predict_step` of these programs
 _ELEMENTWISE: set[Hashable] = set()  # rules that `zero1` and `fsdp` have checked
-_FLOPS: dict[Any, float] = {}  # by lowered module
 _equal_rule: tuple[Hashable, ...] | None = None  # what the rule is made of while a program is built
 
 
@@ -66,7 +64,6 @@ def share() -> None:
         (zero1, "refuse_unless_elementwise", check),
         (fsdp, "refuse_unless_elementwise", check),
         (memory_plan, "build_program", with_known_rule),
-        (fingerprints, "flops_of", flops),
     ]
     builders: dict[Any, list[str]] = {
         facade: [f"build_{name}" for name in ("forward", "infer", "backward", "update", "reduce")],
@@ -92,14 +89,6 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
         return of_equal(*args, **options)
 
     return run
-
-
-def flops(lowered: Any) -> float:
-    """`flops_of`, once for each program: jax lowers equal calls of one function to the same module."""
-    module = lowered and lowered.compiler_ir()
-    if module not in _FLOPS:
-        _FLOPS[module] = flops_of(lowered)
-    return _FLOPS[module]
 
 
 def check(rule: optax.GradientTransformation, shapes: Any, cut: Callable, comm: str) -> None:

@@ -147,15 +147,8 @@ def test_saves_fall_due_by_minutes_too(tmp_path):
 def test_the_command_says_it_last_and_does_not_end_well(tmp_path, monkeypatch, capsys):
     process_group.finalize()  # the command makes its own
     fail(monkeypatch, range(1, 10**6))
-    words = [
-        *BROUGHT,
-        "--run-dir",
-        tmp_path / "run",
-        "--epochs",
-        1,
-        "--batch-size",
-        16,
-    ]  # as `run_experiment`
+    # The steps of `run_experiment`.
+    words = [*BROUGHT, "--run-dir", tmp_path / "run", "--epochs", 1, "--batch-size", 16]
     assert command("train", *words, "--optimizer.name", "sgd", "--optimizer.lr", 0.1) == EXIT_USER_ERROR
     shown = capsys.readouterr()
     assert "Test: loss" in shown.out
