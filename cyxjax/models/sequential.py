@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from cyxjax.core.model.model_fns import ModelFns
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, is_traced
 from cyxjax.errors import CheckpointError
 
 # Importing a module of layers makes its kinds known to `load`.
@@ -114,7 +114,7 @@ class SequentialModel(nnx.Module):
         key = self.rngs.dropout() if self.training else jax.random.key(self._seed)
         x = jnp.asarray(x)
         # Inside a traced step, a separate jit would keep that step's sample weights in its cache.
-        run = _apply_layers if isinstance(x, jax.core.Tracer) else _run
+        run = _apply_layers if is_traced(x) else _run
         output, new_state = run(self.layers, *values, x, key, self.training)
         if self.training:
             nnx.update(self, new_state)
