@@ -4,9 +4,9 @@ import ast
 
 from tests.support.places import PACKAGE, TESTS, trees
 
-MOST_FILES = 278
-MOST_STATEMENTS = 18_115
-MOST_STATEMENTS_OF_TESTS = 17_082
+MOST_FILES = 279
+MOST_STATEMENTS = 18_148
+MOST_STATEMENTS_OF_TESTS = 17_097
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
