@@ -30,16 +30,10 @@ class Batches:
 
 
 class Once:
-    """An iterator of batches that is read once; `peek` shows its next batches."""
+    """An iterator of batches that is read once."""
 
     def __init__(self, batches: Iterator[Any]):
-        self._batches, self._kept = batches, deque[Any]()
-        self._given = 0
-
-    def peek(self, count: int) -> list[Any]:
-        """The next `count` batches, or as many as there are, without consuming them."""
-        self._kept.extend(islice(self._batches, max(0, count - len(self._kept))))
-        return list(self._kept)[:count]
+        self._batches, self._given = batches, 0
 
     def __iter__(self) -> Iterator[Any]:
         """The batches. Raises: DataError the second time, since an iterator cannot start over."""
@@ -48,9 +42,9 @@ class Once:
                 f"an iterator of batches gave {self._given} batches and cannot be read again from the "
                 "beginning. HINT: pass an object whose __iter__ starts from the beginning, or set max_steps."
             )
-        while self.peek(1):
+        for batch in self._batches:
             self._given += 1
-            yield self._kept.popleft()
+            yield batch
 
 
 _PLAIN = (bool, int, float, str, type(None))

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,11 +23,11 @@ from cyxjax.core.exact.calls import Part, Parts, tree_of_each
 from cyxjax.core.exact.step import PartsStep, by_device
 from cyxjax.core.exact.tree_sum import widened
 from cyxjax.core.step import TrainState
+from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of
 from cyxjax.data.sources import ArrayDataset, Dataset
-from cyxjax.data.streams import Batches
 from cyxjax.launch.program import own_modules
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_loader
@@ -37,6 +37,7 @@ from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import Settings
+from cyxjax.train.start.dispatch import placer_for
 from cyxjax.train.start.optimizers import for_trainer
 
 _STEP_DIGITS, _EXACT_DIGITS = 12, 16
@@ -101,9 +102,9 @@ def repeated(dataset: Dataset) -> ArrayDataset:
     return ArrayDataset(*map_leaves(lambda a: np.broadcast_to(a, (len(dataset), *a.shape[1:])), first))
 
 
-def digest_of_first(batches: Sequence[Any]) -> str:
+def digest_of_first(batch: PyTree) -> str:
     """A digest that is equal if two ranks read the same samples; "" if all rows are equal."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batches[:1])]
+    leaves = jax.tree.leaves(batch)
     if not any((leaf[1:] != leaf[:1]).any() for leaf in leaves):
         return ""
     return hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).hexdigest()
@@ -122,8 +123,12 @@ def lower_step(
     """
     if not hasattr(program.train_step, "lower"):
         return None
-    first = repeated(data.train) if data.indexed else Batches(data.first)
-    feed = build_feed(data._replace(train=first, val=None), settings.step, settings.reading, mesh, Tape())
+    if data.reader is not None:
+        first = data.reader.first
+        batch = placer_for(settings.step, mesh).put(data.keying(first, 0, first.places))
+        return program.train_step.lower(state, batch)
+    shapes = data._replace(train=repeated(data.train), val=None)
+    feed = build_feed(shapes, settings.step, settings.reading, mesh, Tape())
     with closing(iter(feed.train(Position(), lambda: NO_SIGNAL, at_once))) as fed:  # type: ignore[type-var]
         one = next(fed)
     if one.at is None:

@@ -19,7 +19,7 @@ from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.feeding.feed import build_feed
+from cyxjax.train.feeding.feed import begin_reading, build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import keying_for
 from cyxjax.train.fingerprints import Facts, config_of, own_code
@@ -127,10 +127,10 @@ def plan_fit(
     """
     mesh = group.mesh
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
-    found = fit_data.first_step(found, config.gradient_accumulation_steps)
     num_samples = len(found.train) if found.indexed else None
     how = {"schedule": schedule, "remat": recipe.remat, "named": named}
     settings = resolve(config, num_replicas(mesh), num_samples, **how)
+    found = begin_reading(found, settings.step, settings.reading, mesh)
     inputs = fit_data.one_input(found)
     augment = "none" if recipe.augment is None else check_augment(recipe.augment, inputs)
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))

@@ -63,7 +63,6 @@ def run_fit(
         try:
             end = train(fit, start)
         finally:
-            plan.feed.close()
             console.end()
         run.state = end
         reason = reason_of(history.stopped_by)

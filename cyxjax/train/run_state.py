@@ -25,7 +25,7 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.comparison import naming_settings
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
-from cyxjax.train.hooks.hook import Position, RunState
+from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program, build_program
@@ -69,14 +69,15 @@ class Run:
         self._now = now
 
     @contextmanager
-    def fitting(self) -> Iterator[None]:
-        """A block in which a fit changes the state; another fit or a load is refused."""
+    def fitting(self, feed: Feed) -> Iterator[None]:
+        """A block in which a fit changes the state; another fit or a load is refused. Closes `feed`."""
         self.refuse_in_fit("fit")
         self._is_fitting = True
         try:
             yield
         finally:
             self._is_fitting = False
+            feed.close()
 
     def refuse_in_fit(self, call: str) -> None:
         """Raises: GroupError during a fit, whose loop would ignore the state that `call` makes."""

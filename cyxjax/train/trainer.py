@@ -145,7 +145,7 @@ class DistributedTrainer:
         """Trains a plan of `prepare`, usable once; see `fit`. The caller closes the sink that is opened."""
         run, program, epochs = self._run, self.program, plan.settings.course.epochs
         console = console or build_console(self.is_master(), plan.settings.verbose)
-        with saved_by_one_job(plan), run.fitting():
+        with saved_by_one_job(plan), run.fitting(plan.feed):
             start, resumed = resume.start(plan, program, run, console)
             hand_out = self._hand_out_values if self._model_sync.holds_values else None
             if start.position.epoch >= epochs:

@@ -22,7 +22,6 @@ from cyxjax.core.trees import PyTree, batch_shapes, kind_of
 from cyxjax.data.labels import LabelCheck
 from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
 from cyxjax.train.feeding.fit_data import FitData, is_loader, stated_batch_size, unsplit
-from cyxjax.train.feeding.loader_feed import rows_of
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import BatchShape
@@ -134,7 +133,7 @@ def expect_labels(check: LabelCheck, data: Any, looked: Sample, recipe: Recipe, 
 
 
 def _first(data: FitData) -> Sample:
-    return data.train.take(np.zeros(1, np.int64)) if data.indexed else data.first[0]
+    return data.first or data.train.take(np.zeros(1, np.int64))
 
 
 # ---- what a step must have at once ------------------------------------------------------------------------
@@ -168,10 +167,11 @@ def _may_be_padded(plan: Plan) -> bool:
     reading, local = plan.settings.reading, len(local_replicas(plan.group.mesh))
     if reading.epoch is not None:
         return not reading.drop_last and reading.epoch.num_samples % reading.epoch.global_batch_size != 0
-    rows, stated = rows_of(plan.data.first[0]), stated_batch_size(plan.data.train)
+    assert plan.data.reader is not None
+    stated, accumulation = stated_batch_size(plan.data.train) or 0, plan.settings.step.batch.accumulation
     # A loader that does not state its batch size may give larger batches than the first.
-    together = local > 1 or plan.settings.step.batch.accumulation > 1
-    return not reading.drop_last or (together and (rows != stated or rows % local != 0))
+    is_even = stated % local == 0 and plan.data.reader.first.total == stated * accumulation
+    return not reading.drop_last or (local * accumulation > 1 and not is_even)
 
 
 def check_full_batches(loss: Any, data: Any, batch: BatchShape, what: str) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from jax.sharding import Mesh
 
@@ -17,13 +16,32 @@ from cyxjax.data.loader import prefetch
 from cyxjax.data.order import Order
 from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
-from cyxjax.train.feeding.fit_data import FitData, is_loader
-from cyxjax.train.feeding.loader_feed import Ask, LoaderReader, agreed, one_pass, steps
+from cyxjax.train.feeding.fit_data import FitData
+from cyxjax.train.feeding.loader_reader import Ask, EvalLoader, LoaderReader
+from cyxjax.train.feeding.loader_steps import agreed, steps
 from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan
 from cyxjax.train.start.dispatch import placer_for
+
+
+def begin_reading(data: FitData, plan: StepPlan, reading: Reading, mesh: Mesh) -> FitData:
+    """`data` with the reader of a loader, which has read its first step.
+
+    Raises: DataError for an empty loader.
+    """
+    if data.indexed:
+        return data
+    reader = LoaderReader(
+        data.train,
+        len(local_replicas(mesh)),
+        accumulation=plan.batch.accumulation,
+        depth=reading.prefetch,
+        steps_per_epoch=reading.steps_per_epoch,
+        drop_last=reading.drop_last,
+    )
+    return data._replace(reader=reader, first=reader.first[:2])
 
 
 def build_feed(
@@ -47,18 +65,9 @@ def build_feed(
         val_placer = placer_for(plan, mesh, unpadded=unpadded)
         size, most = plan.batch.batch_size, reading.max_eval_batches
         val = partial(eval_batches, val_placer, data.val, size, most, labels[1])
-    if reading.epoch is None:
-        reader = LoaderReader(
-            data.train,
-            len(local_replicas(mesh)),
-            accumulation=plan.batch.accumulation,
-            depth=reading.prefetch,
-            steps_per_epoch=reading.steps_per_epoch,
-            first=data.first,
-            drop_last=reading.drop_last,
-            check=labels[0],
-        )
-        return loader_feed(reader, placer, data.keying, val, reading.steps_per_epoch)
+    if data.reader is not None:
+        return loader_feed(data.reader, placer, data.keying, val, reading.steps_per_epoch, labels[0])
+    assert reading.epoch is not None
     seed, shuffle = data.order or (reading.seed, reading.shuffle)
     return dataset_feed(
         placer,
@@ -80,12 +89,14 @@ def loader_feed(
     keying: Keying,
     val: Callable[[], Iterable[Batch]] | None,
     steps_per_epoch: int | None,
+    check: Check,
 ) -> Feed:
-    """Batches of a loader."""
+    """Batches of a loader. check: of its labels."""
 
     def train_batches(position: Position, ask: Ask, at_once: int) -> Iterator[Fed]:
         assert at_once == 1  # the shapes of the next batch are not known
-        for host, is_last in reader.epoch(position):
+        for number, (host, is_last) in enumerate(reader.epoch(position), position.step_in_epoch):
+            check(host.targets, f": batch {number}", host.ids)
             drawn = keying(host, position.epoch, host.places)
             yield Fed(placer.put(drawn, ask()), host.stop, is_last, place=host.place)
 
@@ -144,18 +155,21 @@ def dataset_feed(
 
 
 def eval_batches(
-    placer: Placer, dataset: Any, batch_size: int, limit: int | None = None, check: Check = unchecked
+    placer: Placer,
+    dataset: Dataset | EvalLoader,
+    batch_size: int,
+    limit: int | None = None,
+    check: Check = unchecked,
 ) -> Iterator[Batch]:
     """All samples of a Dataset once, in order, the last batch padded with weight 0; or a loader's batches."""
-    total: int | None = None  # not known for a loader
-    if is_loader(dataset):
-        batches = agreed(steps(one_pass(dataset, check=check), len(placer.shares), 1))
+    total, where = None, ""  # the number of a loader's batches is not known
+    if isinstance(dataset, EvalLoader):
+        batches, where = agreed(steps(iter(dataset), len(placer.shares), 1)), ": batch {}"
     else:
         plan = BatchPlan(len(dataset), batch_size, placer.num_shares)
         batches = iterate(dataset, Order(len(dataset), shuffle=False), plan, placer.shares)
         total = plan.num_steps if limit is None else min(limit, plan.num_steps)
-    for number, host in enumerate(islice(batches, limit), 1):
-        heartbeat.part(number, total)
-        if host.ids is not None:  # a loader's are checked as it is read
-            check(host.targets, ids=host.ids)
+    for number, host in enumerate(islice(batches, limit)):
+        heartbeat.part(number + 1, total)
+        check(host.targets, where.format(number), host.ids)
         yield placer.put(host)

@@ -1,7 +1,6 @@
 """Converts the data that `fit` accepts into one form."""
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +12,12 @@ from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import TARGET_NAMES, is_arrays, is_frame, matrix_of, stack
 from cyxjax.data.loader import DataLoader, tell_epoch
 from cyxjax.data.order import Order
-from cyxjax.data.sources import Dataset, Subset, as_batches, as_dataset
+from cyxjax.data.sources import Dataset, Subset, as_dataset
 from cyxjax.data.streams import Once, RowBatches, as_rows
 from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.feeding.loader_feed import rows_of
+from cyxjax.train.feeding.loader_reader import EvalLoader, LoaderReader
 from cyxjax.train.feeding.placing import Keying, unkeyed
 
 EVAL_ROWS = 256  # rows per batch of a stream: of each process in evaluation, of all in `predict`
@@ -32,9 +31,7 @@ def is_loader(data: Any) -> bool:
 
 def refuse_iterator(data: Any) -> None:
     """Raises: DataError for a generator: it can be read only once, and each epoch reads its loader again."""
-    # torch's persistent workers make one iterator restart in each epoch.
-    restarts = isinstance(data, DataLoader | Once) or hasattr(data, "persistent_workers")
-    if isinstance(data, Iterator) or (not restarts and iter(data) is iter(data)):
+    if isinstance(data, Iterator):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that can be read again in "
             "each epoch. HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which "
@@ -130,7 +127,8 @@ class FitData(NamedTuple):
     val: Any
     indexed: bool  # whether `train` is a Dataset
     order: tuple[int, bool] | None = None  # (seed, shuffle) of a loader; None: the configuration's
-    first: tuple[tuple[PyTree, PyTree], ...] = ()  # of the first step, if a loader's batches are read
+    reader: LoaderReader | None = None  # of a loader that is trained on
+    first: tuple[PyTree, PyTree] | None = None  # (inputs, targets) that a loader gave first
     keying: Keying = unkeyed  # assigns the random keys of training samples
 
 
@@ -175,40 +173,25 @@ def parse(
     )
 
 
-def unsplit(data: Any) -> FitData:
-    """A Dataset or loader alone, to be evaluated; a loader comes with its first batch. Raises: DataError."""
-    return first_step(FitData(data, None, not is_loader(data)))
+def unsplit(data: Dataset | EvalLoader) -> FitData:
+    """The result of `for_evaluation` alone; a loader comes with its first batch. Raises: DataError."""
+    if isinstance(data, EvalLoader):
+        return FitData(data, None, False, first=data.first)
+    return FitData(data, None, True)
 
 
-def first_step(data: FitData, accumulation: int = 1) -> FitData:
-    """`data` with the batches of a loader's first step, read once for all checks that look at them.
-
-    Raises: DataError for an empty loader.
-    """
-    if data.indexed:
-        return data
-    given = data.train.peek(accumulation) if isinstance(data.train, Once) else data.train
-    batches = (jax.tree.map(np.array, batch) for batch in as_batches(given))  # a loader may reuse its arrays
-    first = tuple(islice(batches, accumulation))
-    if not first:
-        raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
-    return data._replace(first=first)
-
-
-def one_input(data: Any) -> PyTree:
-    """One sample's inputs of a FitData, Dataset or loader, shape (1, ...), to learn shapes from."""
-    if not isinstance(data, FitData):
-        data = unsplit(data)
-    if data.indexed:
-        return data.train.take(np.zeros(1, np.int64))[0]
-    return jax.tree.map(lambda a: a[:1], data.first[0][0])
+def one_input(data: FitData) -> PyTree:
+    """One sample's inputs, shape (1, ...), to learn shapes from."""
+    if data.first is not None:
+        return jax.tree.map(lambda a: a[:1], data.first[0])
+    return data.train.take(np.zeros(1, np.int64))[0]
 
 
 def rows_of_first_step(data: FitData) -> int | None:
     """Samples of this process in the first step of a loader without a batch size; None for other data."""
-    if data.indexed or stated_batch_size(data.train) is not None:
+    if data.reader is None or stated_batch_size(data.train) is not None:
         return None
-    return sum(rows_of(batch) for batch in data.first)
+    return data.reader.first.total
 
 
 def _from_loader(
@@ -261,19 +244,19 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
     return (inputs, targets) if is_arrays(inputs) and not are_datasets else None
 
 
-def for_evaluation(val: Any, num_workers: int = 0) -> Any:
+def for_evaluation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
     """A Dataset, or a loader that gives no samples by index."""
     rows = as_rows(val)
     if rows is not None:
-        return RowBatches(rows, EVAL_ROWS, *_place())
+        return EvalLoader(RowBatches(rows, EVAL_ROWS, *_place()))
     if not is_loader(val):
         return as_dataset(val, num_workers=num_workers)
     refuse_iterator(val)
     whole = whole_dataset(val)
-    return val if whole is None else whole
+    return EvalLoader(val) if whole is None else whole
 
 
-def _validation(val: Any, num_workers: int = 0) -> Any:
+def _validation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
     """`for_evaluation` of the validation data of a fit. Raises: DataError that says so."""
     try:
         return for_evaluation(val, num_workers)

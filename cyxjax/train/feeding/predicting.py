@@ -14,10 +14,11 @@ from cyxjax.core.evaluation import EvalState
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.trees import PyTree
 from cyxjax.data.columns import as_array, is_frame, matrix_of, stack
-from cyxjax.data.sources import ArrayDataset, Dataset, as_batches
+from cyxjax.data.sources import ArrayDataset, Dataset
 from cyxjax.data.streams import RowBatches, as_rows
 from cyxjax.errors import DataError, DesyncError
-from cyxjax.train.feeding.fit_data import EVAL_ROWS, for_evaluation, is_loader, one_input
+from cyxjax.train.feeding.fit_data import EVAL_ROWS, for_evaluation, is_loader, one_input, unsplit
+from cyxjax.train.feeding.loader_reader import EvalLoader
 
 _ROWS_AT_ONCE = 1024  # read at a time from a dataset
 
@@ -46,8 +47,10 @@ def source_of(X: Any, trained_on: PyTree = None) -> Source:
         rows, first = tuple(jax.tree.leaves(X)), jax.tree.map(lambda a: a[:1], X)
         return Source(ArrayDataset(rows, rows), first, lambda _: iter([X]))
     stream = as_rows(X)
-    data = for_evaluation(X) if stream is None else RowBatches(stream, EVAL_ROWS, 0, 1)  # not dealt
-    return Source(data, one_input(data), partial(_blocks, data))
+    data = (
+        for_evaluation(X) if stream is None else EvalLoader(RowBatches(stream, EVAL_ROWS, 0, 1))
+    )  # not dealt
+    return Source(data, one_input(unsplit(data)), partial(_blocks, data))
 
 
 def _is_tree(X: Any) -> bool:
@@ -59,8 +62,8 @@ def _is_tree(X: Any) -> bool:
 
 
 def _blocks(data: Any, rows: int) -> Iterator[PyTree]:
-    if is_loader(data):
-        yield from _alike(inputs for inputs, _ in as_batches(data))
+    if isinstance(data, EvalLoader):
+        yield from _alike(batch.pair[0] for batch in data)
         return
     for start in range(0, len(data), rows):
         yield data.take(np.arange(start, min(start + rows, len(data))))[0]

@@ -14,7 +14,8 @@ from cyxjax.data.batches import BatchPlan
 from cyxjax.data.sources import ArrayDataset
 from cyxjax.data.streams import RowBatches, Rows
 from cyxjax.train.feeding.feed import dataset_feed
-from cyxjax.train.feeding.loader_feed import one_pass, steps
+from cyxjax.train.feeding.loader_reader import one_pass
+from cyxjax.train.feeding.loader_steps import steps
 from cyxjax.train.feeding.placing import keying_for
 from cyxjax.train.hooks.hook import Position
 from tests.support.refusals import refused

@@ -270,7 +270,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     monkeypatch.setattr(comparison, "agree", lambda group, call, note: notes.append(note) or notes)
 
     def start(x, y):
-        comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=((x, y),)), None)
+        comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=(x, y)), None)
 
     start(X[:8], Y[:8])
     start(X[8:16], Y[8:16])
@@ -281,7 +281,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
         start(np.ones((8, 3), np.float32), np.zeros(8, np.int32))
 
 
-LOADER = FitData(None, None, False, first=((X[:4], Y[:4]),))
+LOADER = FitData(None, None, False, first=(X[:4], Y[:4]))
 INDEXED = LOADER._replace(indexed=True)
 STREAM = INDEXED._replace(train=SimpleNamespace(first_digest=lambda: "b"))
 EXACT = {"canary": "c"}

@@ -15,7 +15,8 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data.streams import RowBatches, Rows, packed, unpacked
 from cyxjax.errors import CheckpointError
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.feeding.loader_feed import LoaderReader, passes, steps
+from cyxjax.train.feeding.loader_reader import LoaderReader, passes
+from cyxjax.train.feeding.loader_steps import steps
 from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Position
@@ -72,13 +73,13 @@ class Samples:
 @pytest.mark.parametrize(
     ("make", "steps", "cut", "read"),
     [
-        # One batch is read before training; then those after the third, and none before it.
+        # One batch is read for its shapes; then those after the third, and none before it.
         (Batches, 2, 3, 1 + 8 - 3),
         (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
         (OfItself, None, 5, 1 + 10 - 5),  # the next pass starts over
-        (Unknown, None, 3, 1 + 10),
-        (Unknown, 2, 3, 1 + 8),
+        (Unknown, None, 3, 10),
+        (Unknown, 2, 3, 8),
         (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
     ],
     ids=["steps", "end", "passes", "end of a pass", "unknown", "unknown steps", "short"],
@@ -137,9 +138,7 @@ def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_wei
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: np.array([mine, next(peers)]))
     end = packed({"number": 5, 7: (b"bytes", np.int64(3))})  # of the 5 batches
-    reader = LoaderReader(
-        *(Batches(), 1), accumulation=1, depth=0, steps_per_epoch=None, first=[(X[:12], Y[:12])]
-    )
+    reader = LoaderReader(Batches(), 1, accumulation=1, depth=0, steps_per_epoch=None)
     ((host, _),) = reader.epoch(Position(5, 0, 65, 5, end))  # "this rank's loader is empty" in its place
     assert (host.inputs.shape, host.weight.tolist(), host.total) == (X[:12].shape, [0] * 12, 2)
     assert (host.stop, host.place) == (67, end)
@@ -209,7 +208,7 @@ def test_a_rollback_reads_on_after_the_bad_step(tmp_path):
         data, config(epochs=1, prefetch=0, on_nonfinite="rollback", **saving)
     )
     assert (history.rollback_samples, history.num_steps) == ([36], 4)
-    assert data.read == 1 + 4 + 2  # the first; one ahead of the bad step; those after it
+    assert data.read == 4 + 2  # one ahead of the bad step; those after it
 
 
 # ---- the libraries themselves, where they are installed ----------------------------------------------

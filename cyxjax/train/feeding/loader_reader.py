@@ -1,0 +1,234 @@
+"""Reads a loader: passes over it, and the steps of an epoch from any position on."""
+
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from cyxjax.data.batches import HostBatch
+from cyxjax.data.loader import prefetch, tell_epoch
+from cyxjax.data.sources import as_batches
+from cyxjax.data.streams import Reader
+from cyxjax.errors import DataError
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.train.feeding.loader_steps import LoaderBatch, agreed, rows_of, steps
+from cyxjax.train.hooks.hook import Position
+
+T = TypeVar("T")
+Ask = Callable[[], tuple[float, bool]]
+
+
+class BatchSize:
+    """The number of samples of the first batch; batches with fewer are left out if `drop_last`."""
+
+    def __init__(self, drop_last: bool):
+        self.first, self._drop_last = 0, drop_last
+
+    @property
+    def least(self) -> int:
+        """Samples that a batch needs to be used."""
+        return self.first if self._drop_last else 0
+
+    def is_enough(self, batch: LoaderBatch) -> bool:
+        """Whether `batch` is used; the first one always is."""
+        self.first = self.first or rows_of(batch.pair)
+        return rows_of(batch.pair) >= self.least
+
+
+class LoaderReader:
+    """The steps of a loader, from any position on.
+
+    An epoch is one pass over the loader, or `steps_per_epoch` steps of repeated passes, read on across
+    epochs. Batches are padded to the size of the first one. A rank that has run out before it read anything
+    repeats the first step with weight 0. drop_last: leaves out batches with fewer samples than the first one,
+    and steps for which a rank has too few batches.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        local: int,
+        *,
+        accumulation: int,
+        depth: int,
+        steps_per_epoch: int | None,
+        drop_last: bool = False,
+    ):
+        self._loader, self._local, self._size = loader, local, BatchSize(drop_last)
+        self._accumulation, self._depth, self._steps_per_epoch = accumulation, depth, steps_per_epoch
+        self._first: HostBatch | None = None
+        self._is_begun = False  # whether the pass that gave `_first` has given nothing else
+        self._ahead: Generator[HostBatch, None, None] | None = None
+        self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
+        self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
+
+    @property
+    def first(self) -> HostBatch:
+        """The first step of this process. Reading begins here, and `epoch` continues it.
+
+        Raises: DataError for an empty loader.
+        """
+        if self._first is None:
+            self._first = first_of(self._read(Position()))
+            self._is_begun = not restarts(self._loader)
+        return self._first
+
+    def epoch(self, position: Position) -> Iterator[tuple[HostBatch, bool]]:
+        """(batch, whether it is the last) of the rest of an epoch, each with its `stop`.
+
+        A loader whose batches have changed cannot be read from the middle of one: reading continues with the
+        first batch that holds a sample after the position, with a warning.
+        """
+        done, seen = position.step_in_epoch, position.samples
+        if done == self._steps_per_epoch:  # the state that a rollback went back to ended the epoch
+            return
+        if self._at != (position.epoch, done):
+            seen = self._open(position)
+        for host, is_last in self._batches:
+            before, seen = seen, seen + host.total
+            if seen <= position.samples:
+                continue
+            if before < position.samples and jax.process_index() == 0:
+                warn_on_stderr(
+                    f"WARNING: {position.samples} samples of epoch {position.epoch + 1} were consumed, and "
+                    f"the loader's batches now have a different size. Continuing after its first {before} "
+                    f"samples: {position.samples - before} samples may be used twice. HINT: resume with the "
+                    "same batch size and number of processes, or give fit a dataset."
+                )
+            done += 1
+            ends = done == self._steps_per_epoch
+            if self._steps_per_epoch:
+                self._at = (position.epoch + 1, 0) if ends else (position.epoch, done)
+            yield host._replace(stop=seen, places=before + host.places), is_last or ends
+            if ends:
+                return
+        self.close()
+        if not done:
+            least = self._size.least
+            short = f" (drop_last leaves out batches of fewer than {least} samples)" if least else ""
+            raise DataError(
+                f"the loader gave no step in epoch {position.epoch + 1}{short}. HINT: let each pass over it "
+                "start over."
+            )
+
+    def close(self) -> None:
+        """Ends the reading thread; the next epoch starts the loader again and skips what was given."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead, self._at, self._is_begun = None, None, False
+
+    def _open(self, position: Position) -> int:
+        """Begins to read at the place of `position`; if that is not known, at the beginning.
+
+        Returns the samples of the epoch that were read before.
+        """
+        if self._steps_per_epoch is None:
+            followed: Iterator[Any] = pairwise(chain(self._agreed(position), [None]))
+            self._batches = ((host, after is None) for host, after in followed)
+        else:
+            self._batches = zip(self._agreed(position), itertools.repeat(False))
+        if position.place is not None:
+            return position.samples
+        for _ in range(position.epoch * (self._steps_per_epoch or 0)):
+            next(self._batches)
+        return 0
+
+    def _agreed(self, position: Position) -> Iterator[HostBatch]:
+        """The steps of all ranks from `position` on."""
+        padding, least = self.first._replace(place=position.place), self._size.least * self._accumulation
+        if self._is_begun and position.place is None and (self._steps_per_epoch or not position.epoch):
+            self._is_begun = False
+            return agreed(chain([self.first], self._ahead or ()), padding, least)
+        return agreed(self._read(position), padding, least)
+
+    def _read(self, position: Position) -> Iterator[HostBatch]:
+        """The steps of this process. Nothing but the reading thread uses what the loader opens."""
+        self.close()
+        if self._steps_per_epoch is None:
+            tell_epoch(self._loader, position.epoch)
+            batches = one_pass(self._loader, position.place, self._size.is_enough)
+        else:  # passes are repeated without end
+            batches = passes(self._loader, position.place, self._size.is_enough)
+        each = -(-self._size.first // self._local)
+        self._ahead = prefetch(steps(batches, self._local, self._accumulation, each), self._depth)
+        return self._ahead
+
+
+class EvalLoader:
+    """A loader to evaluate on, or to predict for; iterated, it gives the `LoaderBatch`es of a pass.
+
+    The first pass continues the one that gave `first`.
+    """
+
+    def __init__(self, loader: Iterable[Any]):
+        self._loader = loader
+        self._begun: Iterator[LoaderBatch] | None = None
+
+    @cached_property
+    def first(self) -> tuple[Any, Any]:
+        """The inputs and targets of the first batch. Raises: DataError for an empty loader."""
+        batches = one_pass(self._loader)
+        batch = first_of(batches)
+        batch = batch._replace(pair=jax.tree.map(np.array, batch.pair))  # a loader may reuse its arrays
+        if not restarts(self._loader):
+            self._begun = chain([batch], batches)
+        return batch.pair
+
+    def __iter__(self) -> Iterator[LoaderBatch]:
+        begun, self._begun = self._begun, None
+        return begun or one_pass(self._loader)
+
+
+def restarts(loader: Any) -> bool:
+    """Whether a pass over `loader` ends an open one: torch's with persistent workers has one iterator."""
+    return bool(getattr(loader, "persistent_workers", False))
+
+
+def one_pass(
+    loader: Iterable[Any], place: Any = None, is_used: Callable[[LoaderBatch], bool] = lambda batch: True
+) -> Iterator[LoaderBatch]:
+    """The batches of a pass over `loader`, from `place` on, that are used.
+
+    Samples of ranks with their own loaders are numbered in turn.
+    """
+    reader, rank, ranks = Reader(loader, place), jax.process_index(), jax.process_count()
+    for pair in as_batches(reader.raw):
+        own = reader.own()
+        own = range(rank, rows_of(pair) * ranks, ranks) if own is None else own
+        batch = LoaderBatch(pair, own, reader.place())
+        if is_used(batch):
+            yield batch
+
+
+def passes(
+    loader: Iterable[Any], place: Any = None, is_used: Callable[[LoaderBatch], bool] = lambda batch: True
+) -> Iterator[LoaderBatch]:
+    """Repeated `one_pass`; `set_epoch` gets the number of each. A place is (number of the pass, its place).
+
+    Raises: DataError if a pass gives nothing.
+    """
+    start, within = place or (0, None)
+    for number in itertools.count(start):
+        tell_epoch(loader, number)
+        is_empty = within is None
+        for batch in one_pass(loader, within, is_used):
+            is_empty = False
+            at = None if batch.place is None else [number, batch.place]
+            yield batch._replace(place=at, number=number)
+        if is_empty:
+            raise DataError(
+                f"the loader gave nothing in pass {number}; steps_per_epoch needs repeated passes. HINT: let "
+                "its __iter__ start from the beginning, or set max_steps to the steps it has."
+            )
+        within = None
+
+
+def first_of(batches: Iterator[T]) -> T:
+    """The first of a loader's batches. Raises: DataError if there is none."""
+    for batch in batches:
+        return batch
+    raise DataError("the loader is empty. HINT: check the dataset and drop_last.")
