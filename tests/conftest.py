@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import signal
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -110,6 +111,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = order.begin_with_the_longest(dict.fromkeys(item.path for item in items), slow)
     places = {file: place for place, file in enumerate(files)}
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def temporary_folder() -> Iterator[None]:
+    """Removes what this process and its children leave in the folder for temporary files."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture
