@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import multiprocessing.util
 import os
 import signal
 import tempfile
@@ -116,6 +117,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def temporary_folder() -> Iterator[None]:
     """Removes what this process and its children leave in the folder for temporary files."""
+    multiprocessing.util.get_temp_dir()  # outside of it: multiprocessing removes it after the tests
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)

@@ -104,8 +104,13 @@ def fill_list(out: list, rows: list[PyTree]) -> None:
 
 def thrown_away(code: CodeType, at: int) -> bool:
     """Whether the value of the call at `at` (bytes into `code`) is dropped by the next instruction."""
-    after = (one.opname for one in dis.get_instructions(code) if one.offset > at)
-    return next((name for name in after if name not in ("CACHE", "NOP", "PRECALL")), "") == "POP_TOP"
+    for one in dis.get_instructions(code):
+        if one.offset <= at or one.opname in ("CACHE", "NOP", "PRECALL"):
+            continue
+        if one.opname != "JUMP_FORWARD":  # as after `f(x) if several else None`
+            return one.opname == "POP_TOP"
+        at = one.argval - 1
+    return False
 
 
 def _is_writable(leaf: Any) -> bool:

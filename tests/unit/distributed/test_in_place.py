@@ -22,8 +22,13 @@ def test_a_statement_fills_and_a_used_value_leaves_the_array():
     dist.all_reduce({"a": t, "b": [t]}, op=dist.ReduceOp.MAX)
     whole = np.array([3, 4], np.int32)
     assert dist.reduce_tensor(whole).dtype == jnp.float32  # a mean
+    several = bool(whole.size)
     with pytest.raises(TypeError):
         dist.reduce_tensor(whole)
+    with pytest.raises(TypeError):
+        dist.reduce_tensor(whole) if several else None
+    with pytest.raises(TypeError):
+        several and dist.reduce_tensor(whole)
     assert (t.tolist(), whole.tolist()) == ([1, 2], [3, 4])
 
 
