@@ -12,13 +12,13 @@ _MAKERS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def note(tree: Any, maker: Any) -> None:
-    """Remembers the wrapper that made `tree`, by its first array."""
-    for leaf in jax.tree.leaves(tree)[:1]:
+    """Remembers the wrapper that made `tree`, by its arrays."""
+    for leaf in jax.tree.leaves(tree):
         _MAKERS[id(leaf)] = maker
 
 
 def maker_of(tree: Any) -> Any:
-    """The wrapper that made `tree`, or None."""
+    """The wrapper that made the first array of `tree`, or None."""
     for leaf in jax.tree.leaves(tree)[:1]:
         maker = _MAKERS.get(id(leaf))
         return maker if maker is not None and maker.made(leaf) else None

@@ -22,7 +22,7 @@ from cyxjax.errors import ConfigError, CyxjaxError
 
 
 class LearningRateFactor(NamedTuple):
-    factor: Any  # float32 (): multiplies the updates
+    factor: Any  # float32 (): multiplies the updates; or a tree of them, one for each leaf
 
 
 class ParameterAverage(NamedTuple):
@@ -35,7 +35,8 @@ def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.
     """`optimizer` with updates multiplied by a factor in its state, 1 until `set_learning_rate_factor`."""
 
     def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
-        return jax.tree.map(lambda u: u * state.factor.astype(u.dtype), updates), state
+        factors = jax.tree.broadcast(state.factor, updates)
+        return jax.tree.map(lambda u, factor: u * factor.astype(u.dtype), updates, factors), state
 
     first = lambda params: LearningRateFactor(jnp.float32(1.0))  # noqa: E731
     factor = optax.GradientTransformation(first, update)  # type: ignore[arg-type]  # optax: any state

@@ -10,6 +10,7 @@ results are those of the compiled trainer, bit for bit. The trainer is faster: i
 """
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -21,10 +22,10 @@ import optax
 
 from cyxjax.core import facade, makers
 from cyxjax.core import local_view as view
-from cyxjax.core.losses import as_per_example
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.objective.global_loss import sees_whole_batch
+from cyxjax.core.model.lora import with_frozen
+from cyxjax.core.objective.global_loss import part_of_batch
 from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree, is_traced
@@ -35,7 +36,7 @@ from cyxjax.distributed.ddp_state import DDPConfig, Gathered, HeldState, compile
 from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.payload import as_arrays
 from cyxjax.distributed.process_group import ProcessGroup, current
-from cyxjax.errors import ConfigError, GroupError
+from cyxjax.errors import GroupError
 
 
 class DistributedDataParallel:
@@ -72,9 +73,13 @@ class DistributedDataParallel:
         self._model, self._fns, self._seed = model, adapt(model), seed
         self._model_sync = ModelSync(model)
         fns, local, num_replicas = self._fns, self._local, self._mesh.size
+        self.is_frozen: Callable[[str], bool] | None = None
+        """Whether the parameter of this name gets no gradient, as an optimizer with groups says."""
         # On one process's devices; a program for each dtype of `autocast`.
         self._forward = cache(
-            lambda dtype, *how: facade.build_forward(cast_to(fns, dtype), local, num_replicas, *how)
+            lambda dtype, is_frozen, *how: facade.build_forward(
+                with_frozen(cast_to(fns, dtype), is_frozen), local, num_replicas, *how
+            )
         )
         self._infer = cache(lambda dtype: facade.build_infer(cast_to(fns, dtype), local))
         self._backward = cache(lambda: facade.build_backward(local))
@@ -105,7 +110,8 @@ class DistributedDataParallel:
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_rows), first)
-        run = self._forward(autocast_dtype(), since.carried is None, rows % self._local.size > 0)
+        is_padded = rows % self._local.size > 0
+        run = self._forward(autocast_dtype(), self.is_frozen, since.carried is None, is_padded)
         weight = view.row_weight(rows, self._local)
         output, pullback, carried = run(here.params, carried, draw, placed, weight)
         output = view.cut_rows(output, rows)
@@ -121,13 +127,12 @@ class DistributedDataParallel:
         """The mean loss of this process's rows, with `.backward()`; scale it freely, `loss / 4`.
 
         criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
+        output: the model's, or arrays of it.
+        Raises: ConfigError for a loss over the global batch, also in a function, of several processes.
         """
-        if self.get_world_size() > 1 and sees_whole_batch(as_per_example(criterion)):
-            raise ConfigError(
-                f"{type(criterion).__name__} compares samples of all processes, but a ddp has only "
-                "its own rows. HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
-            )
-        return values.BoundLoss(*facade.loss_and_output_grad(criterion, output, target), self, output)
+        with part_of_batch(self.get_world_size() > 1):
+            value, grad = facade.loss_and_output_grad(criterion, output, target)
+        return values.BoundLoss(value, *values.of_whole(grad, output, self._since.output), self)
 
     def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:
         """Backpropagates `scale * output_grad` through the last forward pass and adds to the gradients.
@@ -170,6 +175,7 @@ class DistributedDataParallel:
         optimizer: any optax transformation, the same object in every step. Gradients are zero afterwards.
         """
         self._pull()
+        self.is_frozen = getattr(optimizer, "is_frozen", None)
         self._state.use_optimizer(optimizer)
         since = self._since
         if since.mean_grads is None:
@@ -179,7 +185,7 @@ class DistributedDataParallel:
         self._since = Gathered()
         self._push()
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Discards gradients, and all forward passes except one whose `backward` may still be called."""
         since, self._since = self._since, Gathered()
         if since.pullback is not None:
@@ -229,9 +235,8 @@ class DistributedDataParallel:
         return found
 
     def made(self, array: Any) -> bool:
-        """Whether `array` is the first of the output awaiting its backward, or of the last `parameters()`."""
-        waiting = jax.tree.leaves(self._since.output)[:1]
-        return any(array is one for one in (*waiting, self._returned()))
+        """Whether `array` is of the output awaiting its backward, or the first of the last `parameters()`."""
+        return any(array is one for one in (*jax.tree.leaves(self._since.output), self._returned()))
 
     def state_dict(self) -> dict[str, PyTree]:
         """Host arrays {"step", "params", "model_state", "optimizer"}, without what a hook has not sent."""
@@ -241,9 +246,10 @@ class DistributedDataParallel:
         return jax.tree.map(local_value, held | {"optimizer": state.sync[1]})
 
     def load_state_dict(self, saved: dict[str, PyTree]) -> None:
-        """Continues from what `state_dict` returned, equal on all ranks, which call it together."""
+        """Continues from what `state_dict` returned, or a part of it, such as {"params": params}; all ranks
+        call it together, with equal values. Raises: DataError for another name."""
+        kept = values.whole_state(saved, self.state_dict)
         self._since = Gathered()
-        kept = [saved[name] for name in ("step", "params", "model_state", "optimizer")]
         self._state.place(TrainState._make([*kept, self._key()]))
         self._push()
 

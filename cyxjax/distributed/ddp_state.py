@@ -143,7 +143,8 @@ class HeldState:
         if self._optimizer is not None and self._optimizer is not optimizer:
             raise ConfigError(
                 "update_parameters was given a second optimizer; the state of the first would be lost. "
-                "HINT: create the optimizer once, before the loop."
+                "HINT: create the optimizer once, before the loop; to use another one, wrap the model again, "
+                'and pass {"params": ..., "model_state": ...} of the old state_dict to load_state_dict.'
             )
         self._optimizer = optimizer
         if self.whole.sync[1] is None:
@@ -177,13 +178,13 @@ class HeldState:
 
         A rate that was set is an argument of a separate program, which is compiled once for all values.
         """
-        factor = getattr(self._optimizer, "rate_factor", 1.0)
-        is_rated = factor != 1.0 or getattr(self._optimizer, "scaled", None) is not None
+        factors = self._optimizer.factors(state.params) if hasattr(self._optimizer, "factors") else 1.0
+        is_rated = factors != 1.0 or getattr(self._optimizer, "scaled", None) is not None
         run = self._program(is_reduced, is_rated)
         if not is_rated:
             return run(state, *given)
         reduced, inner = state.sync
-        rated = state._replace(sync=(reduced, (inner, LearningRateFactor(np.float32(factor)))))
+        rated = state._replace(sync=(reduced, (inner, LearningRateFactor(jax.tree.map(np.float32, factors)))))
         done = run(rated, *given)
         return done._replace(sync=(done.sync[0], done.sync[1][0]))
 

@@ -1,5 +1,6 @@
 """Values into and out of a wrapped model: first values, rows, losses with `backward()`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,21 @@ def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTr
     return jax.tree.map(np.asarray, fns.init(jax.random.key(seed), sample))
 
 
+def whole_state(saved: dict[str, PyTree], now: Callable[[], dict[str, PyTree]]) -> list[PyTree]:
+    """[step, params, model_state, optimizer] as `saved` has them; what it lacks is that of `now()`.
+
+    Raises: DataError for another name, such as those of bare parameters.
+    """
+    names = "step", "params", "model_state", "optimizer"
+    if others := [name for name in saved if name not in names]:
+        raise DataError(
+            f"load_state_dict got {others[0]!r}, expected some of {', '.join(names)}. HINT: "
+            'ddp.load_state_dict({"params": params}).'
+        )
+    whole = saved if len(saved) == len(names) else now() | saved
+    return [whole[name] for name in names]
+
+
 def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
     """Raises DataError unless the gradient has the form, shapes and dtypes of the `output` it belongs to.
 
@@ -36,6 +52,21 @@ def check_like(output_grad: PyTree, output: PyTree, at: PyTree = None) -> None:
         )
 
 
+def of_whole(grad: PyTree, part: PyTree, output: PyTree) -> tuple[PyTree, PyTree]:
+    """(gradient with respect to a model's `output`, `output`), from that with respect to a `part`, a tree of
+    its arrays; (grad, part) for other arrays.
+    """
+    leaves, grads = jax.tree.leaves(output), jax.tree.leaves(grad)
+    places = [[i for i, leaf in enumerate(leaves) if leaf is one][:1] for one in jax.tree.leaves(part)]
+    if part is output or [] in places:
+        return grad, part
+    filled = [
+        sum((grad for (at,), grad in zip(places, grads, strict=True) if at == i), jnp.zeros_like(leaf))
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(output), filled), output
+
+
 @dataclass(frozen=True)
 class BoundLoss:
     """The mean loss of this process's batch with `.backward()`; made by `ddp.loss(...)`.
@@ -48,10 +79,10 @@ class BoundLoss:
     value: jax.Array
     """float32 (), before scaling."""
     output_grad: Any
-    """Gradient of `value` with respect to the model's output."""
+    """Gradient of `value` with respect to `output`."""
+    output: Any
+    """The model's output that `value` was computed from."""
     ddp: Any
-    output: Any = None
-    """What `value` was computed from."""
     scale: float = 1.0
 
     __array_ufunc__ = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -187,6 +188,21 @@ def test_a_saved_state_goes_on_alike(random_keys):
 
 
 @jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
+def test_a_part_of_a_state_replaces_that_part():
+    first, then, dataset = wrap(Net(), 2), wrap(Net(), 2), data(8)
+    step(first, dataset, optax.adam(0.1))
+    before = first.state_dict()
+    params = jax.tree.map(lambda a: a / 2, before["params"])
+    first.load_state_dict({"params": params})
+    assert largest_gap(first.state_dict(), before | {"params": params}) == 0
+    then.init(dataset.inputs)
+    then.load_state_dict({"params": params, "model_state": before["model_state"]})
+    step(then, dataset, SGD)  # another optimizer, whose state begins here
+    with pytest.raises(DataError, match=f"{next(iter(params))}.*params"):
+        first.load_state_dict(params)
+
+
+@jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
 def test_a_state_of_before_the_first_update_starts_anew():
     ddp, dataset, optimizer, seen = wrap(Net(), 2), data(8), optax.adam(0.1), []
     ddp.init(dataset.inputs)
@@ -207,6 +223,43 @@ def test_gradients_are_clipped_by_their_norm_as_torch_does(num_replicas):
         assert ddp.clip_grad_norm_(max_norm) == 3
         assert float(ddp.sync_gradients()["kernel"][0, 0]) == pytest.approx(gradient, rel=1e-6)
         ddp.zero_grad()
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_frozen_parameters_do_not_count_in_clipping(num_replicas):
+    """A NaN that only their gradients would have does not reach the others either."""
+
+    def init(key, x):
+        return {"body": np.zeros((1, 1), np.float32), "head": np.ones((1, 1), np.float32)}
+
+    def apply(params, x):
+        return jnp.sqrt(params["body"] * x) + x @ params["head"]  # the gradient of the root is infinite
+
+    ddp, x = wrap((init, apply), num_replicas), np.float32([[1], [3]])
+    ddp(x)
+    optimizer = cx.with_groups(cx.SGDOptimizer(ddp, lr=1.0), [{"match": "body", "frozen": True}])
+    ddp.loss(lambda out, _: out.mean(), ddp(x)).backward()
+    assert ddp.clip_grad_norm_(0.5) == 2
+    optimizer.step()
+    assert jax.tree.map(np.ndarray.item, ddp.parameters()) == {"body": 0, "head": 0.5}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_losses_of_parts_of_an_output_are_losses_of_the_output(num_replicas):
+    def apply(params, x):
+        return {"a": x @ params["w"], "b": {"c": x @ params["w"] ** 2, "d": x}}
+
+    model = (lambda key, x: {"w": np.full((1, 1), 3, np.float32)}), apply
+    ddp, x = wrap(model, num_replicas), np.arange(1.0, 9.0, dtype=np.float32)[:, None]
+    output, mse = ddp(x), MSELoss()
+    (mse(output["a"], x) + 0.5 * mse(output["b"]["c"], 2 * x)).backward()
+    assert float(ddp.sync_gradients()["w"][0, 0]) == (2 * 2 + 0.5 * 2 * 7 * 6) * 25.5  # the mean of x ** 2
+    ddp.zero_grad()
+    output = ddp(x)
+    twice = ddp.loss(lambda out, _: (out[0] * out[1]["d"] + out[2]).mean(), (*output.values(), output["a"]))
+    twice.backward()
+    assert float(ddp.sync_gradients()["w"][0, 0]) == 25.5 + 4.5
+    assert not hasattr(mse(output["a"] * 2, x), "backward")
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])

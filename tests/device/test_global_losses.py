@@ -149,10 +149,11 @@ def test_on_the_facade_of_one_process_it_is_the_loss_of_its_batch(two_devices):
     ddp = cx.distributed.DistributedDataParallel(EMBED())
     output = ddp(X[:8])
     with mock.patch.object(ddp, "get_world_size", return_value=2):
-        for loss in (NEIGHBOURS, cx.Task.contrastive()):
-            with pytest.raises(ConfigError, match="GlobalLoss|Task"):
+        within = lambda output, target: NEIGHBOURS(output, target).mean()  # noqa: E731
+        for loss in (NEIGHBOURS, cx.Task.contrastive(), within):
+            with pytest.raises(ConfigError, match="GlobalLoss|ContrastiveLoss"):
                 ddp.loss(loss, output, jnp.asarray(Y[:8]))
-    loss = ddp.loss(NEIGHBOURS, output, jnp.asarray(Y[:8]))
+    loss = NEIGHBOURS(output, jnp.asarray(Y[:8]))
     assert loss.item() == pytest.approx(float(jax.jit(neighbours)(output, None, jnp.ones(8))), rel=1e-5)
     loss.backward()
     ddp.update_parameters(cx.SGDOptimizer(0.1))

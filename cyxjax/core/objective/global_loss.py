@@ -7,6 +7,8 @@ replica differentiates with respect to its own outputs, and the sum over replica
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,11 +16,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cyxjax.core.makers import maker_of
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import psum
 from cyxjax.core.rows import Weighed, num_rows
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
-from cyxjax.errors import DataError
+from cyxjax.errors import ConfigError, DataError
+
+_is_part: ContextVar[bool] = ContextVar("rows_are_a_part_of_the_batch", default=False)
+
+
+def part_of_batch(is_part: bool) -> AbstractContextManager[None]:
+    """Declares that what is called inside gets the rows of one process among several, if `is_part`."""
+    return holding(_is_part, is_part)
 
 
 class Rows(NamedTuple):
@@ -56,8 +67,17 @@ class GlobalLoss:
         third = [*inspect.signature(self.fn).parameters.values()][2:3]
         return self.by_row or any(one.default is one.empty or one.name == "weight" for one in third)
 
-    def __call__(self, output: PyTree, target: PyTree) -> jax.Array:
-        """float32 (B,): the loss of these rows as a batch of their own, repeated for each row."""
+    def __call__(self, output: PyTree, target: PyTree) -> Any:
+        """float32 (B,): the loss of these rows as a batch of their own, repeated for each row; for the output
+        of a wrapped model, a loss with `.backward()`. Raises: ConfigError in a `part_of_batch`.
+        """
+        if maker := maker_of(output):
+            return maker.loss(self, output, target)
+        if _is_part.get():
+            raise ConfigError(
+                f"{type(self).__name__} compares samples of all processes, but a ddp has only its own rows. "
+                "HINT: train with cx.distributed.DistributedTrainer(model, loss, optimizer)."
+            )
         weight = jnp.ones(num_rows((output, target)), jnp.float32)
         return jnp.broadcast_to(self.of_batch(output, target, weight), weight.shape)
 

@@ -132,8 +132,9 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     """
     made = [GroupConfig(**group) for group in groups]
     rule = for_trainer(optimizer)  # at the rate that was set
-    own = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)}
-    rules: dict[Any, Any] = {"": rule} | own
+    rules: dict[Any, Any] = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)} | {
+        "": _own(rule)
+    }
 
     def group_of(name: str) -> str:
         return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")
@@ -151,20 +152,29 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
         return jax.tree.unflatten(jax.tree.structure(params), found)
 
     result = named_rate(optax.multi_transform(rules, labels), getattr(rule, "lr", None))
-    result.remade = _has_groups
+    result.groups, result.labels, result.remade = rules, labels, _has_groups
     result.ddp = getattr(optimizer, "ddp", None)
     if any(group.frozen for group in made):
         result.is_frozen = lambda name: bool(label := group_of(name)) and made[int(label)].frozen
+        if result.ddp is not None:
+            result.ddp.is_frozen = result.is_frozen
     return result
 
 
-def _rule_of(optimizer: Any, group: GroupConfig, key: str) -> optax.GradientTransformation:
+def _own(rule: Any) -> Optimizer:
+    """A copy of `rule` whose rate can be set apart from that of others."""
+    copy = named_rate(rule, getattr(rule, "lr", None))
+    copy.remade = _has_groups
+    return copy
+
+
+def _rule_of(optimizer: Any, group: GroupConfig, key: str) -> Optimizer:
     if group.frozen:
-        return optax.set_to_zero()
+        return named_rate(optax.set_to_zero(), getattr(optimizer, "lr", None))
     numbers = {"lr": group.lr, "weight_decay": group.weight_decay}
     changes = {name: value for name, value in numbers.items() if value is not None}
     try:
-        return optimizer.remade(**changes) if changes else optimizer
+        return _own(optimizer.remade(**changes) if changes else optimizer)
     except (AttributeError, TypeError) as err:  # no `remade`, or not with these numbers
         raise ConfigError(
             f"group {group.match!r} sets {changes}, which the optimizer does not take for a group. HINT: use "

@@ -8,12 +8,14 @@ from functools import wraps
 from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
+import jax
 import optax
 
 from cyxjax.config.sections import OPTAX, OPTAX_CONTRIB, TOLD_THE_LOSS, OptimizerConfig
 from cyxjax.core.makers import maker_of
+from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import called, named
 
@@ -33,6 +35,8 @@ class Optimizer(optax.GradientTransformation):
     rate_factor: float = 1.0  # what an update is multiplied by, since `lr` was set
     scaled: Any = None  # whose updates are multiplied, if not its own, which are 0: a copy with rate 1
     in_trainer: Any = None  # what a trainer compiles: itself, or a copy with the rate that was set before
+    groups: Mapping[Any, "Optimizer"] = MappingProxyType({})  # label -> the rule of a group of parameters
+    labels: Any = None  # (params) -> a tree of these labels
     _lr: Any = None
 
     @property
@@ -47,24 +51,43 @@ class Optimizer(optax.GradientTransformation):
 
     @lr.setter
     def lr(self, lr: Any) -> None:
+        self.refuse_if_compiled(lr)
+        if self.made_lr == 0 and self.scaled is None:
+            self.scaled = self.remade(lr=1.0)
+        base = self.made_lr if self.scaled is None else 1.0
+        self.rate_factor, self._lr = float(lr) / base, float(lr)
+
+    @property
+    def param_groups(self) -> list["ParamGroup"]:
+        """torch's list, `for group in optimizer.param_groups: group["lr"] = 0.1`: the groups in the order of
+        `with_groups`, then the other parameters; without groups, all parameters.
+        """
+        return [ParamGroup(self, rule) for rule in self.groups.values()] or [ParamGroup(self, self)]
+
+    def factors(self, params: PyTree) -> PyTree:
+        """What the updates of each parameter are multiplied by, since rates were set: a number or a tree."""
+        if all(rule.rate_factor == 1 for rule in self.groups.values()):
+            return self.rate_factor
+        return jax.tree.map(
+            lambda label: self.groups[label].rate_factor * self.rate_factor, self.labels(params)
+        )
+
+    def refuse_if_compiled(self, lr: Any) -> None:
+        """Raises: ConfigError for the optimizer of a trainer, whose rate cannot be set to `lr`."""
         if self.in_trainer is not None:
             raise ConfigError(
                 f"lr={lr!r} cannot be set: a trainer uses this optimizer, and its step is compiled with "
                 f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), a factor for each "
                 "step, or callbacks=[cx.ReduceLROnPlateau()]."
             )
-        if self.made_lr == 0 and self.scaled is None:
-            self.scaled = self.remade(lr=1.0)
-        base = self.made_lr if self.scaled is None else 1.0
-        self.rate_factor, self._lr = float(lr) / base, float(lr)
 
     def step(self) -> None:
         """Calls `update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
         self._bound("update_parameters(optimizer)").update_parameters(self)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Calls `zero_grad()` of the ddp it was made with. Raises: ConfigError without one."""
-        self._bound("zero_grad()").zero_grad()
+        self._bound("zero_grad()").zero_grad(set_to_none)
 
     def _bound(self, call: str) -> Any:
         if self.ddp is None:
@@ -72,6 +95,28 @@ class Optimizer(optax.GradientTransformation):
                 f"this optimizer has no model. HINT: call ddp.{call}, or use cx.AdamOptimizer(ddp, lr=0.001)."
             )
         return self.ddp
+
+
+class ParamGroup:
+    """`group["lr"]`: the learning rate of a group of parameters, which can be set as `Optimizer.lr`."""
+
+    def __init__(self, whole: Optimizer, rule: Optimizer):
+        self._whole, self._rule = whole, rule
+
+    def __getitem__(self, key: Literal["lr"]) -> Any:
+        return self._rule.lr if self._scale == 1 else self._rule.lr * self._scale
+
+    def __setitem__(self, key: Literal["lr"], lr: Any) -> None:
+        """Raises: KeyError for another key; otherwise as `Optimizer.lr`."""
+        if key != "lr":
+            raise KeyError(key)
+        self._whole.refuse_if_compiled(lr)
+        self._rule.lr = lr if self._scale == 1 else lr / self._scale
+
+    @property
+    def _scale(self) -> float:
+        """What setting `Optimizer.lr` multiplied the rates of all groups by."""
+        return 1.0 if self._whole is self._rule else self._whole.rate_factor
 
 
 def named_rate(transformation: optax.GradientTransformation, lr: Any) -> Optimizer:
@@ -86,7 +131,8 @@ def for_trainer(optimizer: Any) -> Any:
     if not isinstance(optimizer, Optimizer):
         return optimizer
     if optimizer.in_trainer is None:
-        is_changed = optimizer.lr != optimizer.made_lr
+        of_groups = any(rule.lr != rule.made_lr for rule in optimizer.groups.values())
+        is_changed = of_groups or optimizer.lr != optimizer.made_lr
         optimizer.in_trainer = optimizer.remade(lr=optimizer.lr) if is_changed else optimizer
     return optimizer.in_trainer
 

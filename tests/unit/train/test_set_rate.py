@@ -1,6 +1,7 @@
 """`optimizer.lr = x` applies from the next step, or is refused in one line; so are unsupported arguments."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -54,11 +55,47 @@ def test_an_optimizer_with_groups_keeps_its_model():
     np.testing.assert_allclose(steps, [0.25, 0.125], rtol=1e-5)  # a rate that is set scales all rates
 
 
+def test_each_group_has_a_rate_that_can_be_set():
+    ones = {name: jnp.ones((1, 1)) for name in "abc"}
+    ddp = wrap((lambda key, x: ones, lambda params, x: x * sum(params.values())))
+    ddp.init(np.ones((1, 1), np.float32))
+    groups = [{"match": "b", "lr": 0.25}, {"match": "c"}]
+    optimizer = cx.with_groups(cx.SGDOptimizer(ddp, lr=0.5), groups)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.5, 0.5]
+
+    def steps():
+        before = ddp.parameters()
+        ddp.loss(lambda out, _: out.mean(), ddp(np.ones((1, 1), np.float32))).backward()
+        optimizer.step()
+        return [(before[name] - value).item() for name, value in sorted(ddp.parameters().items())]
+
+    assert steps() == [0.5, 0.25, 0.5]
+    optimizer.param_groups[1]["lr"] = 0.125
+    assert steps() == [0.5, 0.25, 0.125]
+    for group in optimizer.param_groups:  # as torch's schedulers do
+        group["lr"] = 1
+    assert steps() == [1, 1, 1]
+    optimizer.lr = 0.25  # half of what it was made with
+    optimizer.param_groups[0]["lr"] = 0.125
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.5, 0.5]
+    assert steps() == [0.5, 0.125, 0.5]
+    plain = cx.SGDOptimizer(0.1)
+    plain.param_groups[0]["lr"] = 0.2
+    assert plain.lr == 0.2
+    with pytest.raises(KeyError):
+        plain.param_groups[0]["momentum"] = 0.9
+
+
 def test_a_rate_set_on_an_optimizer_with_groups_is_refused_by_a_trainer():
-    optimizer = cx.with_groups(cx.SGDOptimizer(0.1), [{"match": "*", "weight_decay": 0.1}])
-    optimizer.lr = 0.2
-    with pytest.raises(ConfigError, match=r"groups.*0\.2"):
-        for_trainer(optimizer)
+    make = lambda: cx.with_groups(cx.SGDOptimizer(0.1), [{"match": "*", "weight_decay": 0.1}])  # noqa: E731
+    whole, group, used = make(), make(), make()
+    whole.lr = group.param_groups[0]["lr"] = 0.2
+    for optimizer in (whole, group):
+        with pytest.raises(ConfigError, match="groups"):
+            for_trainer(optimizer)
+    for_trainer(used)
+    with pytest.raises(ConfigError, match=r"lr=0\.2 .*schedule="):
+        used.param_groups[0]["lr"] = 0.2
 
 
 def test_the_state_of_an_optimizer_whose_rate_was_set_is_that_of_any_other():
