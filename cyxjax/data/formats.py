@@ -102,11 +102,12 @@ def read_csv(
         )
     column = len(header) - 1 if target is None else header.index(name)
     values = [row[column] for row in rows]
-    if "" in values:  # else a class of its own, which changes the numbers of the others
-        raise DataError(
-            f"{path}, row {values.index('') + 2}: column {name!r} is empty. HINT: correct that row, "
-            "or leave it out."
-        )
+    for number, row in enumerate(rows, 2):
+        if "" in row:  # as a target, a class of its own, which changes the numbers of the others
+            raise DataError(
+                f"{path}, row {number}: column {header[row.index('')]!r} is empty. HINT: correct that row, "
+                "or leave it out."
+            )
     with readable(path, hint="correct that row, or leave it out"):
         targets, classes = _csv_targets(values, task)
         features = np.array([row[:column] + row[column + 1 :] for row in rows], np.float64)

@@ -54,8 +54,10 @@ class TarShards:
 
     paths: files, or one pattern such as "train-*.tar" (sorted). inputs, targets: members of a sample, by the
     part of their names after the first dot; several inputs make a dict. decode: functions bytes -> value by
-    member, which replace ours (images as float32 in [0, 1], cls as an integer, npy, json, txt).
-    Raises: DataError for files that are missing, compressed or cut short, and for a sample without a member.
+    member, which replace ours (images as float32 in [0, 1], cls as an integer, npy, json, txt); ours decode
+    by what follows the last dot (`x.npy`).
+    Raises: DataError for files that are missing, compressed or cut short, for a sample without a member, and
+        for a member that cannot be decoded.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class TarShards:
         self._paths = [Path(path) for path in found]
         self._inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self._alone, self._targets = isinstance(inputs, str), targets
-        self._decode = _DECODERS | dict(decode or {})
+        self._wanted = (*self._inputs, *([targets] if targets else []))
+        self._decode = {name: _decoder_of(name, decode or {}) for name in self._wanted}
         samples: dict[tuple[int, str], dict[str, _Place]] = {}
         for number, path in enumerate(self._paths):
             for key, member, place in _members(number, path):
@@ -82,9 +85,8 @@ class TarShards:
         self._samples = [self._checked(*key, sample) for key, sample in samples.items()]
 
     def _checked(self, number: int, key: str, sample: dict[str, _Place]) -> dict[str, _Place]:
-        wanted = (*self._inputs, *([self._targets] if self._targets else []))
         with readable(f"{self._paths[number]}: sample {key!r}", hint=f"it has {', '.join(sample)}"):
-            return {name: sample[name] for name in wanted}
+            return {name: sample[name] for name in self._wanted}
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -103,6 +105,17 @@ class TarShards:
             if len(data := file.read(place.size)) != place.size:
                 raise ValueError("the file is truncated")
             return self._decode[name](data)
+
+
+def _decoder_of(member: str, decode: Mapping[str, Decoder]) -> Decoder:
+    """The decoder of a member: from `decode`, or ours by its name or what follows the last dot in it."""
+    found = decode.get(member) or _DECODERS.get(member.rpartition(".")[2])
+    if found is None:
+        raise DataError(
+            f"{member!r} has no decoder; there are some for {', '.join(_DECODERS)}. "
+            f"HINT: decode={{{member!r}: a function of the bytes}}."
+        )
+    return found
 
 
 def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:

@@ -141,7 +141,9 @@ def _summary(spans: list[Stretch], kept: Kept, num_findings: int, left_out: list
         else f"{counted(span.epoch, 'epoch')} and {span.stop:,} of {facts.num_samples:,} samples"
     )
     redone = f", {again} of them repeated after a restart" if again else ""
-    verdict = "every sample came once per epoch" if not num_findings else counted(num_findings, "finding")
+    verdict = "every sample came once per epoch"
+    verdict += ", but those that drop_last leaves out" if facts.drop_last else ""
+    verdict = counted(num_findings, "finding") if num_findings else verdict
     if kept.begins != BEGINNING:
         verdict += (
             f" from sample {samples:,} of epoch {epoch + 1} on, where a state of another run was loaded"

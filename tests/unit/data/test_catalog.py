@@ -242,7 +242,7 @@ NO_DATA = [  # name, existing files, of which the first is the subject; options;
     ("npy", {"y.npy": b"no array", "x.npy": b"no array"}, {}, r"y\.npy: .*np\.save"),
     ("csv", {"t.csv": b"a,b\n1,2\n1,x\n"}, {}, "2 samples .*2 classes .*3 splits"),
     ("csv", {"t.csv": b"a,b\n1,2\nx,3\n"}, {}, r"t\.csv: .*'x'"),
-    ("csv", {"t.csv": b"a,b\n1,2\n,3\n"}, {}, r"t\.csv: .*''"),
+    ("csv", {"t.csv": b"a,b\n1,2\n,3\n"}, {}, r"t\.csv, row 3: .*'a'"),
     ("csv", {"t.csv": b"a,b\n1,2\n3,\n"}, {}, r"t\.csv, row 3: .*'b'"),
     ("csv", {"t.csv": KINDS + b"3, \n"}, {}, r"t\.csv, row 42: .*'b'"),
     ("csv", {"t.csv": b"a,b\n1,2\n3\n"}, {}, r"t\.csv, row 3: 1 .*2"),

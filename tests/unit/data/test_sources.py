@@ -331,6 +331,7 @@ def test_shards_are_one_data_set(tmp_path):
         ("none-*.tar", "npy", r"none-\*\.tar"),
         ("odd.tar", "jpg", r"odd\.tar: .*'1'.*'jpg'"),
         ("odd.tar", "npy", r"'npy' of .*odd\.tar"),
+        ("odd.tar", "odd.bin", r"'odd\.bin' .*npy"),
         ("zipped.tar", "npy", r"zipped\.tar: .*unpack \.tar\.gz"),
     ],
 )
