@@ -78,9 +78,15 @@ class DataLoader:
 
 def tell_epoch(loader: Any, epoch: int) -> None:
     """Calls `set_epoch` of a loader, or else of its sampler, if one of them has it."""
-    target: Any = loader if hasattr(loader, "set_epoch") else getattr(loader, "sampler", None)
-    if hasattr(target, "set_epoch"):
+    target = told_the_epoch(loader)
+    if target is not None:
         target.set_epoch(epoch)
+
+
+def told_the_epoch(loader: Any) -> Any:
+    """The loader, or else its sampler, if it has `set_epoch`; else None."""
+    parts = loader, getattr(loader, "sampler", None)
+    return next((part for part in parts if hasattr(part, "set_epoch")), None)
 
 
 def _check_sampler(sampler: Any, shuffle: bool, num_samples: int) -> None:

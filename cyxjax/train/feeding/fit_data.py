@@ -161,7 +161,8 @@ def parse(
                 train = Once(train)
             refuse_iterator(train)
             tell_epoch(train, 0)  # batches read before training are not a pass of the caller's
-            config = with_batch_size(config, train, local_replicas, num_replicas)
+            if not isinstance(train, RowBatches):  # whose batches are those of the configuration
+                config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)
         found = as_dataset(train, num_workers=config.num_workers)
         if val is None:
@@ -222,8 +223,8 @@ def paired(X: Any, y: Any) -> Any:
 def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
     """Inputs and targets as arrays, also from lists and frames; None for two datasets.
 
-    Two plain tuples, (X, y) and (X_val, y_val), are datasets, and so are two dicts with equal keys of which
-    one names a target; a named tuple (jraph's) is one input.
+    Two plain tuples, (X, y) and (X_val, y_val), are datasets, and so are two dicts or named tuples with equal
+    names of which one is a target's; any other named tuple (jraph's) is one input.
     """
     if is_frame(targets) and len(targets.columns) == 1:
         targets = targets[targets.columns[0]]
@@ -239,9 +240,14 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
     elif isinstance(inputs, list) and inputs and not isinstance(inputs[0], tuple | dict):
         inputs = stack(inputs)
     are_tuples = type(inputs) is tuple and type(targets) is tuple
-    are_records = isinstance(inputs, dict) and isinstance(targets, dict) and inputs.keys() == targets.keys()
-    are_datasets = are_tuples or (are_records and not inputs.keys().isdisjoint(TARGET_NAMES))
+    names = _names_in(inputs)
+    are_datasets = are_tuples or (names == _names_in(targets) and not names.isdisjoint(TARGET_NAMES))
     return (inputs, targets) if is_arrays(inputs) and not are_datasets else None
+
+
+def _names_in(data: Any) -> set[str]:
+    """The names of the parts of a dict or a named tuple."""
+    return set(data) if isinstance(data, dict) else set(getattr(data, "_fields", ()))
 
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cyxjax.data.batches import HostBatch
-from cyxjax.data.loader import prefetch, tell_epoch
+from cyxjax.data.loader import prefetch, tell_epoch, told_the_epoch
 from cyxjax.data.sources import as_batches
 from cyxjax.data.streams import Reader
 from cyxjax.errors import DataError
@@ -140,7 +140,9 @@ class LoaderReader:
     def _agreed(self, position: Position) -> Iterator[HostBatch]:
         """The steps of all ranks from `position` on."""
         padding, least = self.first._replace(place=position.place), self._size.least * self._accumulation
-        if self._is_begun and position.place is None and (self._steps_per_epoch or not position.epoch):
+        # A pass of a loader that is told the epoch belongs to epoch 0.
+        is_any = self._steps_per_epoch or told_the_epoch(self._loader) is None
+        if self._is_begun and position.place is None and (is_any or not position.epoch):
             self._is_begun = False
             return agreed(chain([self.first], self._ahead or ()), padding, least)
         return agreed(self._read(position), padding, least)

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cyxjax.distributed import process_group
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.hook import Position, RunState, SavingHook
 
 _META = "stream_places"
@@ -34,10 +36,11 @@ class StreamPositions(SavingHook):
         places = agree(self._group, "the places of streams", note=position.place, timeout_s=PATIENCE_S)
         at = [position.epoch, position.step_in_epoch, position.samples]
         known = all(place is not None for place in places)
-        self._stored = {"at": at, "shared": self.shared, "ranks": places} if known else {}
+        ranks = places if known else [None] * len(places)
+        self._stored = {"at": at, "shared": self.shared, "ranks": ranks}
 
     def meta(self, position: Position) -> dict[str, Any]:
-        """The metadata for a checkpoint of `position`; {} if no place is known."""
+        """The metadata for a checkpoint of `position`; {} without a stream."""
         at = [position.epoch, position.step_in_epoch, position.samples]
         return {_META: self._stored} if self._stored.get("at") == at else {}
 
@@ -52,11 +55,24 @@ class StreamPositions(SavingHook):
         return position._replace(place=ranks[0 if self._stored["shared"] else rank % len(ranks)])
 
     def check_world_size(self, world_size: int) -> None:
-        """Raises: CheckpointError if the places taken from a checkpoint are for another world size."""
+        """Prints a warning if the checkpoint is of another world size, in the middle of an epoch.
+
+        Raises: CheckpointError if it is, and holds the places of the ranks.
+        """
         ranks = self._stored.get("ranks", ())
-        if ranks and not self._stored["shared"] and len(ranks) != world_size:
+        if not ranks or self._stored["shared"] or len(ranks) == world_size:
+            return
+        if ranks[0] is not None:
             raise CheckpointError(
                 f"the checkpoint holds the places of {len(ranks)} ranks in streams of their own; this run "
                 f"has {world_size}, and they cannot be divided again. HINT: resume with {len(ranks)} "
                 "processes; a stream that all ranks share (cx.data.Rows) can be divided."
+            )
+        _, steps, samples = self._stored["at"]
+        if steps and process_group.is_master():
+            warn_on_stderr(
+                f"WARNING: {samples} samples of this epoch were consumed by {len(ranks)} processes, and are "
+                f"skipped by {world_size}. Samples are lost or used twice unless the loaders together begin "
+                "with the same samples, as those with a DistributedSampler do. HINT: resume with "
+                f"{len(ranks)} processes, or give fit a dataset."
             )

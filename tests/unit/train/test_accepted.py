@@ -22,9 +22,9 @@ def mapped(folder):
 
 
 def shards(folder):
-    members = {"a.npy": npy(X[0]), "a.cls": b"1", "b.npy": npy(X[1]), "b.cls": b"0"}
+    members = {"a.x.npy": npy(X[0]), "a.cls": b"1", "b.x.npy": npy(X[1]), "b.cls": b"0"}
     shard(folder / "train-0.tar", members)
-    return (cx.data.TarShards(str(folder / "train-*.tar"), "npy", "cls"),)
+    return (cx.data.TarShards(str(folder / "train-*.tar"), "x.npy", "cls"),)
 
 
 def packed(folder):
@@ -67,3 +67,7 @@ def test_what_a_row_gives_is_read_as_it_says(begin, number, tmp_path):
     targets = pairs[0][1]
     assert len(targets) == {BY_NUMBER: 2, BATCH_BY_BATCH: 8, SHARED: 4}[read]
     assert targets.dtype.kind == "i"
+    if read != BATCH_BY_BATCH:
+        given = made[number](tmp_path)
+        with_val, _ = fit_data.parse((*given, *given), None)
+        assert with_val.val is not None

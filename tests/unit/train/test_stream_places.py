@@ -53,6 +53,25 @@ class OfItself(Batches):
         self.number = state["number"]
 
 
+class OfObject(Batches):
+    """The loader itself has the position, and a new iterator continues there."""
+
+    number = 0
+
+    def __iter__(self):
+        while self.number < 5:
+            self.read += 1
+            self.number += 1
+            yield self.items[self.number - 1]
+        self.number = 0
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
 class Unknown(Batches):
     """The position is unknown: batches are read again and skipped."""
 
@@ -77,12 +96,17 @@ class Samples:
         (Batches, 2, 3, 1 + 8 - 3),
         (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
-        (OfItself, None, 5, 1 + 10 - 5),  # the next pass starts over
+        (OfItself, None, 5, 10 - 5),  # the next pass starts over
+        (OfObject, None, 3, 1 + 10 - 3),
+        (OfObject, None, 5, 10 - 5),
         (Unknown, None, 3, 10),
         (Unknown, 2, 3, 8),
         (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
     ],
-    ids=["steps", "end", "passes", "end of a pass", "unknown", "unknown steps", "short"],
+    ids=[
+        *("steps", "end", "passes", "end of a pass", "of an object", "end of an object's"),
+        *("unknown", "unknown steps", "short"),
+    ],
 )
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
@@ -92,6 +116,8 @@ def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, ste
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
     arrays = after_fit(X, Y, config(shuffle=False), model=linen.Dense(3))
     assert bits(check_goes_on(tmp_path, lambda: Rows(Samples()), 17)[0]) == bits(arrays)
+    given = config(batch_size=None, global_batch_size=12)
+    assert fit_data.parse((Rows(Samples()),), given, 1, 2)[1] == given  # the same at any world size
 
 
 def test_a_loader_that_takes_no_place_is_refused_and_places_are_json(tmp_path):
@@ -119,7 +145,7 @@ def test_a_model_of_the_streams_of_two_ranks_is_evaluated_by_one_and_not_trained
         one.fit(Batches(), config(**kept(tmp_path)))
 
 
-def test_places_of_ranks_are_their_own_and_not_cut_anew():
+def test_places_of_ranks_are_their_own_and_not_cut_anew(capsys, one_device):
     meta = {"stream_places": {"at": [0, 3, 36], "shared": False, "ranks": ["a", "b"]}}
     positions = StreamPositions()
     at = Position(3, 0, 36, 3)
@@ -127,6 +153,12 @@ def test_places_of_ranks_are_their_own_and_not_cut_anew():
     positions.check_world_size(2)
     with pytest.raises(CheckpointError, match="2 ranks .* 3"):
         positions.check_world_size(3)
+    unknown = StreamPositions()
+    unknown.restore({"stream_places": meta["stream_places"] | {"ranks": [None, None]}}, at, 1)
+    unknown.check_world_size(2)
+    assert not capsys.readouterr().err
+    unknown.check_world_size(3)
+    assert "36 samples" in capsys.readouterr().err
     shared = StreamPositions()
     everywhere = {"stream_places": meta["stream_places"] | {"shared": True}}
     assert shared.restore(everywhere, at, 2).place == "a"
