@@ -230,8 +230,9 @@ class DistributedDataParallel:
         """The parameters as host arrays. Raises: GroupError before a model that needs inputs has seen any."""
         self._pull()
         found = jax.tree.map(local_value, self._state.whole.params)
-        self._returned = weakref.ref(jax.tree.leaves(found)[0])
-        makers.note(found, self)
+        first = jax.tree.leaves(found)[0]
+        self._returned = weakref.ref(first)
+        makers.note(first, self)
         return found
 
     def made(self, array: Any) -> bool:

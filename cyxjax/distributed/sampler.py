@@ -47,6 +47,7 @@ class DistributedSampler:
         self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
         self.epoch = 0
         size: Any = dataset if dataset_size is None else dataset_size
+        size = as_dataset(size) if isinstance(size, tuple | dict) else size
         self._size = len(size) if isinstance(size, Sized) else int(size)
         Order(self._size, self.seed, 0, shuffle)  # raises an error where there is no order
         if not 0 <= self.rank < self.num_replicas:

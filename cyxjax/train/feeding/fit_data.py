@@ -10,7 +10,7 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import TARGET_NAMES, is_arrays, is_frame, matrix_of, stack
-from cyxjax.data.loader import DataLoader, tell_epoch
+from cyxjax.data.loader import DataLoader
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_dataset
 from cyxjax.data.streams import Once, RowBatches, as_rows
@@ -160,7 +160,6 @@ def parse(
             if config.steps_per_epoch and isinstance(train, Iterator):
                 train = Once(train)
             refuse_iterator(train)
-            tell_epoch(train, 0)  # batches read before training are not a pass of the caller's
             if not isinstance(train, RowBatches):  # whose batches are those of the configuration
                 config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)

@@ -47,9 +47,8 @@ def source_of(X: Any, trained_on: PyTree = None) -> Source:
         rows, first = tuple(jax.tree.leaves(X)), jax.tree.map(lambda a: a[:1], X)
         return Source(ArrayDataset(rows, rows), first, lambda _: iter([X]))
     stream = as_rows(X)
-    data = (
-        for_evaluation(X) if stream is None else EvalLoader(RowBatches(stream, EVAL_ROWS, 0, 1))
-    )  # not dealt
+    # All ranks read all samples of a stream.
+    data = for_evaluation(X) if stream is None else EvalLoader(RowBatches(stream, EVAL_ROWS, 0, 1))
     return Source(data, one_input(unsplit(data)), partial(_blocks, data))
 
 

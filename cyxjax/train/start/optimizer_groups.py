@@ -132,9 +132,8 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     """
     made = [GroupConfig(**group) for group in groups]
     rule = for_trainer(optimizer)  # at the rate that was set
-    rules: dict[Any, Any] = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)} | {
-        "": _own(rule)
-    }
+    rules: dict[Any, Any] = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)}
+    rules[""] = _own(rule)
 
     def group_of(name: str) -> str:
         return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")

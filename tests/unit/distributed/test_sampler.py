@@ -41,6 +41,7 @@ def test_sizes_and_datasets_that_stand_for_them():
     assert DistributedSampler([5, 6, 7], 1, 0).total_size() == 3
     assert DistributedSampler(dataset=np.zeros((4, 2)), num_replicas=1, rank=0).total_size() == 4
     assert DistributedSampler(np.int64(6), 1, 0).total_size() == 6
+    assert DistributedSampler((np.zeros((4, 2)), np.zeros(4)), 1, 0).total_size() == 4
 
 
 def test_epochs_differ_and_repeat_and_a_pass_keeps_the_one_it_began_in():
