@@ -152,10 +152,14 @@ def first_other_state(one: Path, other: Path) -> States | None:
     left, right = (read_digests(open_run(run).bits) for run in (one, other))
     common = sorted(left.keys() & right.keys())
     different = next((step for step in common if left[step] != right[step]), None)
+    if different is None and common:
+        ends = {run: max(found) for run, found in ((one, left), (other, right))}
+        later = [
+            f"; not compared: {run} continues to step {end}" for run, end in ends.items() if end > common[-1]
+        ]
+        return States(True, f"equal: digests of {len(common)} steps, the last {common[-1]}{''.join(later)}")
     if different is None:
-        return (
-            States(True, f"equal: digests of {len(common)} steps, the last {common[-1]}") if common else None
-        )
+        return None
     names = sorted(left[different].keys() | right[different].keys())
     leaf = next(name for name in names if left[different].get(name) != right[different].get(name))
     before = max((step for step in common if step < different), default=0)

@@ -1,10 +1,11 @@
 """Sinks for records: files in the run folder, TensorBoard, Weights & Biases, trackio and MLflow.
 
 A sink must never stop training: each one is wrapped, and after its first error a warning is printed and it is
-disabled.
+disabled, unless the disk is full.
 """
 
 import csv
+import errno
 import io
 import json
 import math
@@ -25,6 +26,7 @@ from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
 
 _STOP = object()
+_DISK_IS_FULL = errno.ENOSPC, errno.EDQUOT
 _LOOK_S = 0.05  # between two checks of a sink that is being closed
 
 
@@ -117,24 +119,45 @@ def _step_of(record: dict[str, Any]) -> float:
 
 
 class GuardedSink(Sink):
-    """The sink from `open_sink()`, used in this thread; its first error is reported and disables it."""
+    """The sink from `open_sink()`, used in this thread; its first error is reported and disables it.
+
+    Records that the disk refuses, because it is full, wait for the next record or the end.
+    """
 
     def __init__(self, name: str, open_sink: Callable[[], Sink], warn: Warn) -> None:
-        self._name, self._warn = name, warn
+        self._name, self._warn, self._warn_once = name, warn, once(warn)
+        self._waiting: list[Record] = []
         self._sink: Sink = NullSink()
         self._try(lambda: setattr(self, "_sink", open_sink()))
 
     def log(self, record: Record) -> None:
-        self._try(lambda: self._sink.log(record))
+        self._waiting.append(dict(record))
+        self._try(self._write)
 
     def close(self) -> None:
+        self._try(self._write)
+        if self._waiting:
+            self._warn(f"WARNING: metrics sink {self._name} lost the last {len(self._waiting)} records")
         self._try(self._sink.close)
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                self._sink.log(self._waiting[0])
+                del self._waiting[0]
+        except OSError as err:
+            if err.errno not in _DISK_IS_FULL:
+                raise
+            self._warn_once(
+                f"WARNING: metrics sink {self._name} cannot write: {describe(err)}. Its records wait for a "
+                "later one."
+            )
 
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
         except Exception as err:  # training continues after any error of a sink
-            self._sink = NullSink()
+            self._sink, self._waiting = NullSink(), []
             self._warn(f"WARNING: metrics sink {self._name} failed and is disabled: {describe(err)}")
 
 

@@ -52,7 +52,7 @@ class RunFacts:
     @property
     def changed(self) -> dict[str, str]:
         """The configuration values that differ from the defaults."""
-        return {key: text for key, text in self.config.items() if self.defaults.get(key, text) != text}
+        return {key: text for key, text in self.config.items() if self.defaults.get(key) != text}
 
 
 def read_facts(

@@ -182,7 +182,7 @@ def _time(run: RunFacts) -> str:
 
 
 def _configuration(run: RunFacts) -> str:
-    changed = [(key, value, run.defaults[key]) for key, value in run.changed.items()]
+    changed = [(key, value, run.defaults.get(key, "")) for key, value in run.changed.items()]
     changes = table(("key", "value", "default"), changed) if changed else ""
     every = table(("key", "value"), run.config.items()) if run.config else ""
     return changes + more(f"All {len(run.config)} keys", every)

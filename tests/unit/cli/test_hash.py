@@ -91,7 +91,9 @@ def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
     # without a common checkpoint
     other = kept(tmp_path / "c", 1, steps=(1, 2))
     (other / "checkpoints" / "step_00000004").rename(other / "checkpoints" / "step_00000005")
-    assert command.compare(one, other) == (["equal: digests of 2 steps, the last 2"], True)
+    (line,), equal = command.compare(one, other)
+    assert (line.partition(";")[0], equal) == ("equal: digests of 2 steps, the last 2", True)
+    assert f"{one} continues to step 3" in line
     # after the last common checkpoint
     other = kept(tmp_path / "d", 1)
     for folder, digest in ((one, "8"), (other, "9")):

@@ -235,6 +235,13 @@ def test_runs_are_compared_best_first_in_a_table(tmp_path, capsys):
     assert "script" not in Reader(text).tags
 
 
+def test_what_the_defaults_lack_is_changed():
+    config = {"epochs": "3", "global_batch_size": "8"}
+    run = RunFacts("r", "r", config=config, defaults={"epochs": "3"})
+    assert run.changed == {"global_batch_size": "8"}
+    assert "global_batch_size" in page([run])
+
+
 def test_of_many_runs_the_best_are_drawn(tmp_path):
     runs = [read(write_run(tmp_path / f"run{i:02}", val=(0.0, i / 20))) for i in range(NUM_COLOURS + 2)]
     text = page(runs)

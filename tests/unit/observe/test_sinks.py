@@ -1,5 +1,6 @@
 """Sinks: no record is lost or duplicated by a restart, and no sink can stop or slow training."""
 
+import errno
 import json
 import math
 import os
@@ -60,14 +61,25 @@ def test_csv_widens_and_resumes(tmp_path):
 
 @pytest.mark.parametrize("kind", [GuardedSink, BackgroundSink])
 def test_a_broken_sink_is_told_once_and_left_out(kind):
-    broken = Mock(log=Mock(side_effect=OSError(28, "No space left on device")))
+    broken = Mock(log=Mock(side_effect=OSError(5, "Input/output error")))
     lines, good = [], Mock()
     log_all(MultiSink([kind("wandb", lambda: broken, lines.append), good]), *({"step": n} for n in range(20)))
     (line,) = lines
     assert "wandb" in line
-    assert "OSError: [Errno 28] No space left on device" in line
+    assert "OSError: [Errno 5] Input/output error" in line
     assert good.log.call_count == 20
     assert good.close.called
+
+
+@pytest.mark.parametrize("kind", [GuardedSink, BackgroundSink])
+def test_records_wait_while_the_disk_is_full(kind):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    disk, lines = Mock(log=Mock(side_effect=[None, full, full, *[None] * 4, *[full] * 3])), []
+    log_all(kind("jsonl", lambda: disk, lines.append), *({"step": n} for n in range(7)))
+    steps = [one.args[0]["step"] for one in disk.log.mock_calls]
+    assert steps == [0, 1, 1, 1, 2, 3, 4, 5, 5, 5]
+    assert ["No space left on device" in lines[0], "last 2" in lines[1], len(lines)] == [True, True, 2]
+    assert disk.close.called
 
 
 def test_background_delivers_in_order_and_closes():
