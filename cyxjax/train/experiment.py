@@ -82,7 +82,7 @@ def train(experiment: Experiment) -> int:
 
 
 def _begin_folder(experiment: Experiment, step: int) -> Sink:
-    """Writes the first files of a run that begins at `step`, and opens its sinks.
+    """Writes the first files of a run that begins at `step`, if it is to be trained, and opens its sinks.
 
     Called after the step is known: a run that is refused has changed nothing.
     """
@@ -92,7 +92,7 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
             path, trained_on = config.data.root or config.run_dir, stored_info(config)
             check_columns(path, splits.info.column_names, trained_on.column_names)
             check_vocabulary(path, splits.info.vocabulary, trained_on.vocabulary)
-        if trainer.is_master():
+        if trainer.is_master() and trainer.run_state.position.epoch < config.epochs:
             if not step and config.resume != "never":
                 _warn_of_steps_elsewhere(config)
             write_atomic(config.run_folder.data, splits.info.to_json())

@@ -173,11 +173,14 @@ def recorded(
     """
     folder, is_master = config.run_folder, trainer.is_master()
     opened: list[Sink] = []
+    begins = 0
     with locked(folder.root) if is_master else nullcontext(), _mirrored(config, trainer):
         try:
             with ExitStack() as at_end:
 
                 def open_and_close(step: int) -> Sink:
+                    nonlocal begins
+                    begins = step
                     opened.append(at_end.enter_context(closing(open_sink(step))))
                     return opened[-1]
 
@@ -186,7 +189,8 @@ def recorded(
             if is_master and opened:
                 with warn_if_unwritten(folder.history, console.note):
                     trainer.history.save(folder.history)
-                if plan.settings.report:
+                # A run that was already over keeps the page with the configuration that it was trained with.
+                if plan.settings.report and trainer.run_state.position.step > begins:
                     draw(folder, plan.facts.config, TrainConfig().resolved(), console.note)
 
 

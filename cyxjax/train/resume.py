@@ -35,6 +35,7 @@ from cyxjax.errors import CheckpointError, CyxjaxError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.comparison import (
     compare_with_checkpoint,
     compare_with_digests,
@@ -58,6 +59,7 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
     """
     loaded_from = run.loaded_from
     resumed = loaded_from is None and _resume(plan, program, run, console)
+    run.folder = plan.settings.saving.folder
     if resumed or loaded_from:
         is_master = plan.group.topology.is_master
         compare_with_checkpoint(run.restored, plan.facts, plan.settings, is_master=is_master)
@@ -74,6 +76,7 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
     saving, checkpointer = plan.settings.saving, None
     report_progress(-1, "checkpoint")
     if saving.resume != "never":
+        run.refuse_replacing(plan)
         checkpointer = restorer_for(saving.folder, plan.group, saves=saving.saves)
     resumed = bool(checkpointer and restore(plan, program, run, checkpointer, in_place=True))
     if checkpointer and resumed:
@@ -88,6 +91,15 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
         run.draw(plan, program)
     report_progress(-1, "idle")
     return resumed
+
+
+def say_all_done(plan: Plan, console: Console) -> None:
+    """Says that nothing is left to train, also where the console is off."""
+    folder, epochs = plan.settings.saving.folder, plan.settings.course.epochs
+    line = f"All {epochs} epochs are done. HINT: raise `epochs` to continue training."
+    console.note(line)
+    if not plan.settings.verbose and plan.group.topology.is_master:
+        warn_on_stderr(f"{folder}: {line} Another run needs a folder of its own.")
 
 
 def restore(

@@ -19,6 +19,7 @@ from cyxjax.core.portable import build_draw, holds_values
 from cyxjax.core.precision import cast_floats, parse_policy
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree, named_leaves
+from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
@@ -48,6 +49,7 @@ class Run:
         self.class_names: tuple[str, ...] = ()  # in the order of the model's outputs
         self.restored: dict[str, Any] = {}  # metadata of the checkpoint that the run continues from
         self.loaded_from: Path | None = None  # the folder of the state that the next fit continues from
+        self.folder: Path | None = None  # where the last fit saved
         self.first_step = 0  # at which the optimizer's state was new, and its schedule began
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
@@ -142,6 +144,18 @@ class Run:
             self.describe_group(plan)
         self.last = plan, program
         return program, self.state.state
+
+    def refuse_replacing(self, plan: Plan) -> None:
+        """Raises: ConfigError if what was trained elsewhere would be replaced by the run in the folder."""
+        folder, held = plan.settings.saving.folder, self.state.position.step
+        is_other = held > 0 and self.folder != folder and held != max(list_steps(folder), default=held)
+        if on_any_rank(plan.group, "whether a folder holds another run", is_other):
+            raise ConfigError(
+                f"this trainer has trained {held} steps, which are not those of the run in {folder}, and "
+                "would be lost. HINT: name another run_dir or checkpoint_dir, set resume='never' to begin "
+                "anew in it, or continue that run with a new trainer.",
+                key="resume",
+            )
 
     def draw(self, plan: Plan, program: Program) -> None:
         """Sets the state of step 0; its values do not matter if a checkpoint is to replace it."""

@@ -149,7 +149,7 @@ class DistributedTrainer:
             start, resumed = resume.start(plan, program, run, console)
             hand_out = self._hand_out_values if self._model_sync.holds_values else None
             if start.position.epoch >= epochs:
-                console.note(f"All {epochs} epochs are done. HINT: raise `epochs` to continue training.")
+                resume.say_all_done(plan, console)
                 if not resumed:  # loaded from elsewhere: the run in this folder stays unchanged
                     return run.history
             sink = open_sink(start.position.step if resumed else 0)

@@ -60,6 +60,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     watchable = watchable_in(recipe.metrics, feed, settings.course)
     watchable.of(settings.watch)
     all_callbacks.check_watched(recipe.callbacks, watchable)
+    all_callbacks.check_state_is_whole(recipe.callbacks, program.sync)
     own = settings.step.rate.own
     if own is not None:
         _check_schedule(own, getattr(recipe.optimizer, "lr", None), total_steps(plan, Position()))

@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
+from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.optimizer import with_learning_rate_factor
 from cyxjax.core.step import TrainState
+from cyxjax.core.strategy import Sync
 from cyxjax.errors import ConfigError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.callbacks import EMA, Callback, Optimizer, RunParts
-from cyxjax.train.hooks.hook import Hook
+from cyxjax.train.hooks.hook import Hook, overriding
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.monitor import Watchable
 
@@ -55,6 +57,19 @@ def begin(hooks: Iterable[Hook], run: RunParts) -> None:
     check_watched(hooks, run.watchable)
     for callback in _callbacks(hooks):
         callback.begin(run)
+
+
+def check_state_is_whole(hooks: Iterable[Hook], sync: Sync) -> None:
+    """Raises: ConfigError for a callback of the user that changes the state where a strategy keeps parameters
+    in parts, whose shapes and values are not those of the model.
+    """
+    for hook in overriding(hooks, "next_state"):
+        if sync.params_spec != REPLICATED and not type(hook).__module__.startswith("cyxjax."):
+            raise ConfigError(
+                f"{type(hook).__name__}.next_state changes the parameters, and this strategy keeps parts of "
+                "them on the replicas. HINT: use comm='mean' or 'zero1', which keep them whole.",
+                key="comm",
+            )
 
 
 def check_watched(hooks: Iterable[Hook], watchable: Watchable) -> None:

@@ -29,6 +29,9 @@ def _add(values: list[Any], newest: Any, epochs: list[int], missing: Any) -> Non
     values += [missing] * (len(epochs) - 1 - len(values)) + [newest]
 
 
+_LEAST_S = 0.1
+
+
 class HistoryHook(SavingHook):
     """Fills the history: one entry per epoch and evaluation; totals at each, at saves and at the end.
 
@@ -136,7 +139,7 @@ class RecordHook(Hook):
     ):
         self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
-        self._every, self._rate, self._begun = every, learning_rate, False
+        self._every, self._rate, self._begun, self._per_second = every, learning_rate, False, 0.0
         self._reset(Position())
 
     def on_start(self, moment: RunState) -> None:
@@ -156,10 +159,9 @@ class RecordHook(Hook):
             "batch": info.position.step_in_epoch,
             **self._known(self._metrics.means(self._sums)),
             **_rate_entry(self._rate(info.position.step)),
-            "samples_per_second": info.position.samples_since(self._at)
-            / max(time.monotonic() - self._since, 1e-9),
+            "samples_per_second": self._rate_at(info.position),
         }
-        self._reset(info.position)
+        self._sums.fill(0)
         self._console.step(record)
         self._log(record)
 
@@ -187,14 +189,27 @@ class RecordHook(Hook):
         self._console.epoch(record)
         self._log(record)
 
+    def _rate_at(self, position: Position) -> float:
+        """Samples per second. The numbers of several steps arrive together, and the time between two of them
+        is no measure: a rate is of at least `_LEAST_S`, and holds for the records until the next one.
+        """
+        elapsed = time.monotonic() - self._since
+        if elapsed > _LEAST_S or not self._per_second:
+            self._per_second = position.samples_since(self._at) / max(elapsed, 1e-9)
+            self._begin_rate(position)
+        return self._per_second
+
+    def _begin_rate(self, position: Position) -> None:
+        self._since: float = time.monotonic()
+        self._at: Position = position
+
     def _log(self, record: dict[str, Any]) -> None:
         self._sink.log(record | {"total_time_seconds": self._total_seconds()})
 
     def _reset(self, position: Position) -> None:
-        """Begins to count for the next record."""
+        """Begins to count for the records after `position`."""
         self._sums: np.ndarray = np.zeros((self._metrics.num_training_rows, 2))
-        self._since: float = time.monotonic()
-        self._at: Position = position
+        self._begin_rate(position)
 
     def _known(self, means: dict[str, float]) -> dict[str, float]:
         """The numbers among `means`, without NaN metrics (accuracy of a regression); a NaN loss is kept."""

@@ -215,7 +215,7 @@ def test_another_augment_is_told(tmp_path, capsys):
     # The last has nothing to train, and still warns.
     for epochs, augment in ((1, None), (2, lambda key, x: x * 2), (2, lambda key, x: x * 3)):
         fit(tmp_path, augment=augment, epochs=epochs)
-        lines = [line for line in capsys.readouterr().err.splitlines() if "augment" in line]
+        lines = [line for line in capsys.readouterr().err.splitlines() if "augment was" in line]
         assert len(lines) == (epochs > 1)
     assert re.search(r"augment was 'a function \w{12} \(jax .*\)', is 'a function \w{12} \(jax", lines[0])
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.observe.events import read_events
+from cyxjax.train.hooks import progress
+from cyxjax.train.hooks.hook import Position, RunState, StepInfo
 from tests.support.trainers import X, Y, config, fitted, loaded, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -43,6 +46,19 @@ def test_samples_per_second_counts_samples_whatever_their_weight(tmp_path):
     history = one.fit(*DATA, config(log_every_n_batches=2), run_dir=str(tmp_path))
     assert history.samples_per_second * history.total_time_seconds == pytest.approx(2 * 24)
     assert {line["samples_per_second"] > 0 for line in records(tmp_path)} == {True}
+
+
+def test_a_rate_is_not_of_numbers_that_arrived_together(monkeypatch):
+    now, sink = 0.0, Mock()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    metrics = Mock(num_training_rows=1, means=lambda sums: {"loss": 1.0})
+    hook = progress.RecordHook(Mock(), sink, metrics, 1, lambda step: None, lambda: 0.0)
+    hook.on_start(RunState(Position(), None, None))
+    for step in range(1, 13):  # four in each second
+        now = 1.0 * -(-step // 4) + step * 1e-6
+        hook.on_step(StepInfo(Position(step, 0, 8 * step, step), np.zeros((1, 2)), (0.0, 0.0)))
+    rates = [one.args[0]["samples_per_second"] for one in sink.log.mock_calls]
+    assert rates == pytest.approx([8.0] * 4 + [32.0] * 8, rel=1e-4)
 
 
 def test_a_second_fit_records_the_rate_of_its_own_schedule_also_when_it_is_resumed(
@@ -147,3 +163,12 @@ def test_the_last_line_says_that_the_command_trains_on_where_it_does(values, tra
     run_experiment(tmp_path, checkpoint_every_n_epochs=1, verbose=True, **values)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: ")]
     assert ("trains on" in line) == trains_on
+
+
+def test_a_run_that_is_over_keeps_the_configuration_it_was_trained_with(tmp_path):
+    def files(lr):
+        settings = {"optimizer": {"name": "sgd", "lr": lr}, "checkpoint_every_n_epochs": 1, "report": True}
+        run_experiment(tmp_path, **settings)
+        return [(tmp_path / name).read_bytes() for name in ("config.yaml", "report.html")]
+
+    assert files(0.1) == files(0.5)  # which trained nothing

@@ -3,6 +3,7 @@
 import os
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from flax import linen
@@ -195,6 +196,32 @@ def test_a_load_that_is_refused_leaves_the_parameters(tmp_path):
     with pytest.raises(CheckpointError, match="classes"):
         other.load_checkpoint(str(tmp_path))
     assert same_bits(before, other.params)
+
+
+def test_what_was_trained_elsewhere_is_not_replaced_and_a_finished_run_says_so(tmp_path, capsys):
+    one, settings = one_layer(), {"run_dir": str(tmp_path / "run"), "checkpoint_every_n_epochs": 1}
+    first = one.fit(*DATA, config(), **settings)
+    capsys.readouterr()
+    assert one.fit(*DATA, config(), **settings).train_losses == first.train_losses  # nothing is left to train
+    assert "All 2 epochs are done" in capsys.readouterr().err
+    one.fit(*DATA, config())
+    trained = one.params
+    with pytest.raises(ConfigError, match="12 steps"):
+        one.fit(*DATA, config(), **settings)
+    assert same_bits(one.params, trained)
+    one.fit(*DATA, config(), resume="never", **settings)
+
+
+def test_a_callback_that_changes_the_state_needs_whole_parameters():
+    class Halves(cx.Callback):
+        def next_state(self, info, state):
+            return state._replace(params=jax.tree.map(lambda a: a / 2, state.params))
+
+    one = trainer(linen.Dense(3), callbacks=[Halves()])
+    one.fit(*DATA, config(epochs=1, comm="zero1"))
+    with pytest.raises(ConfigError, match="Halves"):
+        trainer(linen.Dense(3), callbacks=[Halves()]).fit(*DATA, config(epochs=1, comm="fsdp"))
+    trainer(linen.Dense(3), callbacks=[cx.EMA(0.9)]).fit(*DATA, config(epochs=1, comm="fsdp"))
 
 
 def test_a_run_after_a_refused_resume_records_itself_alone(tmp_path):
