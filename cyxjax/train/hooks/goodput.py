@@ -80,6 +80,7 @@ class GoodputHook(Hook):
         else:
             self._add("restart", max(0.0, time.time() - previous["at_unix_s"] - restore_s))
         self._redo(previous.get("step", 0), moment.position.step)
+        self._write()  # what this start has cost is known also if the process ends soon
 
     def on_step(self, info: StepInfo) -> None:
         self._step, self._steps = info.position.step, self._steps + 1

@@ -105,6 +105,15 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
     assert after["seconds"]["redone"] == pytest.approx(before["seconds"]["step"] / 3)
 
 
+def test_a_crash_soon_after_the_start_is_accounted_for(tmp_path, monkeypatch):
+    with pytest.raises(RuntimeError, match="lost"):
+        fit(tmp_path, At(1, lose))
+    assert not read(tmp_path / "goodput.json")["ended"]
+    monkeypatch.setattr(heartbeat, "_reporter", heartbeat.Reporter())  # as in a new process
+    fit(tmp_path)
+    assert read(tmp_path / "goodput.json")["seconds"]["restart"] > 0
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seconds": 3}', '{"seconds": {"step": "x"}}'])
 def test_a_damaged_file_is_as_good_as_none(tmp_path, text):
     (tmp_path / "goodput.json").write_text(text)
