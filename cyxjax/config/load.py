@@ -151,6 +151,8 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         if key == "init_from":  # a path alone is a section with that path
             old, value = ({"path": one} if isinstance(one, str) else one for one in (old, value))
+        if key == "options" and value is None:  # those of another name are not wanted
+            old, value = None, {}
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     if over.get("global_batch_size") is not None and "batch_size" not in over:
         merged.pop("batch_size", None)  # the later source uses the other key

@@ -89,6 +89,14 @@ def test_options_take_yaml_values(experiment):
     assert given == {"boundaries_and_scales": {"100": 0.1, "200": 0.5}}
 
 
+def test_options_of_an_earlier_source_are_cleared_by_null(experiment):
+    base = experiment("model: {name: mlp, options: {hidden: [8]}}\n")
+    words = ["--config", base, "--model.name", "cnn", "--model.options", "null"]
+    assert load_config(words).model.options == {}
+    child = experiment("model: {name: cnn, options: null}\n", "child.yaml")
+    assert load_config(["--config", base, "--config", child]).model.options == {}
+
+
 def test_a_path_of_init_from_is_merged_as_a_section(experiment):
     path = experiment("init_from: bert.safetensors\n")
     rules = experiment("init_from: {path: a, map: {x: y}, strict: false}\n", "rules.yaml")
