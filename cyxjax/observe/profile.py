@@ -91,10 +91,10 @@ def page(
         f"host gaps    {_share(idle_s, seconds)} no device worked on an instruction",
         f"collectives  {_share(exchange_s, total_s)} of instruction time (waiting for others included)",
         "",
-        "programs by time:",
+        "programs by time, with the number of instructions that ran:",
         *_longest(ops, lambda op: op.program, total_s),
         "",
-        "instructions by time:",
+        "instructions by time, with the number of times they ran:",
         *_longest(ops, lambda op: op.name, total_s),
         "",
         f"compiled in these steps: {len(compiled_s)} programs"
@@ -113,7 +113,7 @@ def busy_s(ops: Iterable[Op]) -> float:
 
 
 def _longest(ops: Sequence[Op], key: Callable[[Op], str], total_s: float) -> list[str]:
-    """Lines: time and number of runs by `key` of the instruction, the longest first."""
+    """Lines: time and number of instructions by `key` of them, the longest first."""
     spent: dict[str, list[float]] = defaultdict(list)
     for op in ops:
         spent[key(op)].append(op.spent_us / 1e6)

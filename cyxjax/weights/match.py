@@ -215,7 +215,7 @@ def _unlike(name: str, weights: Weights, target: str, want: Any) -> str:
         return ""
     turned = f" (turned to {list(shape)})" if shape != have.shape else ""
     return (
-        f"{name} is {have.dtype.name}{list(have.shape)}{turned}, {target} is "
+        f"{name} of the file is {have.dtype.name}{list(have.shape)}{turned}, {target} of the model is "
         f"{np.dtype(want.dtype).name}{list(want.shape)}"
     )
 

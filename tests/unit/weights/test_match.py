@@ -213,9 +213,9 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
         ({"fc__weight": KERNEL}, {}, True, CheckpointError, "1 .*3 .*: fc/bias, model_state/batch_stats"),
         ({"fc__weight": KERNEL, "x": BIAS}, {}, True, CheckpointError, r": x\. .*init_from\.map"),
         ({"other": KERNEL}, {}, False, CheckpointError, "0 .*3 .*: fc/kernel"),
-        ({"fc__bias": KERNEL}, {}, False, CheckpointError, r"fc.bias is float32\[2, 3\], params/fc/bias is "),
+        ({"fc__bias": KERNEL}, {}, False, CheckpointError, r"fc.bias .*float32\[2, 3\], params/fc/bias "),
         ({"fc__weight": KERNEL.T}, {}, False, CheckpointError, r"fc\.weight .*\[3, 2\] .*\[2, 3\]"),
-        ({"fc__bias": np.arange(3)}, {}, False, CheckpointError, r"fc.bias is int64\[3\]"),
+        ({"fc__bias": np.arange(3)}, {}, False, CheckpointError, r"fc.bias .*int64\[3\]"),
         (
             {"fc__bias": BIAS, "module__fc__bias": BIAS},
             {},
