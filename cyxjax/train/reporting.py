@@ -189,8 +189,9 @@ def recorded(
             if is_master and opened:
                 with warn_if_unwritten(folder.history, console.note):
                     trainer.history.save(folder.history)
-                # A run that was already over keeps the page with the configuration that it was trained with.
-                if plan.settings.report and trainer.run_state.position.step > begins:
+                # A run that was already over keeps its page, with the configuration that it was trained with.
+                is_due = trainer.run_state.position.step > begins or not folder.report.exists()
+                if plan.settings.report and is_due:
                     draw(folder, plan.facts.config, TrainConfig().resolved(), console.note)
 
 

@@ -172,3 +172,5 @@ def test_a_run_that_is_over_keeps_the_configuration_it_was_trained_with(tmp_path
         return [(tmp_path / name).read_bytes() for name in ("config.yaml", "report.html")]
 
     assert files(0.1) == files(0.5)  # which trained nothing
+    (tmp_path / "report.html").unlink()  # as if the run was killed before it was written
+    assert files(0.1)[1]
