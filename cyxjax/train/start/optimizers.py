@@ -51,7 +51,12 @@ class Optimizer(optax.GradientTransformation):
 
     @lr.setter
     def lr(self, lr: Any) -> None:
-        self.refuse_if_compiled(lr)
+        if self.in_trainer is not None:
+            raise ConfigError(
+                f"lr={lr!r} cannot be set: a trainer uses this optimizer, and its step is compiled with "
+                f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), a factor for each "
+                "step, or callbacks=[cx.ReduceLROnPlateau()]."
+            )
         if self.made_lr == 0 and self.scaled is None:
             self.scaled = self.remade(lr=1.0)
         base = self.made_lr if self.scaled is None else 1.0
@@ -71,15 +76,6 @@ class Optimizer(optax.GradientTransformation):
         return jax.tree.map(
             lambda label: self.groups[label].rate_factor * self.rate_factor, self.labels(params)
         )
-
-    def refuse_if_compiled(self, lr: Any) -> None:
-        """Raises: ConfigError for the optimizer of a trainer, whose rate cannot be set to `lr`."""
-        if self.in_trainer is not None:
-            raise ConfigError(
-                f"lr={lr!r} cannot be set: a trainer uses this optimizer, and its step is compiled with "
-                f"{self._lr}. HINT: fit(..., schedule=lambda step: 0.9 ** (step // 100)), a factor for each "
-                "step, or callbacks=[cx.ReduceLROnPlateau()]."
-            )
 
     def step(self) -> None:
         """Calls `update_parameters(self)` of the ddp it was made with. Raises: ConfigError without one."""
@@ -110,7 +106,6 @@ class ParamGroup:
         """Raises: KeyError for another key; otherwise as `Optimizer.lr`."""
         if key != "lr":
             raise KeyError(key)
-        self._whole.refuse_if_compiled(lr)
         self._rule.lr = lr if self._scale == 1 else lr / self._scale
 
     @property
@@ -134,6 +129,8 @@ def for_trainer(optimizer: Any) -> Any:
         of_groups = any(rule.lr != rule.made_lr for rule in optimizer.groups.values())
         is_changed = of_groups or optimizer.lr != optimizer.made_lr
         optimizer.in_trainer = optimizer.remade(lr=optimizer.lr) if is_changed else optimizer
+        for rule in optimizer.groups.values():
+            rule.in_trainer = rule
     return optimizer.in_trainer
 
 
