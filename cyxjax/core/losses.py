@@ -251,10 +251,12 @@ def _difference(loss: Loss, output: jax.Array, target: jax.Array) -> jax.Array:
 def _fitting(loss: Loss, output: Any, target: Any, labels: bool = False) -> jax.Array:
     """`target`, checked against `output`; with `labels`, booleans become integers.
 
-    Labels lack the last dimension of `output`; other targets have its shape.
-    Raises: DataError unless both are real arrays whose shapes fit: others would broadcast, or lose a part.
+    Labels lack the last dimension of `output`, which has two classes or more; other targets have its shape.
+    Raises: DataError unless both are real arrays whose shapes fit: others would broadcast, or lose a part,
+    and the loss of a single class is always zero.
     """
-    if all(hasattr(one, "dtype") and not jnp.iscomplexobj(one) for one in (output, target)):
+    is_single = labels and getattr(output, "shape", ())[-1:] == (1,)
+    if not is_single and all(hasattr(a, "dtype") and not jnp.iscomplexobj(a) for a in (output, target)):
         target = as_labels(target) if labels else target
         is_label = labels and jnp.issubdtype(target.dtype, jnp.integer)
         if target.shape == (output.shape[:-1] if is_label else output.shape):
@@ -262,6 +264,7 @@ def _fitting(loss: Loss, output: Any, target: Any, labels: bool = False) -> jax.
     raise DataError(
         f"{type(loss).__name__}: the output is {kind_of(output)} and the target {kind_of(target)}, which do "
         "not fit. HINT: labels are integers without the class dimension (y[:, 0] for shape (N, 1), "
-        "y.argmax(-1) for one-hot rows); other targets are real arrays of the output's shape (y[:, None] "
-        "for outputs (N, 1)); cx.Task(loss, output=...) picks one of several outputs."
+        "y.argmax(-1) for one-hot rows) and need an output per class (for one logit: BCEWithLogitsLoss); "
+        "other targets are real arrays of the output's shape (y[:, None] for outputs (N, 1)); "
+        "cx.Task(loss, output=...) picks one of several outputs."
     )

@@ -131,6 +131,12 @@ def test_what_would_broadcast_or_lose_a_part_is_refused_with_both_shapes(loss):
             jax.eval_shape(loss.per_example, output, target)
 
 
+@pytest.mark.parametrize("target", [jnp.zeros(2, jnp.int32), jnp.ones((2, 1))])
+def test_a_single_class_is_refused_as_its_loss_is_always_zero(target):
+    with pytest.raises(DataError, match="CrossEntropyLoss.*BCEWithLogitsLoss"):
+        jax.eval_shape(cx.CrossEntropyLoss().per_example, jnp.ones((2, 1)), target)
+
+
 @pytest.mark.parametrize(
     "value",
     [None, {"loss": 1}, (jnp.ones(2), {"aux": 1}), (jnp.ones(2),) * 3, jnp.ones(3)],
