@@ -67,6 +67,21 @@ def compare_with_checkpoint(
         judge(differences(stored, facts.exact) + changed_data(meta, train), settings, is_master=is_master)
 
 
+def refuse_finished(meta: Mapping[str, Any], facts: Facts, folder: Path) -> None:
+    """Returns if `facts` are those of the run, with the metadata `meta`, of which nothing is left to train.
+
+    Raises: ConfigError with all that differs: the results of that run are not those of another one.
+    """
+    other = [*changed_keys(meta.get("config", {}), facts.config), *changed_data(meta, facts.data)]
+    if other:
+        raise ConfigError(
+            f"the run in {folder} is over, and this one is another: {'; '.join(other)}. HINT: give this run "
+            "a folder of its own (run_dir), or start over (resume: never). To train on from its parameters, "
+            "name that run in init_from.",
+            key="run_dir",
+        )
+
+
 def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A clause for each key whose value in `now` differs from that in `then`.
 

@@ -35,7 +35,6 @@ from cyxjax.errors import CheckpointError, CyxjaxError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.comparison import (
     compare_with_checkpoint,
     compare_with_digests,
@@ -91,15 +90,6 @@ def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
         run.draw(plan, program)
     report_progress(-1, "idle")
     return resumed
-
-
-def say_all_done(plan: Plan, console: Console) -> None:
-    """Says that nothing is left to train, also where the console is off."""
-    folder, epochs = plan.settings.saving.folder, plan.settings.course.epochs
-    line = f"All {epochs} epochs are done. HINT: raise `epochs` to continue training."
-    console.note(line)
-    if not plan.settings.verbose and plan.group.topology.is_master:
-        warn_on_stderr(f"{folder}: {line} Another run needs a folder of its own.")
 
 
 def restore(

@@ -13,8 +13,10 @@ from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.lines import batch_plan_line
 from cyxjax.observe.records import Sink
-from cyxjax.observe.stop_reasons import EPOCHS, reason_of
+from cyxjax.observe.sinks import warn_on_stderr
+from cyxjax.observe.stop_reasons import CALLBACK, EARLY_STOPPING, EPOCHS, MAX_STEPS, reason_of
 from cyxjax.train import loop, resume, rollback
+from cyxjax.train.comparison import refuse_finished
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.hooks.build import Fit, begin_callbacks, build_hooks
 from cyxjax.train.hooks.hook import EpochInfo, Position, RunState
@@ -67,6 +69,8 @@ def run_fit(
         run.state = end
         reason = reason_of(history.stopped_by)
         if end.position == start.position and reason is not EPOCHS:
+            if resumed and reason in (EARLY_STOPPING, MAX_STEPS, CALLBACK):
+                refuse_finished(run.restored, plan.facts, settings.saving.folder)
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         unsaved = _unsaved(fit, end.position.step)
     if history.stopped_by == "max_steps" and end.position.step_in_epoch:
@@ -74,6 +78,16 @@ def run_fit(
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
         HistoryHook(history, fit.learning_rate).add_row(cut_short)
     return unsaved
+
+
+def say_all_done(plan: Plan, run: Run, console: Console) -> None:
+    """Says that nothing is left to train, also where the console is off. Raises: see `refuse_finished`."""
+    folder, epochs = plan.settings.saving.folder, plan.settings.course.epochs
+    refuse_finished(run.restored, plan.facts, folder)
+    line = f"All {epochs} epochs are done. HINT: raise `epochs` to continue training."
+    console.note(line)
+    if not plan.settings.verbose and plan.group.topology.is_master:
+        warn_on_stderr(f"{folder}: {line}")
 
 
 def saved_by_one_job(plan: Plan) -> AbstractContextManager[None]:

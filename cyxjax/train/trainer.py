@@ -29,7 +29,7 @@ from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_without_data, resumes
 from cyxjax.train.program import Program, recipe_of
-from cyxjax.train.run import run_fit, saved_by_one_job
+from cyxjax.train.run import run_fit, saved_by_one_job, say_all_done
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import schedule_of
 from cyxjax.train.signals import end_program_if_stopped
@@ -149,7 +149,7 @@ class DistributedTrainer:
             start, resumed = resume.start(plan, program, run, console)
             hand_out = self._hand_out_values if self._model_sync.holds_values else None
             if start.position.epoch >= epochs:
-                resume.say_all_done(plan, console)
+                say_all_done(plan, run, console)
                 if not resumed:  # loaded from elsewhere: the run in this folder stays unchanged
                     return run.history
             sink = open_sink(start.position.step if resumed else 0)

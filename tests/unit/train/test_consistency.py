@@ -15,7 +15,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.load import load_config
 from cyxjax.data.streams import Batches
 from cyxjax.distributed import process_group
-from cyxjax.errors import DesyncError, OtherStateError
+from cyxjax.errors import ConfigError, DesyncError, OtherStateError
 from cyxjax.train import comparison, fingerprints
 from cyxjax.train.comparison import changed_keys
 from cyxjax.train.experiment import run
@@ -59,7 +59,7 @@ def test_a_run_folder_is_told_what_is_other_and_where_it_matters(cwd, capsys):
     assert changes() == []
     assert changes("--max-steps", "3", "--sinks", "csv") == []  # length and output do not change the training
     other = ["--optimizer.lr", "0.02", "--seed", "7", "--optimizer.options.nesterov", "true"]
-    assert changes("--max-steps", "3", *other) == [
+    assert changes("--max-steps", "4", *other) == [
         "seed was 42, is 7.",
         "optimizer.options.nesterov was not given, is True.",
         "optimizer.lr was 0.01, is 0.02.",
@@ -76,12 +76,27 @@ def test_a_resume_names_other_data_and_another_rate_and_says_nothing_of_the_same
     assert "the code of cyxjax/core" in kept["code"]
     assert len(json.dumps(kept)) < 8000  # in every manifest
     other = np.where(np.arange(24) == 0, (Y[:24] + 1) % 3, Y[:24])
-    # All its epochs are done, and it still warns.
-    fit(tmp_path, epochs=2, data=(X[:24], other), optimizer=cx.SGDOptimizer(0.05))
+    fit(tmp_path, epochs=3, data=(X[:24], other), optimizer=cx.SGDOptimizer(0.05))
     stderr = capsys.readouterr().err
     assert stderr.count("WARNING: the training data changed since the checkpoint: sample 0: int32[1]") == 1
     assert f"{START}optimizer.lr was 0.1, is 0.05." in stderr
     assert stderr.count("WARNING") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"data": (X[:24], (Y[:24] + 1) % 3)}, "training.*sample"),
+        ({"optimizer": cx.SGDOptimizer(0.05)}, "lr"),
+    ],
+)
+@pytest.mark.parametrize("end", [{"epochs": 1}, {"epochs": 2, "max_steps": 1}])
+def test_a_run_that_is_over_does_not_give_its_results_to_another(tmp_path, change, what, end):
+    first = fit(tmp_path, **end)
+    assert fit(tmp_path, **end).train_losses == first.train_losses
+    with pytest.raises(ConfigError, match=what) as refused:
+        fit(tmp_path, **end, **change)
+    assert refused.value.key == "run_dir"
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -212,8 +227,7 @@ def test_sums_of_other_metrics_are_not_gone_on_with(tmp_path):
 
 @pytest.mark.usefixtures("two_devices")
 def test_another_augment_is_told(tmp_path, capsys):
-    # The last has nothing to train, and still warns.
-    for epochs, augment in ((1, None), (2, lambda key, x: x * 2), (2, lambda key, x: x * 3)):
+    for epochs, augment in ((1, None), (2, lambda key, x: x * 2), (3, lambda key, x: x * 3)):
         fit(tmp_path, augment=augment, epochs=epochs)
         lines = [line for line in capsys.readouterr().err.splitlines() if "augment was" in line]
         assert len(lines) == (epochs > 1)

@@ -12,6 +12,7 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.errors import ConfigError
 from cyxjax.observe.events import read_events
 from cyxjax.train.hooks import progress
 from cyxjax.train.hooks.hook import Position, RunState, StepInfo
@@ -96,8 +97,8 @@ def test_a_program_s_run_stores_what_the_program_trains_with(tmp_path, capsys):
     assert (kept["optimizer"]["lr"], {"model", "data", "loss"} & kept.keys()) == (0.1, set())
     assert "<td>0.1</td>" in (tmp_path / "report.html").read_text()
     capsys.readouterr()
-    # It has nothing to train, and still warns.
-    fitted(one=trainer(linen.Dense(3), lr=5.0), **SAVING, run_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="lr.*5.0"):
+        fitted(one=trainer(linen.Dense(3), lr=5.0), **SAVING, run_dir=str(tmp_path))
     assert "optimizer.lr was 0.1, is 5.0" in capsys.readouterr().err
 
 
@@ -166,11 +167,15 @@ def test_the_last_line_says_that_the_command_trains_on_where_it_does(values, tra
 
 
 def test_a_run_that_is_over_keeps_the_configuration_it_was_trained_with(tmp_path):
-    def files(lr):
+    def files(lr=0.1, **other):
         settings = {"optimizer": {"name": "sgd", "lr": lr}, "checkpoint_every_n_epochs": 1, "report": True}
-        run_experiment(tmp_path, **settings)
+        run_experiment(tmp_path, **settings | other)
         return [(tmp_path / name).read_bytes() for name in ("config.yaml", "report.html")]
 
-    assert files(0.1) == files(0.5)  # which trained nothing
+    first = files()
+    assert first == files(log_every_n_batches=7)  # which trained nothing
+    with pytest.raises(ConfigError, match="lr.*0.5"):
+        files(0.5)
+    assert first[0] == (tmp_path / "config.yaml").read_bytes()
     (tmp_path / "report.html").unlink()  # as if the run was killed before it was written
-    assert files(0.1)[1]
+    assert files()[1]
