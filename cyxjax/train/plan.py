@@ -2,12 +2,15 @@
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.folders import list_steps, step_folder
+from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
@@ -17,7 +20,7 @@ from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.data.labels import LabelCheck
 from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError, CyxjaxError, nearest
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import begin_reading, build_feed
 from cyxjax.train.feeding.fit_data import FitData
@@ -26,7 +29,7 @@ from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
-from cyxjax.train.settings import Settings, resolve
+from cyxjax.train.settings import Resumed, Settings, resolve
 
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
 _OBJECTS = {"model", "data", "loss", "optimizer", "schedule", "metrics", "callbacks"}
@@ -110,25 +113,44 @@ def resumes(config: DistributedTrainingConfig | None, group: ProcessGroup) -> bo
     return any(agree(group, "looking for the run's own checkpoints", note=own))
 
 
+def readable_meta(folder: Path, step: int | None = None) -> dict[str, Any]:
+    """The metadata of `step` in `folder`, or of the newest; {} if they cannot be read."""
+    with suppress(CyxjaxError, OSError, ValueError):
+        newest = max(list_steps(folder)) if step is None else step
+        return read_manifest(step_folder(folder, newest)).meta
+    return {}
+
+
+def resumed_at(config: DistributedTrainingConfig, group: ProcessGroup) -> Resumed | None:
+    """Where a fit of `config` goes on if it resumes from its own folder; all ranks call it."""
+    meta = readable_meta(config.checkpoint_path) if config.resume != "never" else {}
+    at = meta.get("position")
+    own = at and [at["step"] - meta.get("first_step", 0), at["epoch"], at["samples"]]
+    found = next(filter(None, agree(group, "where the run goes on", note=own)), None)
+    return Resumed(*map(int, found)) if found else None
+
+
 def plan_fit(
     recipe: Recipe,
     group: ProcessGroup,
     data: tuple[Any, ...],
     config: DistributedTrainingConfig | None,
     tape: Tape,
+    loaded: Resumed | None = None,
     *,
     schedule: Any,
     named: bool,
 ) -> Plan:
     """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
 
-    schedule, named: see `resolve`.
+    loaded: where the run goes on, if a state was loaded. schedule, named: see `resolve`.
     Raises: ConfigError and DataError for data and configuration that do not match.
     """
     mesh = group.mesh
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     num_samples = len(found.train) if found.indexed else None
-    how = {"schedule": schedule, "remat": recipe.remat, "named": named}
+    resumed = loaded or resumed_at(config, group)
+    how = {"schedule": schedule, "remat": recipe.remat, "named": named, "resumed": resumed}
     settings = resolve(config, num_replicas(mesh), num_samples, **how)
     found = begin_reading(found, settings.step, settings.reading, mesh)
     inputs = fit_data.one_input(found)

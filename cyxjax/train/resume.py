@@ -11,7 +11,6 @@ import gc
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
-from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.tree import Put
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
@@ -31,7 +29,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import PATIENCE_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, CyxjaxError
+from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -42,7 +40,7 @@ from cyxjax.train.comparison import (
 )
 from cyxjax.train.comparison import to_meta as facts_to_meta
 from cyxjax.train.hooks.hook import Position, RunState
-from cyxjax.train.plan import Plan, input_shapes
+from cyxjax.train.plan import Plan, input_shapes, readable_meta
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.settings import SavePolicy
@@ -103,7 +101,7 @@ def restore(
 ) -> bool:
     """Restores the newest good step of a folder, or `step`, as the current state; False without one."""
     group, here = plan.group, run.state.state
-    with naming_settings(plan, checkpointer.directory, lambda: _readable_meta(checkpointer.directory, step)):
+    with naming_settings(plan, checkpointer.directory, lambda: readable_meta(checkpointer.directory, step)):
         found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
     if found is None:
         return False
@@ -127,14 +125,6 @@ def restore(
     run.history = history
     run.describe_group(plan)
     return True
-
-
-def _readable_meta(folder: Path, step: int | None) -> dict[str, Any]:
-    """The metadata of `step` in `folder`, or of the newest; {} if they cannot be read."""
-    with suppress(CyxjaxError, OSError, ValueError):
-        newest = max(list_steps(folder)) if step is None else step
-        return read_manifest(step_folder(folder, newest)).meta
-    return {}
 
 
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:

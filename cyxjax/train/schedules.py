@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
@@ -32,6 +33,7 @@ class RatePlan(NamedTuple):
     final_fraction: float = 0.0
     options: dict[str, Any] = {}  # of a schedule given by its name
     own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
+    ahead: int = 0  # added to the steps of a decay, in a run that was resumed with another batch size
 
 
 class RatesAsFactor(NamedTuple):
@@ -63,11 +65,17 @@ def schedule_of(schedule: Any, lr_schedule: Any, optimizer: Any) -> Any:
 
 
 def rate_plan(
-    config: DistributedTrainingConfig, section: Any, global_batch_size: int, steps_per_epoch: int
+    config: DistributedTrainingConfig,
+    section: Any,
+    global_batch_size: int,
+    steps_per_epoch: int,
+    ends_at: int = 0,
 ) -> RatePlan:
     """The plan of the rate from scaling rule, warm-up and decay.
 
     section: a ScheduleConfig, a function (steps -> factor), or None for a constant rate.
+    ends_at: the number of steps at the end of a run that is resumed; 0: that of all its epochs. They differ
+        after a change of the batch size: a decay to the end of the run then counts from its end.
     Raises: ConfigError for a decay over an unknown number of steps, and for `options` of one of our own
         schedules, which are set by keys.
     """
@@ -81,15 +89,18 @@ def rate_plan(
     checked_options(f"schedule {section.name!r}", lambda: None, section.options, "schedule.options")
     if section.name == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
-    known = (config.max_steps, steps_per_epoch * config.epochs)
-    total = min(filter(None, known), default=0)
+    most, planned = config.max_steps, steps_per_epoch * config.epochs
+    total = min(filter(None, (most, planned)), default=0)
     if not total and not section.decay_steps:
         raise ConfigError(
             f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "
             "HINT: set schedule.decay_steps or max_steps (for a stream, steps_per_epoch)."
         )
     decay_steps = section.decay_steps or max(total - config.warmup_steps, 1)
-    return RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
+    last = min(filter(None, (most, ends_at or planned)), default=0)
+    ahead = 0 if section.decay_steps else total - last
+    plan = RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
+    return plan._replace(ahead=ahead)
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
@@ -115,6 +126,7 @@ def build_schedule(plan: RatePlan) -> Schedule:
         "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, plan.decay_steps),
     }
     rest = after[plan.name]() if plan.name in after else _scaled(_own(plan), peak)
+    rest = _moved(rest, plan.ahead) if plan.ahead else rest
     if plan.warmup_steps:
         warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
         rest = optax.join_schedules([warmup, rest], [plan.warmup_steps])
@@ -123,6 +135,10 @@ def build_schedule(plan: RatePlan) -> Schedule:
 
 def _scaled(schedule: Schedule, peak: float) -> Schedule:
     return lambda step: peak * schedule(step)
+
+
+def _moved(schedule: Schedule, ahead: int) -> Schedule:
+    return lambda step: schedule(jnp.maximum(step + ahead, 0))
 
 
 def _own(plan: RatePlan) -> Schedule:

@@ -159,6 +159,19 @@ class Settings(NamedTuple):
     experiment: str | None  # the text of its configuration file; None: data and model came from a program
 
 
+class Resumed(NamedTuple):
+    """Where a resumed run goes on: steps of its optimizer, whole epochs, and samples of the current epoch."""
+
+    steps: int
+    epochs: int
+    samples: int
+
+    def ends_at(self, epoch: BatchPlan, epochs: int) -> int:
+        """Steps of the optimizer at the end of `epochs`, if the rest has the batches of `epoch`."""
+        rest = epoch.rest(self.samples).num_steps
+        return self.steps + rest + max(epochs - self.epochs - 1, 0) * epoch.num_steps
+
+
 def resolve(
     config: DistributedTrainingConfig,
     num_replicas: int,
@@ -167,22 +180,25 @@ def resolve(
     schedule: Any = None,
     remat: str = "none",
     named: bool = False,
+    resumed: Resumed | None = None,
 ) -> Settings:
     """Resolves `config` for `num_replicas`. num_samples: samples of an epoch; None if a loader decides.
 
     schedule: a callable (steps -> factor on the rate); None: that of `config`, or a constant rate.
     remat: unless "none", overrides the value of `config`. named: whether `config` names model, data and
     optimizer; if not, they came from a program, and these sections of a `TrainConfig` are not recorded.
+    resumed: where the run goes on, if it is resumed.
     Raises: ConfigError and DataError if the batch does not divide, or leaves no step.
     """
     schedule = getattr(config, "schedule", None) if schedule is None else schedule
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
+    ends_at = resumed.ends_at(epoch, config.epochs) if epoch and resumed else 0
     return Settings(
         step=StepPlan(
             batch=batch,
-            rate=rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0),
+            rate=rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0, ends_at),
             reproducibility=config.reproducibility,
             precision=config.precision,
             remat=str(config.remat) if remat == "none" else remat,

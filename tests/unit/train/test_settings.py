@@ -12,6 +12,7 @@ from cyxjax.config.sections import ScheduleConfig
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.settings import BatchShape, RatePlan, resolve
+from tests.support.resuming import kept
 from tests.support.shared_programs import build
 from tests.support.trainers import X, Y, config, mlp, says, trainer
 
@@ -36,6 +37,31 @@ def test_a_decay_ends_where_the_run_does():
     assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 6
     one.max_steps = 1000
     assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 17
+
+
+class StopAt(cx.Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, info):
+        return info.position.step >= self.step
+
+
+@pytest.mark.usefixtures("one_device", "as_users_promote")
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+def test_a_decay_goes_on_where_it_was_with_another_batch_size_and_ends_at_the_end(tmp_path, name):
+    def rates(folder, *starts):
+        soon = {"steps_per_dispatch": 1, "steps_in_flight": 1}
+        for batch_size, stop in starts:
+            stopped = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
+            settings = config(epochs=4, batch_size=batch_size, **soon, **kept(tmp_path / folder))
+            history = stopped.fit(X, Y, settings, schedule=ScheduleConfig(name=name))
+        return history.learning_rates
+
+    # 10 steps an epoch, then 3: each has the rates of a run that had its batch size from the beginning.
+    changed = rates("changed", (6, 11), (20, 99))
+    assert changed == pytest.approx(rates("small", (6, 99))[:1] + rates("large", (20, 99))[1:])
+    assert rates("again", (6, 11), (20, 17), (20, 99)) == changed
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
