@@ -28,7 +28,7 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
-from cyxjax.train.plan import Plan, input_shapes
+from cyxjax.train.plan import Plan, input_shapes, readable_meta
 from cyxjax.train.program import Program, build_program
 from cyxjax.train.settings import Resumed, Settings
 
@@ -151,9 +151,12 @@ class Run:
         return program, self.state.state
 
     def refuse_replacing(self, plan: Plan) -> None:
-        """Raises: ConfigError if what was trained elsewhere would be replaced by the run in the folder."""
+        """Raises: ConfigError if what was trained elsewhere would be replaced by the run in the folder, which
+        neither ends nor began with as many steps.
+        """
         folder, held = plan.settings.saving.folder, self.state.position.step
-        is_other = held > 0 and self.folder != folder and held != max(list_steps(folder), default=held)
+        ends = {max(list_steps(folder), default=held), readable_meta(folder).get("first_step", 0)}
+        is_other = held > 0 and self.folder != folder and held not in ends
         if on_any_rank(plan.group, "whether a folder holds another run", is_other):
             raise ConfigError(
                 f"this trainer has trained {held} steps, which are not those of the run in {folder}, and "

@@ -212,6 +212,21 @@ def test_what_was_trained_elsewhere_is_not_replaced_and_a_finished_run_says_so(t
     one.fit(*DATA, config(), resume="never", **settings)
 
 
+def test_a_program_of_two_stages_goes_on_in_the_second(tmp_path):
+    def stages(epochs):
+        one, settings = one_layer(), {"checkpoint_every_n_epochs": 1}
+        one.fit(*DATA, config(), run_dir=str(tmp_path / "first"), **settings)
+        one.fit(*DATA, config(epochs=epochs, seed=3), run_dir=str(tmp_path / f"then {epochs}"), **settings)
+        return one.params
+
+    whole = stages(3)
+    stages(1)
+    (tmp_path / "then 1").rename(tmp_path / "then 3 cut")
+    (tmp_path / "then 3").rename(tmp_path / "then 3 whole")
+    (tmp_path / "then 3 cut").rename(tmp_path / "then 3")
+    assert same_bits(stages(3), whole)
+
+
 def test_a_callback_that_changes_the_state_needs_whole_parameters():
     class Halves(cx.Callback):
         def next_state(self, info, state):
