@@ -38,7 +38,7 @@ from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import Settings
 from cyxjax.train.start.dispatch import placer_for
-from cyxjax.train.start.optimizers import for_trainer
+from cyxjax.train.start.optimizer_groups import for_trainer
 
 _STEP_DIGITS, _EXACT_DIGITS = 12, 16
 # jax pins a host callback to a device of each process, so these lines differ between processes.

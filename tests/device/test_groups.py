@@ -19,9 +19,9 @@ from tests.support.trainers import CLASSES, X, Y, assert_near, by_hand, ce, conf
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
 GROUPS = [
-    {"match": "embed/*", "frozen": True},
     {"match": "*/bias", "weight_decay": 0.0},
     {"match": "hidden/*", "lr": 0.01, "weight_decay": 0.2},
+    {"match": "embed/*", "frozen": True},  # also its bias
 ]
 
 
@@ -98,3 +98,5 @@ def test_a_group_that_cannot_be_made_is_refused():
     for rule in (cx.MomentumOptimizer(0.1), optax.adamw(0.1), named_rate(optax.adamw(0.1), 0.1), nested):
         with refused("groups.1"):
             with_groups(rule, [{"match": "b"}, {"match": "a", "weight_decay": 0.1}])
+    with refused("groups.0"):
+        with_groups(cx.SGDOptimizer(optax.linear_schedule(0.1, 0.0, 9)), [{"match": "a", "lr": 0.1}])

@@ -16,7 +16,7 @@ from cyxjax.core.strategy import Sync, with_value
 from cyxjax.core.trees import PyTree, leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.sync.in_groups import in_groups, in_turn
-from cyxjax.train.start.optimizers import Optimizer, for_trainer, named_rate
+from cyxjax.train.start.optimizers import Optimizer, named_rate
 
 
 class OptimizerGroup(NamedTuple):
@@ -34,6 +34,19 @@ class OptimizerGroup(NamedTuple):
     def trains(self, leaf: str) -> bool:
         """Whether one of its terms reaches the parameter of this name."""
         return any(term.route is None or matches(leaf, term.route) for term in self.terms)
+
+
+def for_trainer(optimizer: Any) -> Any:
+    """`optimizer` at the rate that was set, the same at each call, with `lr` now fixed; others unchanged."""
+    if not isinstance(optimizer, Optimizer):
+        return optimizer
+    if optimizer.in_trainer is None:
+        of_groups = any(rule.lr != rule.made_lr for rule in optimizer.groups.values())
+        is_changed = of_groups or optimizer.lr != optimizer.made_lr
+        optimizer.in_trainer = optimizer.remade(lr=optimizer.lr) if is_changed else optimizer
+        for rule in optimizer.groups.values():
+            rule.in_trainer = rule
+    return optimizer.in_trainer
 
 
 def groups_of(loss: PerExample, optimizer: Any) -> list[OptimizerGroup]:
@@ -124,9 +137,10 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     """`optimizer` with different settings for parameters whose name matches a group's pattern.
 
     Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
-    {"match": "embed/*", "frozen": True}. The first match applies; names are those of checkpoints
-    (`Dense_0/kernel`). A schedule or factor scales all rates equally. A group's own `lr` or `weight_decay`
-    needs an optimizer of cyxjax that takes it.
+    {"match": "embed/*", "frozen": True}. The first match applies, of frozen groups before the others; names
+    are those of checkpoints (`Dense_0/kernel`). A factor, such as `schedule` of `fit`, scales all rates
+    equally. A group's own `lr` or `weight_decay` needs an optimizer of cyxjax that takes it, and a rate of
+    its own an optimizer whose rate is a number.
     Raises: ValueError for an unknown key; ConfigError if the optimizer does not take a group's numbers and,
         before training, for a group without parameters.
     """
@@ -134,9 +148,10 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     rule = for_trainer(optimizer)  # at the rate that was set
     rules: dict[Any, Any] = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)}
     rules[""] = _own(rule)
+    frozen_first = sorted(enumerate(made), key=lambda pair: not pair[1].frozen)
 
     def group_of(name: str) -> str:
-        return next((str(n) for n, group in enumerate(made) if fnmatchcase(name, group.match)), "")
+        return next((str(n) for n, group in frozen_first if fnmatchcase(name, group.match)), "")
 
     def labels(params: PyTree) -> PyTree:
         names = leaf_names(params)
@@ -145,7 +160,7 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
             if str(n) not in found:
                 raise ConfigError(
                     f"group {group.match!r} has no parameter: no name matches, or all that match are in an "
-                    f"earlier group. HINT: {nearest(group.match, names)}",
+                    f"earlier or a frozen group. HINT: {nearest(group.match, names)}",
                     key=f"optimizer.groups.{n}",
                 )
         return jax.tree.unflatten(jax.tree.structure(params), found)
@@ -172,6 +187,13 @@ def _rule_of(optimizer: Any, group: GroupConfig, key: str) -> Optimizer:
         return named_rate(optax.set_to_zero(), getattr(optimizer, "lr", None))
     numbers = {"lr": group.lr, "weight_decay": group.weight_decay}
     changes = {name: value for name, value in numbers.items() if value is not None}
+    if group.lr is not None and callable(getattr(optimizer, "lr", None)):
+        raise ConfigError(
+            f"group {group.match!r} has the rate {group.lr}, and the optimizer's is a schedule, which would "
+            "not apply to the group. HINT: give the optimizer a number, and fit a factor for all: "
+            "schedule=lambda step: 0.9 ** (step // 100).",
+            key=key,
+        )
     try:
         return _own(optimizer.remade(**changes) if changes else optimizer)
     except (AttributeError, TypeError) as err:  # no `remade`, or not with these numbers

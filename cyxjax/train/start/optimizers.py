@@ -3,7 +3,7 @@
 Each is an optax transformation that knows its learning rate and the model it updates.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from importlib import import_module
 from inspect import signature
@@ -93,13 +93,19 @@ class Optimizer(optax.GradientTransformation):
         return self.ddp
 
 
-class ParamGroup:
-    """`group["lr"]`: the learning rate of a group of parameters, which can be set as `Optimizer.lr`."""
+class ParamGroup(Mapping[str, Any]):
+    """A group of parameters as in torch: `lr`, which can be set as `Optimizer.lr`, and `initial_lr`, the rate
+    it was made with.
+    """
 
     def __init__(self, whole: Optimizer, rule: Optimizer):
         self._whole, self._rule = whole, rule
 
-    def __getitem__(self, key: Literal["lr"]) -> Any:
+    def __getitem__(self, key: str) -> Any:
+        if key == "initial_lr":
+            return self._rule.made_lr
+        if key != "lr":
+            raise KeyError(key)
         return self._rule.lr if self._scale == 1 else self._rule.lr * self._scale
 
     def __setitem__(self, key: Literal["lr"], lr: Any) -> None:
@@ -107,6 +113,12 @@ class ParamGroup:
         if key != "lr":
             raise KeyError(key)
         self._rule.lr = lr if self._scale == 1 else lr / self._scale
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("lr", "initial_lr"))
+
+    def __len__(self) -> int:
+        return 2
 
     @property
     def _scale(self) -> float:
@@ -119,19 +131,6 @@ def named_rate(transformation: optax.GradientTransformation, lr: Any) -> Optimiz
     optimizer = Optimizer(transformation.init, transformation.update)
     optimizer.made_lr = optimizer._lr = lr
     return optimizer
-
-
-def for_trainer(optimizer: Any) -> Any:
-    """`optimizer` at the rate that was set, the same at each call, with `lr` now fixed; others unchanged."""
-    if not isinstance(optimizer, Optimizer):
-        return optimizer
-    if optimizer.in_trainer is None:
-        of_groups = any(rule.lr != rule.made_lr for rule in optimizer.groups.values())
-        is_changed = of_groups or optimizer.lr != optimizer.made_lr
-        optimizer.in_trainer = optimizer.remade(lr=optimizer.lr) if is_changed else optimizer
-        for rule in optimizer.groups.values():
-            rule.in_trainer = rule
-    return optimizer.in_trainer
 
 
 # ---- torch's names ----------------------------------------------------------------------------------------

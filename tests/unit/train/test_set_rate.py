@@ -9,7 +9,7 @@ from flax import linen
 
 import cyxjax as cx
 from cyxjax.errors import ConfigError
-from cyxjax.train.start.optimizers import for_trainer
+from cyxjax.train.start.optimizer_groups import for_trainer
 from tests.support.trainers import X, Y, config
 from tests.support.wrapped import wrap
 
@@ -84,6 +84,10 @@ def test_each_group_has_a_rate_that_can_be_set():
     assert plain.lr == 0.2
     with pytest.raises(KeyError):
         plain.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(KeyError):
+        plain.param_groups[0]["momentum"]
+    assert "lr_scale" not in plain.param_groups[0]
+    assert dict(plain.param_groups[0]) == {"lr": 0.2, "initial_lr": 0.1}
 
 
 def test_a_rate_set_on_an_optimizer_with_groups_is_refused_by_a_trainer():
