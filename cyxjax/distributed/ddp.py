@@ -25,7 +25,6 @@ from cyxjax.core import local_view as view
 from cyxjax.core.mesh import REPLICATED, local_replicas, local_value
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.lora import with_frozen
-from cyxjax.core.objective.global_loss import part_of_batch
 from cyxjax.core.precision import autocast_dtype, cast_to
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree, is_traced
@@ -128,9 +127,9 @@ class DistributedDataParallel:
 
         criterion: a loss of cyxjax, a function (output, target), or None if the model returns {"loss": ...}.
         output: the model's, or arrays of it.
-        Raises: ConfigError for a loss over the global batch, also in a function, of several processes.
+        Raises: ConfigError for a loss over the global batch of several processes, or of this model's values.
         """
-        with part_of_batch(self.get_world_size() > 1):
+        with values.in_loss_of(self):
             value, grad = facade.loss_and_output_grad(criterion, output, target)
         return values.BoundLoss(value, *values.of_whole(grad, output, self._since.output), self)
 
@@ -290,9 +289,9 @@ class DistributedDataParallel:
 
     def _pull(self) -> None:
         """Copies values that were set in the wrapped model into the state."""
-        values = self._model_sync.pull(self.get_world_size())
-        if values is not None:
-            self._state.set_values(*values)
+        values.refuse_in_loss_of(self)
+        if (given := self._model_sync.pull(self.get_world_size())) is not None:
+            self._state.set_values(*given)
             self._push()
 
     def _push(self) -> None:

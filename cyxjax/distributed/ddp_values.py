@@ -1,6 +1,8 @@
 """Values into and out of a wrapped model: first values, rows, losses with `backward()`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from cyxjax.core.model.model_fns import ModelFns
+from cyxjax.core.objective.global_loss import part_of_batch
+from cyxjax.core.scopes import holding
 from cyxjax.core.trees import PyTree
 from cyxjax.distributed.agreement import describe
-from cyxjax.errors import DataError
+from cyxjax.errors import ConfigError, DataError
+
+_in_loss_of: ContextVar[Any] = ContextVar("the wrapped model whose loss is computed", default=None)
 
 
 def first_values(fns: ModelFns, seed: int, inputs: PyTree) -> tuple[PyTree, PyTree]:
@@ -65,6 +71,24 @@ def of_whole(grad: PyTree, part: PyTree, output: PyTree) -> tuple[PyTree, PyTree
         for i, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(jax.tree.structure(output), filled), output
+
+
+@contextmanager
+def in_loss_of(ddp: Any) -> Iterator[None]:
+    """A block in which a loss of `ddp` is computed, of a part of the batch if there are several processes."""
+    with part_of_batch(ddp.get_world_size() > 1), holding(_in_loss_of, ddp):
+        yield
+
+
+def refuse_in_loss_of(ddp: Any) -> None:
+    """Raises: ConfigError in the function of a loss of `ddp`, where a read value would have no gradient."""
+    if _in_loss_of.get() is ddp:
+        raise ConfigError(
+            "the function of ddp.loss calls this model or reads its parameters. The gradient is with respect "
+            "to the output that the function is given, and would lack this part. HINT: let the model return "
+            "the penalty beside its output, one value per sample, and add it in the function; compute what "
+            "needs no gradient before the forward pass."
+        )
 
 
 @dataclass(frozen=True)

@@ -321,6 +321,23 @@ class Scaled:
         return self.factor * (output - target).mean()
 
 
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        lambda ddp, x: optax.tree.norm(ddp.parameters()),
+        lambda ddp, x: jax.grad(lambda one: ddp(one).sum())(x).sum(),
+        lambda ddp, x: ddp(x).mean(),
+    ],
+)
+def test_a_part_of_a_loss_that_would_have_no_gradient_is_refused(penalty):
+    x, y = data(4).take(np.arange(4))
+    ddp = wrap(Net(), 1)
+    output = ddp(x)
+    with pytest.raises(ConfigError, match="penalty"):
+        ddp.loss(lambda out, y: CRITERION(out, y).mean() + penalty(ddp, x), output, y)
+    ddp.loss(CRITERION, output, y).backward()
+
+
 def test_a_function_is_called_with_what_it_reads_now():
     ddp = wrap(((lambda key, x: {"w": np.ones((1, 1), np.float32)}), lambda params, x: x @ params["w"]))
     scaled = Scaled()
