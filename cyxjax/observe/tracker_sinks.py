@@ -41,6 +41,7 @@ class TensorBoardSink(Sink):
     def log(self, record: Record) -> None:
         for key, value in _scalars(record).items():
             self._writer.add_scalar(key, value, step_of(record))
+        self._writer.flush()  # a kill would lose what is only queued, also from before the last save
 
     def close(self) -> None:
         self._writer.close()

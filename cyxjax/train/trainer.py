@@ -160,8 +160,8 @@ class DistributedTrainer:
         return run.history
 
     def evaluate(self, X: Any, y: Any = None, *, batch_size: int | None = None) -> tuple[float, float]:
-        """Returns (loss, accuracy) over all samples, each counted once; the same at every world size.
-        Accuracy is NaN where it is not defined (regression)."""
+        """Returns (loss, accuracy) over all samples, each counted once; the same at every world size, but for
+        losses of a whole batch (`GlobalLoss`). Accuracy is NaN where it is not defined (regression)."""
         means = self.evaluate_metrics(X, y, batch_size=batch_size)
         return means["loss"], means["accuracy"]
 

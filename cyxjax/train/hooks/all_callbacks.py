@@ -1,12 +1,14 @@
 """The combined effect of a trainer's callbacks: on the optimizer, on evaluation, on the learning rate."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.optimizer import with_learning_rate_factor
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
+from cyxjax.data.streams import packed, unpacked
 from cyxjax.errors import ConfigError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.callbacks import EMA, Callback, Optimizer, RunParts
@@ -57,6 +59,36 @@ def begin(hooks: Iterable[Hook], run: RunParts) -> None:
     check_watched(hooks, run.watchable)
     for callback in _callbacks(hooks):
         callback.begin(run)
+
+
+def states(hooks: Iterable[Hook]) -> dict[str, Any]:
+    """What a checkpoint keeps of `hooks`, as JSON. Raises: ConfigError for a state that it cannot hold."""
+    found = {name: packed([hook.state_dict()]) for name, hook in _with_states(hooks)}
+    for name, state in found.items():
+        if state is None:
+            raise ConfigError(
+                f"{name}.state_dict returned an object that a checkpoint cannot hold. HINT: return JSON "
+                "values, tuples, bytes and NumPy arrays."
+            )
+    return found
+
+
+def load_states(hooks: Iterable[Hook], stored: Mapping[str, Any]) -> None:
+    """Gives `hooks` what `states` returned for a checkpoint."""
+    for name, hook in _with_states(hooks):
+        state = unpacked(stored[name])[0] if name in stored else None
+        if state is not None:
+            hook.load_state_dict(state)
+
+
+def _with_states(hooks: Iterable[Hook]) -> list[tuple[str, Hook]]:
+    """(name, hook) of those that have a state; several of a class are numbered."""
+    found, count = [], Counter[str]()
+    for hook in overriding(hooks, "state_dict"):
+        name = type(hook).__name__
+        found.append((f"{name}.{count[name]}" if count[name] else name, hook))
+        count[name] += 1
+    return found
 
 
 def check_state_is_whole(hooks: Iterable[Hook], sync: Sync) -> None:

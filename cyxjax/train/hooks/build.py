@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
@@ -32,6 +32,8 @@ from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.settings import Watch
 from cyxjax.train.signals import StopSignals
+
+HOOKS = "hooks"  # a checkpoint's metadata: states of hooks
 
 
 class Fit(NamedTuple):
@@ -77,7 +79,8 @@ def build_hooks(fit: Fit) -> list[Hook]:
     monitor, course = fit.watchable.of(settings.watch), settings.course
     recorded = HistoryHook(history, fit.learning_rate, fit.num_skipped)
     spikes = _loss_spikes(fit)
-    return [
+    hooks: list[Hook] = []
+    hooks += [
         *_black_box(fit),  # first: it writes before another hook ends the run
         recorded,  # before all that read the history
         RecordHook(
@@ -99,11 +102,12 @@ def build_hooks(fit: Fit) -> list[Hook]:
             starts_over=fit.starts_over,
         ),
         *([] if fit.plan.data.indexed else [fit.run.stream_positions]),  # part of a save
-        _saving(fit, spikes),  # after all hooks that add to what is saved
+        _saving(fit, spikes, hooks),  # after all hooks that add to what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, whose time it counts
         *_events(fit),  # last: the end is logged when all is done
     ]
+    return hooks
 
 
 def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
@@ -118,6 +122,7 @@ def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
         resume.save_at(root / path, fit.plan, fit.program, fit.run, moment)
 
     all_callbacks.begin(hooks, RunParts(fit.run.history, step, fit.watchable, save))
+    all_callbacks.load_states(hooks, fit.run.restored.get(HOOKS, {}))
 
 
 def _black_box(fit: Fit) -> list[Hook]:
@@ -175,13 +180,16 @@ def _digests(fit: Fit) -> list[Hook]:
     return [DigestHook(fit.program.sentinel, path, every, fit.console.note)]
 
 
-def _saving(fit: Fit, spikes: list[LossSpikeHook]) -> CheckpointHook:
+def _saving(fit: Fit, spikes: list[LossSpikeHook], hooks: list[Hook]) -> CheckpointHook:
     saving, monitor = fit.plan.settings.saving, fit.watchable.of(fit.plan.settings.watch)
+
+    def describe(moment: RunState) -> dict[str, Any]:
+        memory = {LOSS_SPIKE: spikes[0].memory()} if spikes else {}
+        return resume.to_meta(fit.plan, fit.run, moment) | {HOOKS: all_callbacks.states(hooks)} | memory
+
     return CheckpointHook(
         fit.checkpointer,
-        lambda moment: (
-            resume.to_meta(fit.plan, fit.run, moment) | ({LOSS_SPIKE: spikes[0].memory()} if spikes else {})
-        ),
+        describe,
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
         every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save

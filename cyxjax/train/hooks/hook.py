@@ -111,6 +111,18 @@ class Hook:
         """
         return state
 
+    def state_dict(self) -> Any:
+        """What a checkpoint keeps of this hook, as rank 0 has it; None: nothing.
+
+        JSON values, tuples, bytes and NumPy arrays. Called whenever the run is saved.
+        """
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Takes, on all ranks, what `state_dict` returned for the checkpoint that the run continues from.
+        Called before `on_start`: of a resumed fit, and after a rollback.
+        """
+
     def on_end(self, moment: RunState, finished: bool) -> None:
         """Called at the end of the run: `finished`, or stopped early."""
 

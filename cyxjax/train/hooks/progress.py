@@ -106,7 +106,7 @@ class HistoryHook(SavingHook):
             self._own("val", info.val, h.val_epochs)
 
     def _own(self, split: str, means: dict[str, Any], epochs: list[int]) -> None:
-        for name in means.keys() - {"loss", "accuracy", GRAD_NORM}:
+        for name in [name for name in means if name not in ("loss", "accuracy", GRAD_NORM)]:
             kept = means[name].tolist() if isinstance(means[name], np.ndarray) else means[name]
             _add(self._history.metrics.setdefault(f"{split}_{name}", []), kept, epochs, None)
 
@@ -140,6 +140,10 @@ class RecordHook(Hook):
         self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate, self._begun, self._per_second = every, learning_rate, False, 0.0
+        self._stored: tuple[int, Any] = (
+            0,
+            None,
+        )  # of a checkpoint: its step, and the sums for the next record
         self._reset(Position())
 
     def on_start(self, moment: RunState) -> None:
@@ -147,10 +151,20 @@ class RecordHook(Hook):
             self._sink.log({"kind": "rollback", **_place(moment)})
         self._begun = True
         self._reset(moment.position)
+        step, sums = self._stored
+        if step == moment.position.step and np.shape(sums) == self._sums.shape:
+            self._sums += sums
         self._epoch_started = time.monotonic()
+
+    def state_dict(self) -> tuple[int, np.ndarray]:
+        return self._step, self._sums
+
+    def load_state_dict(self, state: tuple[int, np.ndarray]) -> None:
+        self._stored = state
 
     def on_step(self, info: StepInfo) -> None:
         self._sums += info.sums
+        self._step = info.position.step
         if info.position.step_in_epoch % self._every:
             return
         record = {
@@ -208,6 +222,7 @@ class RecordHook(Hook):
 
     def _reset(self, position: Position) -> None:
         """Begins to count for the records after `position`."""
+        self._step = position.step
         self._sums: np.ndarray = np.zeros((self._metrics.num_training_rows, 2))
         self._begin_rate(position)
 

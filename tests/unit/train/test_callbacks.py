@@ -146,6 +146,39 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
     assert (again.train_losses, again.stopped_by) == (history.train_losses, "early_stopping")
 
 
+class Patient(cx.Callback):
+    """Counts epochs and stops after four; has seen their losses."""
+
+    def __init__(self, unlike=None):
+        self.losses, self.unlike = np.zeros(0), unlike
+
+    def on_epoch(self, info):
+        self.losses = np.append(self.losses, info.train["loss"])
+        return len(self.losses) == 4
+
+    def state_dict(self):
+        return {"losses": self.losses, "unlike": self.unlike}
+
+    def load_state_dict(self, state):
+        self.losses = state["losses"]
+
+
+def test_a_callback_s_state_goes_on_in_a_resumed_run(tmp_path):
+    def losses(folder, *epochs):
+        kept = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+        for count in epochs:
+            both = [Patient(), Patient()]  # of one class, and yet with a state each
+            trainer(linen.Dense(3), callbacks=both).fit(X[:24], Y[:24], config(epochs=count, **kept))
+        return [one.losses.tolist() for one in both]
+
+    whole = losses("whole", 9)
+    assert len(whole[0]) == 4
+    assert losses("cut", 1, 2, 9) == whole
+    one, saved = trainer(linen.Dense(3), callbacks=[Patient(unlike={1})]), config(checkpoint_every_n_epochs=1)
+    with pytest.raises(ConfigError, match="Patient"):
+        one.fit(X[:24], Y[:24], saved, checkpoint_dir=str(tmp_path / "unlike"))
+
+
 def test_true_stops_and_nothing_else():
     for answer in (True, np.True_, jnp.array(True)):
         assert stops(answer)

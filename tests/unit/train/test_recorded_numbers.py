@@ -41,6 +41,17 @@ def test_a_batch_whose_labels_are_all_ignored_is_not_a_bad_step(policy, tmp_path
     assert not list(tmp_path.glob("black_box*"))
 
 
+def test_records_after_a_resume_are_those_of_an_uninterrupted_run(tmp_path):
+    def trained(folder, *steps):
+        for count in steps:
+            cut = config(max_steps=count, epochs=4, log_every_n_batches=2, checkpoint_every_n_epochs=1)
+            trainer(linen.Dense(3)).fit(*DATA, cut, run_dir=str(tmp_path / folder), batch_size=2)
+        return [line | dict.fromkeys(times, 0) for line in records(tmp_path / folder)]
+
+    times = ("samples_per_second", "total_time_seconds")
+    assert trained("cut", 3, 5, 9, 24) == trained("whole", 24)
+
+
 def test_samples_per_second_counts_samples_whatever_their_weight(tmp_path):
     loss = cx.CrossEntropyLoss(weight=[10.0, 10.0, 10.0], ignore_index=0)
     one = trainer(linen.Dense(3), loss)
