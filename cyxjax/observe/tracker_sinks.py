@@ -36,12 +36,12 @@ class TensorBoardSink(Sink):
         # its file names have seconds: a part that starts within the same second would overwrite the file
         suffix = f".{time.time_ns()}"
         writer = extra("tensorboardX", "cyxjax[tensorboard]").SummaryWriter
-        self._writer = writer(str(folder), purge_step=purge, filename_suffix=suffix)
+        # a kill loses what is not flushed, by default two minutes
+        self._writer = writer(str(folder), purge_step=purge, filename_suffix=suffix, flush_secs=1)
 
     def log(self, record: Record) -> None:
         for key, value in _scalars(record).items():
             self._writer.add_scalar(key, value, step_of(record))
-        self._writer.flush()  # a kill would lose what is only queued, also from before the last save
 
     def close(self) -> None:
         self._writer.close()

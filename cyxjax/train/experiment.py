@@ -106,14 +106,26 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
 
 
 def _warn_of_steps_elsewhere(config: TrainConfig) -> None:
-    """Warns if this run starts over although its folder's earlier run has checkpoints in another folder."""
+    """Warns if this run starts over although its folder's earlier run was trained: its checkpoints are in
+    another folder, or gone.
+    """
+    why = (
+        f"WARNING: run_dir={config.run_dir}: this run starts over, because {config.checkpoint_path} holds no "
+    )
     with suppress(CyxjaxError):  # a stored configuration that cannot be read is replaced
         stored, here = open_run(config.run_folder.root), config.checkpoint_path.resolve()
+        history, steps = config.run_folder.history, 0
+        if history.is_file():
+            steps = DistributedTrainingHistory.load(history).num_steps
         if stored.checkpoints.resolve() != here and list_steps(stored.checkpoints):
             warn_on_stderr(
-                f"WARNING: run_dir={config.run_dir}: this run starts over, because it has no checkpoint in "
-                f"{config.checkpoint_path}. HINT: to continue the earlier run in this folder: "
-                f"--checkpoint-dir {stored.checkpoint_dir}"
+                f"{why}checkpoint. HINT: to continue the earlier run in this folder: --checkpoint-dir "
+                f"{stored.checkpoint_dir}"
+            )
+        elif steps:
+            warn_on_stderr(
+                f"{why}checkpoint of the {steps} steps of the earlier run. HINT: to continue that run, stop "
+                "this one and bring its checkpoints back; its records are kept as *.old."
             )
 
 

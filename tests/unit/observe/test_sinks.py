@@ -17,9 +17,10 @@ import pytest
 
 from cyxjax.errors import ConfigError
 from cyxjax.files import read_json_lines
-from cyxjax.observe import MultiSink, NullSink, build_sinks
+from cyxjax.observe import MultiSink, NullSink, build_sinks, tracker_sinks
 from cyxjax.observe.sinks import BackgroundSink, CsvSink, GuardedSink, JsonlSink
 from tests.support import brought
+from tests.support.waiting import until
 
 
 def log_all(sink, *records):
@@ -167,6 +168,11 @@ def test_tensorboard_shows_numbers_and_goes_on(tmp_path):
     found, started = events_of(tmp_path / "tensorboard")
     assert sorted(found) == [(3, "loss"), (4, "loss")]
     assert started == [3]  # from this step the events of the first part are hidden
+    open_sink = tracker_sinks.TensorBoardSink(tmp_path / "killed")
+    for step in (3, 4):
+        open_sink.log({"step": step, "loss": 0.5})
+    assert until(lambda: len(events_of(tmp_path / "killed")[0]) == 2, 30)
+    open_sink.close()
 
 
 @pytest.mark.filterwarnings("ignore")  # of its own, about the store and about what it imports

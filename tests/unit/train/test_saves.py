@@ -1,6 +1,7 @@
 """Saves that fail are retried and reported; a folder that changes during its run is not written to."""
 
 import os
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -208,6 +209,9 @@ def test_a_run_that_starts_over_beside_its_checkpoints_says_where_they_are(tmp_p
         run_experiment(tmp_path, checkpoint_dir=folder, resume=resume)
         warned.append("--checkpoint-dir a" in capsys.readouterr().err)
     assert warned == [False, False, True, False]
+    shutil.rmtree(tmp_path / "b")  # gone, as a disk that is not mounted
+    run_experiment(tmp_path, checkpoint_dir="b", resume="auto")
+    assert "WARNING" in capsys.readouterr().err
 
 
 def test_a_ledger_that_is_a_link_is_refused_at_the_start(tmp_path):
