@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 279
-MOST_STATEMENTS = 18_375
-MOST_STATEMENTS_OF_TESTS = 17_366
+MOST_STATEMENTS = 18_382
+MOST_STATEMENTS_OF_TESTS = 17_370
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
