@@ -105,13 +105,13 @@ def F1(num_classes: int = 2, average: str | None = "macro", *, ignore_index: int
     return of_sums((3, num_classes), counted, compute, "max")
 
 
-def AUC(bins: int = 1000, *, positive: int = 1, ignore_index: int | None = None) -> Statistic:
+def AUC(bins: int = 1000, *, positive: int | None = None, ignore_index: int | None = None) -> Statistic:
     """Area under the ROC curve, binned: how often a positive sample scores above a negative one.
 
     Scores are counted in `bins` bins by the sigmoid of score / 4. A pair in the same bin counts one half, so
-    the result is off by at most half the fraction of pairs that share a bin. Output: logits (B,) or (B, 1)
-    for labels 0 and 1, or (B, C), where class `positive` is compared with all others. Labels below 0 and
-    `ignore_index` are left out.
+    the result is off by at most half the fraction of pairs that share a bin. Output: logits (B,), (B, 1) or
+    (B, 2) for labels 0 and 1, or (B, C), where class `positive` is compared with all others; more than two
+    classes need it. Labels below 0 and `ignore_index` are left out.
     """
 
     def counted(output: jax.Array, target: jax.Array, weight: jax.Array) -> jax.Array:
@@ -187,10 +187,16 @@ def _of_positions(target: jax.Array, weight: jax.Array, ignore_index: int | None
     return jnp.where(counts(target, ignore_index), weights, 0.0)
 
 
-def _score(output: jax.Array, target: jax.Array, positive: int) -> tuple[jax.Array, jax.Array]:
+def _score(output: jax.Array, target: jax.Array, positive: int | None) -> tuple[jax.Array, jax.Array]:
     """(log odds of the positive class, 1 where the label is that class) of each sample, (B,)."""
     output, target = output.astype(jnp.float32), target.reshape(-1)
     if output.ndim == 2 and output.shape[1] > 1:
+        if positive is None and output.shape[1] > 2:
+            raise DataError(
+                f"AUC of {output.shape[1]} classes compares one of them with the others. HINT: name it, "
+                "cx.AUC(positive=1); for several, give each a name in cx.Metrics."
+            )
+        positive = 1 if positive is None else positive
         rest = jnp.delete(output, positive, axis=1)
         return output[:, positive] - jax.nn.logsumexp(rest, axis=1), (target == positive).astype(jnp.int32)
     return output.reshape(-1), (target > 0).astype(jnp.int32)

@@ -196,8 +196,9 @@ class EMA(Callback):
 
     After step t (the first is 0) the average becomes d * average + (1 - d) * parameters, with
     d = min(decay, (1 + t) / (10 + t)): the first steps are soon forgotten. It is part of the optimizer's
-    state and of checkpoints; training continues with the parameters themselves, also in a second fit. Needs a
-    strategy that keeps the optimizer's state whole (not zero1, local_sgd or diloco).
+    state and of checkpoints; training continues with the parameters themselves, also in a second fit. With
+    `cx.Term(every=n)` the steps are those in which the term's optimizer acts. Needs a strategy that keeps the
+    optimizer's state whole (not zero1, local_sgd or diloco).
     """
 
     def __init__(self, decay: float = 0.999):

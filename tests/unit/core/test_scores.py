@@ -140,7 +140,11 @@ def test_what_does_not_fit_is_one_line():
         cx.F1(3, "binary")
     with pytest.raises(DataError, match="HINT"):
         measured(cx.F1(3), TEXT, LABELS[:9])
-    for metric in (cx.AUC(), cx.R2(), cx.Perplexity()):  # jax's own errors
+    with pytest.raises(DataError, match="4.*positive"):
+        measured(cx.AUC(), LOGITS, LABELS)
+    with pytest.raises(DataError, match="dict.*Task"):
+        measured(cx.F1(3), LOGITS, {"label": LABELS})
+    for metric in (cx.AUC(positive=1), cx.R2(), cx.Perplexity()):  # jax's own errors
         with pytest.raises((TypeError, ValueError)):
             measured(metric, TEXT, LABELS[:9])
 
