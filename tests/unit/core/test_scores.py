@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_one_line():
     with pytest.raises(DataError, match="4.*positive"):
         measured(cx.AUC(), LOGITS, LABELS)
     with pytest.raises(DataError, match="dict.*Task"):
-        measured(cx.F1(3), LOGITS, {"label": LABELS})
+        cx.F1(3).update(0.0, LOGITS, {"label": LABELS}, np.ones(N))
     for metric in (cx.AUC(positive=1), cx.R2(), cx.Perplexity()):  # jax's own errors
         with pytest.raises((TypeError, ValueError)):
             measured(metric, TEXT, LABELS[:9])
