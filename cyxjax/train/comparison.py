@@ -30,6 +30,7 @@ from cyxjax.train.settings import Settings
 META = "same_run"  # key of a checkpoint: digests of its data and code
 _FEW = 3  # records that are compared where reading more would take too long
 _LONGEST = 250  # characters of a list of arrays
+_OF_ANY_BATCH = frozenset({"batch_size", "global_batch_size", "gradient_accumulation_steps"})
 
 
 # ---- with a checkpoint ------------------------------------------------------------------------------------
@@ -68,11 +69,18 @@ def compare_with_checkpoint(
 
 
 def refuse_finished(meta: Mapping[str, Any], facts: Facts, folder: Path) -> None:
-    """Returns if `facts` are those of the run, with the metadata `meta`, of which nothing is left to train.
+    """Returns if `facts` are those of the run, with the metadata `meta`, of which nothing is left to train;
+    its length and its batches, which may change at each resume, are not compared.
 
     Raises: ConfigError with all that differs: the results of that run are not those of another one.
     """
-    other = [*changed_keys(meta.get("config", {}), facts.config), *changed_data(meta, facts.data)]
+    values = differing_values(meta.get("config", facts.config), facts.config, later=True)
+    other = [
+        f"{key} was {was}, is {now}"
+        for key, was, now in values
+        if key not in _OF_ANY_BATCH and effect_of(key) != "length"
+    ]
+    other += changed_data(meta, facts.data)
     if other:
         raise ConfigError(
             f"the run in {folder} is over, and this one is another: {'; '.join(other)}. HINT: give this run "

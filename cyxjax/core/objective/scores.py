@@ -14,6 +14,7 @@ import numpy as np
 
 from cyxjax.core.metrics import Metric, counts
 from cyxjax.core.statistics import Statistic, of_sums
+from cyxjax.core.trees import kind_of
 from cyxjax.errors import ConfigError, DataError
 
 
@@ -166,8 +167,12 @@ def _labelled(
     output: jax.Array, target: jax.Array, weight: jax.Array, num_classes: int, ignore_index: int | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(label, prediction, weight) of each position, flat; positions that do not count have weight 0."""
-    logits = output.shape == (*target.shape, num_classes)
-    if logits:
+    if not all(hasattr(one, "shape") for one in (output, target)):
+        raise DataError(
+            f"a metric of {num_classes} classes got {kind_of(output)} and {kind_of(target)}. HINT: "
+            'cx.Task(loss, output="NAME", target="NAME") picks the parts that loss and metrics see.'
+        )
+    if output.shape == (*target.shape, num_classes):
         guess = jnp.argmax(output, -1)
     elif num_classes == 2 and output.shape in (target.shape, (*target.shape, 1)):
         guess = (output.reshape(target.shape) > 0).astype(jnp.int32)
