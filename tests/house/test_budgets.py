@@ -6,7 +6,7 @@ from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 279
 MOST_STATEMENTS = 18_382
-MOST_STATEMENTS_OF_TESTS = 17_371
+MOST_STATEMENTS_OF_TESTS = 17_375
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
