@@ -82,7 +82,7 @@ def run_fit(
 
 def say_all_done(plan: Plan, run: Run, console: Console) -> None:
     """Says that nothing is left to train, also where the console is off. Raises: see `refuse_finished`."""
-    folder, epochs = plan.settings.saving.folder, plan.settings.course.epochs
+    folder, epochs = run.loaded_from or plan.settings.saving.folder, plan.settings.course.epochs
     refuse_finished(run.restored, plan.facts, folder)
     line = f"All {epochs} epochs are done. HINT: raise `epochs` to continue training."
     console.note(line)

@@ -168,8 +168,8 @@ class Resumed(NamedTuple):
 
     def ends_at(self, epoch: BatchPlan, epochs: int) -> int:
         """Steps of the optimizer at the end of `epochs`, if the rest has the batches of `epoch`."""
-        rest = epoch.rest(self.samples).num_steps
-        return self.steps + rest + max(epochs - self.epochs - 1, 0) * epoch.num_steps
+        done = epoch.num_steps - epoch.rest(self.samples).num_steps
+        return self.steps + max((epochs - self.epochs) * epoch.num_steps - done, 0)
 
 
 def resolve(

@@ -140,10 +140,8 @@ class RecordHook(Hook):
         self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate, self._begun, self._per_second = every, learning_rate, False, 0.0
-        self._stored: tuple[int, Any] = (
-            0,
-            None,
-        )  # of a checkpoint: its step, and the sums for the next record
+        # of a checkpoint: its step, and the sums of the record in progress
+        self._stored: tuple[int, Any] = 0, None
         self._reset(Position())
 
     def on_start(self, moment: RunState) -> None:

@@ -9,9 +9,10 @@ import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
+from cyxjax.data.batches import BatchPlan
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.settings import BatchShape, RatePlan, resolve
+from cyxjax.train.settings import BatchShape, RatePlan, Resumed, resolve
 from tests.support.resuming import kept
 from tests.support.shared_programs import build
 from tests.support.trainers import X, Y, config, mlp, says, trainer
@@ -62,6 +63,12 @@ def test_a_decay_goes_on_where_it_was_with_another_batch_size_and_ends_at_the_en
     changed = rates("changed", (6, 11), (20, 99))
     assert changed == pytest.approx(rates("small", (6, 99))[:1] + rates("large", (20, 99))[1:])
     assert rates("again", (6, 11), (20, 17), (20, 99)) == changed
+
+
+def test_a_run_ends_after_the_rest_of_its_epochs_if_any():
+    epoch = BatchPlan(60, 6, 1, 1)  # 10 steps
+    assert [Resumed(15, 1, 30).ends_at(epoch, 4), Resumed(40, 4, 0).ends_at(epoch, 5)] == [40, 50]
+    assert Resumed(40, 4, 0).ends_at(epoch, 4) == Resumed(40, 4, 0).ends_at(epoch, 3) == 40
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
