@@ -4,7 +4,8 @@
 - Larger mapped files, tables and datasets with only `__getitem__`: up to 24 samples, read by their ids. A
   difference in another sample is not found.
 
-Samples are read twice: values that differ between two reads, as from a random augmentation, are not compared.
+Samples are read twice: arrays that differ between two reads of a sample, as from a random augmentation, are
+not compared in any sample.
 Different processors may round a preprocessing differently: without `to_the_bit`, floats are compared
 only in the samples, within 1e-5.
 """
@@ -100,7 +101,11 @@ def find_difference(
     if a["samples"] != b["samples"]:
         return "the number of samples", str(a["samples"]), str(b["samples"])
     both = [name for name in a["records"] if name in b["records"]]
-    parts = {f"sample {name}": (a["records"][name], b["records"][name]) for name in both}
+    # An augmentation may leave a sample as it is: a leaf that is random in one is not compared in any.
+    records = [record or [] for content in (a, b) for record in content["records"].values()]
+    random = {i for record in records for i, leaf in enumerate(record) if leaf == _RANDOM}
+    fixed = lambda record: record and [leaf for i, leaf in enumerate(record) if i not in random]  # noqa: E731
+    parts = {f"sample {name}": (fixed(a["records"][name]), fixed(b["records"][name])) for name in both}
     if "bytes" in a and "bytes" in b:
         one, other = ([s for s in c["bytes"] if to_the_bit or not _is_float(s)] for c in (a, b))
         parts["the bytes of all samples"] = one, other

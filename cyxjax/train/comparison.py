@@ -30,7 +30,11 @@ from cyxjax.train.settings import Settings
 META = "same_run"  # key of a checkpoint: digests of its data and code
 _FEW = 3  # records that are compared where reading more would take too long
 _LONGEST = 250  # characters of a list of arrays
-_OF_ANY_BATCH = frozenset({"batch_size", "global_batch_size", "gradient_accumulation_steps"})
+_OF_A_RUN = frozenset(
+    ("model", "loss", "optimizer", "schedule", "seed", "shuffle", "augment")
+    + ("precision", "max_grad_norm", "trainable", "lora")
+)
+"""Keys whose values make a run another one; a finished run may be started with other values of the rest."""
 
 
 # ---- with a checkpoint ------------------------------------------------------------------------------------
@@ -69,18 +73,14 @@ def compare_with_checkpoint(
 
 
 def refuse_finished(meta: Mapping[str, Any], facts: Facts, folder: Path) -> None:
-    """Returns if `facts` are those of the run, with the metadata `meta`, of which nothing is left to train;
-    its length and its batches, which may change at each resume, are not compared.
+    """Returns if `facts` are those of the run, with the metadata `meta`, of which nothing is left to train.
 
     Raises: ConfigError with all that differs: the results of that run are not those of another one.
     """
     values = differing_values(meta.get("config", facts.config), facts.config, later=True)
-    other = [
-        f"{key} was {was}, is {now}"
-        for key, was, now in values
-        if key not in _OF_ANY_BATCH and effect_of(key) != "length"
-    ]
-    other += changed_data(meta, facts.data)
+    changed = [one for one in values if one[0].partition(".")[0] in _OF_A_RUN]
+    other = [f"{key} was {was}, is {now}" for key, was, now in changed]
+    other += changed_data(meta, facts.data, to_the_bit=False)
     if other:
         raise ConfigError(
             f"the run in {folder} is over, and this one is another: {'; '.join(other)}. HINT: give this run "
@@ -102,13 +102,13 @@ def changed_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    """A clause for each dataset that changed since `meta` was written."""
+def changed_data(meta: Mapping[str, Any], data: Mapping[str, Any], *, to_the_bit: bool = True) -> list[str]:
+    """A clause for each dataset that changed since `meta` was written. to_the_bit: see `find_difference`."""
     kept = meta.get(META, {}).get("data", {})
     return [
         "the {} changed since the checkpoint: {}: {} then, {} now".format(name, *found)
         for name, now in data.items()
-        if kept.get(name) is not None and (found := find_difference(kept[name], now))
+        if kept.get(name) is not None and (found := find_difference(kept[name], now, to_the_bit=to_the_bit))
     ]
 
 

@@ -18,7 +18,7 @@ from cyxjax.observe.stop_reasons import CALLBACK, EARLY_STOPPING, EPOCHS, MAX_ST
 from cyxjax.train import loop, resume, rollback
 from cyxjax.train.comparison import refuse_finished
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.hooks.build import Fit, begin_callbacks, build_hooks
+from cyxjax.train.hooks.build import HOOKS, Fit, begin_callbacks, build_hooks
 from cyxjax.train.hooks.hook import EpochInfo, Position, RunState
 from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
@@ -165,5 +165,6 @@ def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> Ru
     found = resume.load(fit.checkpointer, bad, fit.program.sync, group.mesh, in_place=True)
     if found is None:
         return None
-    fit.run.state = found[0]
-    return found[0]
+    fit.run.state, _, meta = found
+    fit.run.restored = fit.run.restored | {HOOKS: meta.get(HOOKS, {})}
+    return fit.run.state

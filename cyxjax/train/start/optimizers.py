@@ -3,12 +3,12 @@
 Each is an optax transformation that knows its learning rate and the model it updates.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import wraps
 from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import optax
@@ -93,10 +93,8 @@ class Optimizer(optax.GradientTransformation):
         return self.ddp
 
 
-class ParamGroup(Mapping[str, Any]):
-    """A group of parameters as in torch: `lr`, which can be set as `Optimizer.lr`, and `initial_lr`, the rate
-    it was made with.
-    """
+class ParamGroup(MutableMapping[str, Any]):
+    """A group of parameters as in torch: `lr`, which can be set as `Optimizer.lr`, and `initial_lr`."""
 
     def __init__(self, whole: Optimizer, rule: Optimizer):
         self._whole, self._rule = whole, rule
@@ -108,11 +106,14 @@ class ParamGroup(Mapping[str, Any]):
             raise KeyError(key)
         return self._rule.lr if self._scale == 1 else self._rule.lr * self._scale
 
-    def __setitem__(self, key: Literal["lr"], lr: Any) -> None:
+    def __setitem__(self, key: str, lr: Any) -> None:
         """Raises: KeyError for another key; otherwise as `Optimizer.lr`."""
         if key != "lr":
             raise KeyError(key)
         self._rule.lr = lr if self._scale == 1 else lr / self._scale
+
+    def __delitem__(self, key: str) -> None:
+        raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(("lr", "initial_lr"))

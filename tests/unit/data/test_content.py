@@ -119,6 +119,19 @@ class Items:
         return x, i % 7 + self.label
 
 
+class Flips(Items):
+    """Each second sample is as it was."""
+
+    def __getitem__(self, i):
+        x, label = super().__getitem__(i)
+        return (x if self.rng.random() < 0.5 else -1 - x), label
+
+
+def test_an_augmentation_that_leaves_samples_as_they_are_is_no_difference():
+    assert difference(as_dataset(Flips()), as_dataset(Flips())) is None
+    assert difference(as_dataset(Flips()), as_dataset(Flips(label=1)))[1:] == ("int64[1] 0", "int64[1] 1")
+
+
 def test_what_is_drawn_anew_at_each_read_is_left_out_and_the_rest_compared():
     noisy = [as_dataset(Items(noise=1.0)) for _ in range(2)]
     assert difference(*noisy) is None

@@ -179,6 +179,36 @@ def test_a_callback_s_state_goes_on_in_a_resumed_run(tmp_path):
         one.fit(X[:24], Y[:24], saved, checkpoint_dir=str(tmp_path / "unlike"))
 
 
+class Counting(cx.Callback):
+    steps = 0
+
+    def on_step(self, info):
+        self.steps += 1
+
+    def state_dict(self):
+        return self.steps
+
+    def load_state_dict(self, state):
+        self.steps = state
+
+
+def test_after_a_rollback_a_callback_has_the_state_of_that_checkpoint(tmp_path):
+    bad = np.where(np.arange(48)[:, None] == 34, np.nan, X[:48])  # in the fifth step of 8 samples
+    rolls = {"shuffle": False, "on_nonfinite": "rollback", "checkpoint_every_n_steps": 1, "resume": "auto"}
+
+    def counted(folder, *steps):
+        for most in steps:
+            counting, settings = (
+                Counting(),
+                config(max_steps=most, checkpoint_dir=str(tmp_path / folder), **rolls),
+            )
+            history = trainer(linen.Dense(3), callbacks=[counting]).fit(bad, Y[:48], settings)
+        assert len(history.rollback_steps) == 1
+        return counting.steps
+
+    assert counted("cut", 2, 5) == counted("whole", 5) == 5
+
+
 def test_true_stops_and_nothing_else():
     for answer in (True, np.True_, jnp.array(True)):
         assert stops(answer)

@@ -88,6 +88,7 @@ def test_each_group_has_a_rate_that_can_be_set():
         plain.param_groups[0]["momentum"]
     assert "lr_scale" not in plain.param_groups[0]
     assert dict(plain.param_groups[0]) == {"lr": 0.2, "initial_lr": 0.1}
+    assert plain.param_groups[0].setdefault("initial_lr", 0.2) == 0.1
 
 
 def test_a_rate_set_on_an_optimizer_with_groups_is_refused_by_a_trainer():
