@@ -94,7 +94,7 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
             check_vocabulary(path, splits.info.vocabulary, trained_on.vocabulary)
         if trainer.is_master() and trainer.run_state.position.epoch < config.epochs:
             if not step and config.resume != "never":
-                _warn_of_steps_elsewhere(config)
+                _warn_of_starting_over(config)
             write_atomic(config.run_folder.data, splits.info.to_json())
             write_atomic(config.run_folder.config, config.to_yaml())  # last: with `data` it is a run's own
         return sinks_of(config, plan, trainer.is_master(), step)
@@ -105,7 +105,7 @@ def _begin_folder(experiment: Experiment, step: int) -> Sink:
         ) from err
 
 
-def _warn_of_steps_elsewhere(config: TrainConfig) -> None:
+def _warn_of_starting_over(config: TrainConfig) -> None:
     """Warns if this run starts over although its folder's earlier run was trained: its checkpoints are in
     another folder, or gone.
     """

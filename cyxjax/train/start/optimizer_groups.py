@@ -190,8 +190,8 @@ def _rule_of(optimizer: Any, group: GroupConfig, key: str) -> Optimizer:
     if group.lr is not None and callable(getattr(optimizer, "lr", None)):
         raise ConfigError(
             f"group {group.match!r} has the rate {group.lr}, and the optimizer's is a schedule, which would "
-            "not apply to the group. HINT: give the optimizer a number, and fit a factor for all: "
-            "schedule=lambda step: 0.9 ** (step // 100).",
+            "not apply to the group. HINT: give the optimizer a number; `schedule` of fit is a factor on the "
+            "rates of all groups: fit(..., schedule=lambda step: 0.9 ** (step // 100)).",
             key=key,
         )
     try:
