@@ -29,7 +29,8 @@ from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
-from cyxjax.train.settings import Resumed, Settings, resolve
+from cyxjax.train.schedules import Resumed
+from cyxjax.train.settings import Settings, resolve
 
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
 _OBJECTS = {"model", "data", "loss", "optimizer", "schedule", "metrics", "callbacks"}
@@ -124,10 +125,9 @@ def readable_meta(folder: Path, step: int | None = None) -> dict[str, Any]:
 def resumed_at(config: DistributedTrainingConfig, group: ProcessGroup) -> Resumed | None:
     """Where a fit of `config` goes on if it resumes from its own folder; all ranks call it."""
     meta = readable_meta(config.checkpoint_path) if config.resume != "never" else {}
-    at = meta.get("position")
-    own = at and [at["step"] - meta.get("first_step", 0), at["epoch"], at["samples"]]
+    own = Resumed.of(meta)
     found = next(filter(None, agree(group, "where the run goes on", note=own)), None)
-    return Resumed(*map(int, found)) if found else None
+    return Resumed(*found) if found else None
 
 
 def plan_fit(
@@ -136,20 +136,20 @@ def plan_fit(
     data: tuple[Any, ...],
     config: DistributedTrainingConfig | None,
     tape: Tape,
-    loaded: Resumed | None = None,
+    loaded: Mapping[str, Any],
     *,
     schedule: Any,
     named: bool,
 ) -> Plan:
     """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
 
-    loaded: where the run goes on, if a state was loaded. schedule, named: see `resolve`.
+    loaded: metadata of the checkpoint, if a state was loaded. schedule, named: see `resolve`.
     Raises: ConfigError and DataError for data and configuration that do not match.
     """
     mesh = group.mesh
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     num_samples = len(found.train) if found.indexed else None
-    resumed = loaded or resumed_at(config, group)
+    resumed = Resumed.of(loaded) or resumed_at(config, group)
     how = {"schedule": schedule, "remat": recipe.remat, "named": named, "resumed": resumed}
     settings = resolve(config, num_replicas(mesh), num_samples, **how)
     found = begin_reading(found, settings.step, settings.reading, mesh)

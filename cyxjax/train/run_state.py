@@ -30,7 +30,7 @@ from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.plan import Plan, input_shapes, readable_meta
 from cyxjax.train.program import Program, build_program
-from cyxjax.train.settings import Resumed, Settings
+from cyxjax.train.settings import Settings
 
 
 class Run:
@@ -94,11 +94,6 @@ class Run:
     def is_loaded(self) -> bool:
         """Whether the next fit continues from a loaded state."""
         return self.loaded_from is not None
-
-    def loaded_at(self) -> Resumed | None:
-        """Where the next fit goes on, if a state was loaded."""
-        place = self.state.position if self.is_loaded else None
-        return place and Resumed(place.step - self.first_step, place.epoch, place.samples)
 
     def begin_fit(self) -> None:
         """From now on the state is that of a fit. Called when training begins: until then a fit may be

@@ -5,7 +5,7 @@ length of the run. Schedules are our own, optax's by name, or any callable.
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -15,11 +15,13 @@ import optax
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import OPTAX_SCHEDULES, SCHEDULES, ScheduleConfig
+from cyxjax.data.batches import BatchPlan
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import called, checked_options, named
 
 Schedule = Callable[[Any], Any]
 """optimizer steps done -> factor on the learning rate"""
+WARMUP_EPOCHS = "warmup_epochs"  # in the metadata of a checkpoint
 _OF_ONE = {"init_value": 1.0, "peak_value": 1.0, "value": 1.0}  # a factor starts, or peaks, at 1
 
 
@@ -33,7 +35,33 @@ class RatePlan(NamedTuple):
     final_fraction: float = 0.0
     options: dict[str, Any] = {}  # of a schedule given by its name
     own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
-    ahead: int = 0  # added to the steps of a decay, in a run that was resumed with another batch size
+    decay_begins: int = 0  # step; other than warmup_steps, even below 0, after a change of the batch size
+    warmup_epochs: float | None = None  # trained when the warm-up ends, if a decay ends with the epochs
+
+
+class Resumed(NamedTuple):
+    """Where a resumed run goes on: steps of its optimizer, whole epochs, and samples of the current epoch."""
+
+    steps: int
+    epochs: int
+    samples: int
+    warmup_epochs: float | None = None  # see `RatePlan`
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> "Resumed | None":
+        """Where a run goes on from a checkpoint with this metadata; None if it holds no position."""
+        at = meta.get("position")
+        return at and cls(
+            int(at["step"]) - int(meta.get("first_step", 0)),
+            int(at["epoch"]),
+            int(at["samples"]),
+            meta.get(WARMUP_EPOCHS),
+        )
+
+    def moved(self, epoch: BatchPlan) -> int:
+        """Steps that the epochs so far would have with the batches of `epoch`, less those that they had."""
+        rest = epoch.rest(self.samples).num_steps
+        return (self.epochs + 1) * epoch.num_steps - rest - self.steps
 
 
 class RatesAsFactor(NamedTuple):
@@ -69,13 +97,14 @@ def rate_plan(
     section: Any,
     global_batch_size: int,
     steps_per_epoch: int,
-    ends_at: int = 0,
+    moved: int = 0,
+    warmup_epochs: float | None = None,
 ) -> RatePlan:
     """The plan of the rate from scaling rule, warm-up and decay.
 
     section: a ScheduleConfig, a function (steps -> factor), or None for a constant rate.
-    ends_at: the number of steps at the end of a run that is resumed; 0: that of all its epochs. They differ
-        after a change of the batch size: a decay to the end of the run then counts from its end.
+    moved: steps that the epochs so far would have had at this batch size, less the steps that they had.
+    warmup_epochs: epochs trained when the warm-up ended, at any batch sizes; None if it is not over.
     Raises: ConfigError for a decay over an unknown number of steps, and for `options` of one of our own
         schedules, which are set by keys.
     """
@@ -90,17 +119,22 @@ def rate_plan(
     if section.name == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
     most, planned = config.max_steps, steps_per_epoch * config.epochs
-    total = min(filter(None, (most, planned)), default=0)
-    if not total and not section.decay_steps:
+    if not most and not planned and not section.decay_steps:
         raise ConfigError(
             f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "
             "HINT: set schedule.decay_steps or max_steps (for a stream, steps_per_epoch)."
         )
-    decay_steps = section.decay_steps or max(total - config.warmup_steps, 1)
-    last = min(filter(None, (most, ends_at or planned)), default=0)
-    ahead = 0 if section.decay_steps else total - last
-    plan = RatePlan(section.name, peak, config.warmup_steps, decay_steps, section.final_fraction)
-    return plan._replace(ahead=ahead)
+    begins, steps = config.warmup_steps, section.decay_steps
+    if not steps and most and not 0 < planned - moved < most:
+        steps = max(most - begins, 1)
+    elif not steps:
+        if warmup_epochs is None:
+            warmup_epochs = (begins + moved) / steps_per_epoch if begins else 0.0
+        # Over the same epochs as before a change of the batch size, so the rate does not jump.
+        steps = max(planned - round(warmup_epochs * steps_per_epoch), 1)
+        begins = planned - moved - steps
+    plan = RatePlan(section.name, peak, config.warmup_steps, steps, section.final_fraction)
+    return plan._replace(decay_begins=begins, warmup_epochs=warmup_epochs)
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
@@ -126,7 +160,8 @@ def build_schedule(plan: RatePlan) -> Schedule:
         "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, plan.decay_steps),
     }
     rest = after[plan.name]() if plan.name in after else _scaled(_own(plan), peak)
-    rest = _moved(rest, plan.ahead) if plan.ahead else rest
+    if plan.decay_steps and plan.decay_begins != plan.warmup_steps:
+        rest = _moved(rest, plan.warmup_steps - plan.decay_begins)
     if plan.warmup_steps:
         warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
         rest = optax.join_schedules([warmup, rest], [plan.warmup_steps])
@@ -137,8 +172,8 @@ def _scaled(schedule: Schedule, peak: float) -> Schedule:
     return lambda step: peak * schedule(step)
 
 
-def _moved(schedule: Schedule, ahead: int) -> Schedule:
-    return lambda step: schedule(jnp.maximum(step + ahead, 0))
+def _moved(schedule: Schedule, steps: int) -> Schedule:
+    return lambda step: schedule(jnp.maximum(step + steps, 0))
 
 
 def _own(plan: RatePlan) -> Schedule:

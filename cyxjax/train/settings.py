@@ -15,7 +15,7 @@ from cyxjax.core.precision import parse_policy
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.schedules import RatePlan, rate_plan
+from cyxjax.train.schedules import RatePlan, Resumed, rate_plan
 
 
 class Evaluations(NamedTuple):
@@ -159,19 +159,6 @@ class Settings(NamedTuple):
     experiment: str | None  # the text of its configuration file; None: data and model came from a program
 
 
-class Resumed(NamedTuple):
-    """Where a resumed run goes on: steps of its optimizer, whole epochs, and samples of the current epoch."""
-
-    steps: int
-    epochs: int
-    samples: int
-
-    def ends_at(self, epoch: BatchPlan, epochs: int) -> int:
-        """Steps of the optimizer at the end of `epochs`, if the rest has the batches of `epoch`."""
-        done = epoch.num_steps - epoch.rest(self.samples).num_steps
-        return self.steps + max((epochs - self.epochs) * epoch.num_steps - done, 0)
-
-
 def resolve(
     config: DistributedTrainingConfig,
     num_replicas: int,
@@ -194,11 +181,16 @@ def resolve(
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
-    ends_at = resumed.ends_at(epoch, config.epochs) if epoch and resumed else 0
+    moved = resumed.moved(epoch) if epoch and resumed else 0
+    warmup_epochs = None
+    if resumed and resumed.steps >= config.warmup_steps:
+        warmup_epochs = resumed.warmup_epochs
     return Settings(
         step=StepPlan(
             batch=batch,
-            rate=rate_plan(config, schedule, batch.global_batch_size, steps_per_epoch or 0, ends_at),
+            rate=rate_plan(
+                config, schedule, batch.global_batch_size, steps_per_epoch or 0, moved, warmup_epochs
+            ),
             reproducibility=config.reproducibility,
             precision=config.precision,
             remat=str(config.remat) if remat == "none" else remat,

@@ -129,7 +129,7 @@ class DistributedTrainer:
             pages.use(config.memory_pages, self._group.topology.local_world_size)
         run, given = self._run, (self._recipe, self._group, data, config)
         tape = run.ledger.open(run.is_loaded)
-        plan = plan_fit(*given, tape, run.loaded_at(), schedule=schedule, named=named)
+        plan = plan_fit(*given, tape, run.restored if run.is_loaded else {}, schedule=schedule, named=named)
         run.stream_positions.begin(self._group, fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program

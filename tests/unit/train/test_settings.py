@@ -12,7 +12,8 @@ from cyxjax.config.sections import ScheduleConfig
 from cyxjax.data.batches import BatchPlan
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.settings import BatchShape, RatePlan, Resumed, resolve
+from cyxjax.train.schedules import Resumed, build_schedule
+from cyxjax.train.settings import BatchShape, RatePlan, resolve
 from tests.support.resuming import kept
 from tests.support.shared_programs import build
 from tests.support.trainers import X, Y, config, mlp, says, trainer
@@ -33,7 +34,9 @@ def test_a_global_batch_is_dealt_out_to_replicas_or_to_the_parts_of_an_exact_ste
 def test_a_decay_ends_where_the_run_does():
     # 100 samples in batches of 8 x 2: 7 steps an epoch, 3 epochs, of which 4 warm up
     one = DistributedTrainingConfig(batch_size=8, epochs=3, warmup_steps=4)
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate == RatePlan("cosine", 1.0, 4, 17, 0.1)
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate == RatePlan(
+        "cosine", 1.0, 4, 17, 0.1, decay_begins=4, warmup_epochs=4 / 7
+    )
     one.max_steps = 10
     assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 6
     one.max_steps = 1000
@@ -49,26 +52,53 @@ class StopAt(cx.Callback):
 
 
 @pytest.mark.usefixtures("one_device", "as_users_promote")
-@pytest.mark.parametrize("name", ["cosine", "linear"])
-def test_a_decay_goes_on_where_it_was_with_another_batch_size_and_ends_at_the_end(tmp_path, name):
+@pytest.mark.parametrize(("name", "warmup_steps"), [("cosine", 0), ("linear", 0), ("linear", 6)])
+def test_a_decay_goes_on_where_it_was_with_another_batch_size_and_ends_at_the_end(
+    tmp_path, name, warmup_steps
+):
     def rates(folder, *starts):
-        soon = {"steps_per_dispatch": 1, "steps_in_flight": 1}
+        soon = {"steps_per_dispatch": 1, "steps_in_flight": 1, "warmup_steps": warmup_steps}
         for batch_size, stop in starts:
             stopped = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
             settings = config(epochs=4, batch_size=batch_size, **soon, **kept(tmp_path / folder))
             history = stopped.fit(X, Y, settings, schedule=ScheduleConfig(name=name))
         return history.learning_rates
 
-    # 10 steps an epoch, then 3: each has the rates of a run that had its batch size from the beginning.
-    changed = rates("changed", (6, 11), (20, 99))
-    assert changed == pytest.approx(rates("small", (6, 99))[:1] + rates("large", (20, 99))[1:])
+    # 10 steps an epoch, then 3: each has the rates of a run that had its batch size from the beginning. The
+    # warm-up took 0.6 epochs, or 2 of the 12 steps that the run would have had: it decays over 10.
+    changed, begun = rates("changed", (6, 11), (20, 99)), rates("small", (6, 99))[:1]
+    expected = begun + ([0.07, 0.04, 0.01] if warmup_steps else rates("large", (20, 99))[1:])
+    assert changed == pytest.approx(expected)
     assert rates("again", (6, 11), (20, 17), (20, 99)) == changed
 
 
-def test_a_run_ends_after_the_rest_of_its_epochs_if_any():
+@pytest.mark.parametrize("cut", [(12, 1, 12), (20, 2, 0), (5, 0, 30)])
+@pytest.mark.parametrize("batch_size", [3, 12, 24])
+def test_a_decay_after_a_warmup_does_not_jump_at_another_batch_size_and_ends_with_the_epochs(cut, batch_size):
+    """10 steps in each of 4 epochs, of which the warm-up takes 8; then another number of steps."""
+
+    def plan(size, resumed):
+        settings = DistributedTrainingConfig(epochs=4, batch_size=size, warmup_steps=8)
+        return resolve(settings, 1, 60, schedule=ScheduleConfig(name="linear"), resumed=resumed).step.rate
+
+    before, (step, epochs, samples) = plan(6, None), cut
+    after = plan(batch_size, Resumed(*cut, before.warmup_epochs))
+    old, new, num_steps = (
+        build_schedule(before),
+        build_schedule(after),
+        60 // batch_size + bool(60 % batch_size),
+    )
+    end = step + (3 - epochs) * num_steps + -(-(60 - samples) // batch_size)
+    assert float(new(step)) == pytest.approx(float(old(step)), abs=1 / num_steps)
+    assert float(new(end)) == 0 < float(new(end - 1)) == pytest.approx(1 / after.decay_steps, rel=1e-4)
+    again = Resumed(end - num_steps, 3, 0, after.warmup_epochs)
+    assert plan(batch_size, again) == after  # or a second stop would change bits
+
+
+def test_a_resumed_run_counts_the_steps_that_its_epochs_would_have_had():
     epoch = BatchPlan(60, 6, 1, 1)  # 10 steps
-    assert [Resumed(15, 1, 30).ends_at(epoch, 4), Resumed(40, 4, 0).ends_at(epoch, 5)] == [40, 50]
-    assert Resumed(40, 4, 0).ends_at(epoch, 4) == Resumed(40, 4, 0).ends_at(epoch, 3) == 40
+    assert [Resumed(15, 1, 30).moved(epoch), Resumed(40, 4, 0).moved(epoch)] == [0, 0]
+    assert [Resumed(5, 1, 0).moved(epoch), Resumed(40, 1, 30).moved(epoch)] == [5, -25]
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
