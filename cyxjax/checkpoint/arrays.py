@@ -10,7 +10,7 @@ orbax, which takes a second or more to import, is not needed at a restart. Users
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,8 +99,8 @@ class StoredArrays:
     Raises: DamagedStep for an array that cannot be read or was altered.
     """
 
-    def __init__(self, folder: Path, leaves: Sequence[Leaf]) -> None:
-        self._folder, self._leaves = folder, {leaf.name: leaf for leaf in leaves}
+    def __init__(self, folder: Path, leaves: Mapping[str, Leaf]) -> None:
+        self._folder, self._leaves = folder, leaves
         self._starts: dict[int, dict[str, int]] = {}
 
     def __contains__(self, name: object) -> bool:

@@ -148,6 +148,10 @@ class Manifest:
     format_version: tuple[Natural, Natural] = FORMAT_VERSION
 
     @cached_property
+    def leaf_of(self) -> dict[str, Leaf]:
+        return {leaf.name: leaf for leaf in self.leaves}
+
+    @cached_property
     def num_bytes(self) -> int:
         return sum(entry.num_bytes for entry in self.files)
 

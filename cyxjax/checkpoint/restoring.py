@@ -17,7 +17,7 @@ import numpy as np
 from cyxjax.checkpoint import tree
 from cyxjax.checkpoint.arrays import StoredArrays
 from cyxjax.checkpoint.folders import ARRAYS, list_aside, list_steps, step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
+from cyxjax.checkpoint.manifest import MANIFEST, Leaf, Manifest, decode, find_problems, manifest_bytes
 from cyxjax.checkpoint.tree import Adapt, Put, PyTree, is_share
 from cyxjax.checkpoint.writers import ALONE, Writers
 from cyxjax.errors import CheckpointError, DamagedStep
@@ -81,11 +81,11 @@ def load(
     Raises: DamagedStep on all if one finds it damaged; CheckpointError if the state does not match.
     """
     manifest = verified(directory, step, writers)
-    stored = {leaf.name: leaf for leaf in manifest.leaves}
+    stored = _as_named_now(manifest.leaf_of)
     unlike = tree.differences(stored, target)
     if adapt is None:
         tree.refuse(unlike)
-    arrays = StoredArrays(step_folder(directory, step) / ARRAYS, manifest.leaves)
+    arrays = StoredArrays(step_folder(directory, step) / ARRAYS, stored)
     found: list[PyTree] = []
 
     def read() -> None:
@@ -94,6 +94,19 @@ def load(
 
     writers.all_do(f"reading checkpoint step {step}", read)
     return Restored(step, found[0], manifest.meta)
+
+
+def _as_named_now(stored: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
+    """The leaves of a checkpoint by their names in a state of this version.
+
+    In 0.2.0 a run that left out steps counted them in its state: as `sync/skipped`, beside `sync/inner`.
+    """
+    if "sync/skipped" not in stored:
+        return stored
+    kept = {name: leaf for name, leaf in stored.items() if name != "sync/skipped"}
+    if "sync/scale" in kept:  # of float16
+        return kept
+    return {name.replace("sync/inner", "sync", 1): leaf for name, leaf in kept.items()}
 
 
 def verified(directory: Path, step: int, writers: Writers) -> Manifest:
@@ -132,7 +145,7 @@ def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, Store
         _LOG.warning("Checkpoint step %s in %s is damaged and not used: %s", later, directory, error)
     if manifest is None:
         raise CheckpointError(f"{directory} holds no checkpoint. HINT: name a folder with step_*.")
-    return manifest, StoredArrays(step_folder(directory, manifest.step) / ARRAYS, manifest.leaves)
+    return manifest, StoredArrays(step_folder(directory, manifest.step) / ARRAYS, manifest.leaf_of)
 
 
 def _seen(directory: Path, writers: Writers) -> tuple[list[int], list[str]]:

@@ -68,7 +68,7 @@ class DistributedTrainingConfig(Strict):
     """optimizer: keep the optimizer state in host memory between steps."""
     max_grad_norm: Numbers[Amount | None] = Field(default=None, gt=0)
     """Clip the mean gradient to this global norm; none: no clipping."""
-    on_nonfinite: Arrays[Literal["abort", "skip", "rollback"]] = "abort"
+    on_nonfinite: Numbers[Literal["abort", "skip", "rollback"]] = "abort"
     """What all ranks do if a loss or gradient is not finite: stop, skip the step, or restore a checkpoint."""
     on_loss_spike: Numbers[Literal["ignore", "rollback"]] = "ignore"
     """rollback: after a loss spike, return to the checkpoint before it and continue with later samples."""

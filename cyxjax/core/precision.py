@@ -88,34 +88,20 @@ def cast_to(fns: ModelFns, dtype: str) -> ModelFns:
     return fns if dtype == "float32" else with_policy(fns, Policy(compute=jnp.dtype(dtype)))
 
 
-class SkipState(NamedTuple):
-    skipped: Any  # int32 (): steps skipped since the start
-    inner: PyTree  # the wrapped strategy's state
-
-
 class LossScaleState(NamedTuple):
     scale: Any  # float32 (): multiplies the loss
     good_steps: Any  # int32 (): finite steps since the scale last changed
-    skipped: Any  # int32 (): steps skipped since the start
     inner: PyTree  # the wrapped strategy's state
 
 
 def skip_nonfinite(sync: Sync) -> Sync:
     """`sync` that keeps params and state unchanged in a step where any replica's gradient is not finite."""
 
-    def update(grads: PyTree, state: SkipState, params: PyTree) -> Stepped:
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
         finite = all_finite(grads)
-        new = stepped_if(finite, sync, grads, state.inner, params)
-        return new._replace(state=SkipState(state.skipped + (~finite).astype(jnp.int32), new.state))
+        return stepped_if(finite, sync, grads, state, params)._replace(counts=finite)
 
-    return sync._replace(
-        init=lambda params: SkipState(jnp.int32(0), sync.init(params)),
-        update=update,
-        state_spec=SkipState(REPLICATED, sync.state_spec),
-        loss_scale=lambda state: sync.loss_scale(state.inner),
-        skipped=lambda state: state.skipped,
-        stored_as=stored_inside(sync),
-    )
+    return sync._replace(update=update)
 
 
 def with_loss_scale(
@@ -134,7 +120,7 @@ def with_loss_scale(
     """
 
     def init(params: PyTree) -> LossScaleState:
-        return LossScaleState(jnp.float32(initial), jnp.int32(0), jnp.int32(0), sync.init(params))
+        return LossScaleState(jnp.float32(initial), jnp.int32(0), sync.init(params))
 
     def update(grads: PyTree, state: LossScaleState, params: PyTree) -> Stepped:
         grads = jax.tree.map(lambda g: g * (1 / state.scale).astype(g.dtype), grads)
@@ -144,15 +130,13 @@ def with_loss_scale(
         grow = good >= growth_interval
         factor = jnp.where(finite, jnp.where(grow, growth_factor, 1.0), backoff_factor)
         scale = jnp.clip(state.scale * factor, _LEAST, _MOST)
-        skipped = state.skipped + (~finite).astype(jnp.int32)
-        return new._replace(state=LossScaleState(scale, jnp.where(grow, 0, good), skipped, new.state))
+        return new._replace(state=LossScaleState(scale, jnp.where(grow, 0, good), new.state), counts=finite)
 
     return sync._replace(
         init=init,
         update=update,
-        state_spec=LossScaleState(REPLICATED, REPLICATED, REPLICATED, sync.state_spec),
+        state_spec=LossScaleState(REPLICATED, REPLICATED, sync.state_spec),
         loss_scale=lambda state: state.scale * sync.loss_scale(state.inner),
-        skipped=lambda state: state.skipped,
         stored_as=stored_inside(sync),
     )
 

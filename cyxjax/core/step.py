@@ -124,12 +124,12 @@ def next_state(
     with step_value(sums[0]):
         stepped = Stepped(*sync.update(grads, state.sync, state.params))
     row = norm_row(stepped, state.step)
-    params, strategy = written_after(row, stepped), stepped.state
-    kept = sync.skipped(strategy) == sync.skipped(state.sync)
+    params = written_after(row, stepped)
+    kept = stepped.counts
     model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
     measured = jnp.where(kept, sums[:-1], 0.0)
     row = jnp.where(kept, row, jnp.array(LEFT_OUT, jnp.float32))
-    state = TrainState(state.step + 1, params, model_state, strategy, state.key)
+    state = TrainState(state.step + 1, params, model_state, stepped.state, state.key)
     return state, jnp.concatenate([measured, row[None], sums[-1:]])
 
 

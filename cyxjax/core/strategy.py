@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
@@ -36,6 +35,7 @@ class Stepped(NamedTuple):
     state: PyTree
     mean_grads: PyTree = None  # before clipping, for their norm; None: the strategy has no mean of gradients
     in_parts: bool = False  # whether this replica holds only a part of the mean gradients
+    counts: Any = True  # bool (), equal on all replicas; False: gradients were not finite, nothing is updated
 
 
 class Sync(NamedTuple):
@@ -52,7 +52,6 @@ class Sync(NamedTuple):
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
     # state -> factor the loss is multiplied by (float16)
     loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
-    skipped: Callable[[PyTree], Any] = lambda state: np.int32(0)  # state -> int32: steps of the run skipped
     consensus: Callable[[PyTree], PyTree] = unchanged  # a replica's params -> replicated params, to evaluate
     hold: Callable[[PyTree], PyTree] = unchanged  # whole params -> what a replica keeps, in `sync_map`
     # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the narrower

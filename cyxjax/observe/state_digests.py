@@ -46,7 +46,7 @@ def contradicted_leaves(directory: Path, step: int, path: Path) -> list[str]:
         return []
     folder = step_folder(directory, step)
     manifest = read_manifest(folder)
-    stored = StoredArrays(folder / ARRAYS, manifest.leaves)
+    stored = StoredArrays(folder / ARRAYS, manifest.leaf_of)
     known = [leaf for leaf in manifest.leaves if leaf.name in recorded]
     return [x.name for x in known if leaf_digest(stored.blocks(x.name), x.size) != recorded[x.name]]
 

@@ -56,6 +56,7 @@ def fit(
     evaluated: bool,
     follow: Follow,
     wish: Wish,
+    skipped: Callable[[], int],
 ) -> RunState:
     """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; returns the
     final state of the run.
@@ -64,6 +65,7 @@ def fit(
     evaluated: whether an evaluation due after the step of `start` was made; if not, it is made first.
     follow: called with functions that return the current state, for hooks and after errors: a step deletes
         the state before it.
+    skipped: number of steps that the run has left out.
     """
     hooks = list(hooks)
     evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
@@ -96,7 +98,7 @@ def fit(
         to_evaluate |= evaluations.at_end_of(position.epoch, epochs)
         val = _evaluated(program, feed, moment) if to_evaluate else {}
         to_evaluate = False
-        info = EpochInfo(position, training_means(program, first, moment), val)
+        info = EpochInfo(position, program.training_means(first, moment, skipped()), val)
         moment = RunState(position, moment.state, np.zeros_like(moment.sums))
         follow(partial(unchanged, moment))
         report_progress(position.step, "eval")  # callbacks may draw, print samples, upload
@@ -109,18 +111,6 @@ def fit(
         hook.on_end(moment, moment.position.epoch >= epochs)
     report_progress(moment.position.step, "idle")
     return moment
-
-
-def training_means(program: Program, first: Position, moment: RunState) -> dict[str, Any]:
-    """Means over the epoch's steps from `first` up to `moment`. NaN if no step counts: all were left out as
-    not finite, or a rollback left none.
-
-    Raises: DataError if the samples have zero weight in the loss; not once the run has left out a step.
-    """
-    trained = moment.position.step > first.step
-    if trained and not int(program.sync.skipped(moment.state.sync)):
-        return program.metrics.over_all(moment.sums, "an epoch of training")
-    return program.metrics.means(moment.sums)
 
 
 def _epoch(

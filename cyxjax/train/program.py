@@ -26,7 +26,7 @@ from cyxjax.core.trees import PyTree, matches
 from cyxjax.sync.in_groups import for_part, part_of, trained
 from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import all_callbacks
-from cyxjax.train.hooks.hook import Hook, Position, StepInfo
+from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
 from cyxjax.train.settings import StepPlan
@@ -112,6 +112,17 @@ class Program(NamedTuple):
         left_out = bool(rows[count - 1, 1] < 0)  # `LEFT_OUT`: nothing was measured
         sums = np.zeros((count, 2)) if left_out else rows[:count]
         return StepInfo(position, sums, (rows[count, 0], rows[count, 1]), left_out, rows[count + 1 :])
+
+    def training_means(self, first: Position, moment: RunState, skipped: int) -> dict[str, Any]:
+        """Means over the epoch's steps from `first` up to `moment`. NaN if no step counts: all were left out
+        as not finite, or a rollback left none.
+
+        skipped: steps that the run has left out.
+        Raises: DataError if the samples have zero weight in the loss; not once the run has left out a step.
+        """
+        if moment.position.step > first.step and not skipped:
+            return self.metrics.over_all(moment.sums, "an epoch of training")
+        return self.metrics.means(moment.sums)
 
 
 def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree) -> Program:

@@ -74,7 +74,7 @@ def run_fit(
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         unsaved = _unsaved(fit, end.position.step)
     if history.stopped_by == "max_steps" and end.position.step_in_epoch:
-        means = loop.training_means(program, start.position, end)
+        means = program.training_means(start.position, end, history.skipped_steps)
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
         HistoryHook(history, fit.learning_rate).add_row(cut_short)
     return unsaved
@@ -137,6 +137,7 @@ def train(fit: Fit, start: RunState) -> RunState:
                 evaluated=evaluated,
                 follow=fit.run.follow,
                 wish=wish,
+                skipped=lambda: fit.run.history.skipped_steps,
             )
 
     saves_at = lambda position: any(hook.saves_at(position) for hook in hooks)  # noqa: E731
@@ -147,9 +148,9 @@ def train(fit: Fit, start: RunState) -> RunState:
 def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:
     """The newest good checkpoint at or before `good_step`; later ones are set aside. None without one.
 
-    History and ledger are kept; the bad state is freed leaf by leaf. Waits for a save in progress. An exact
-    run uses only checkpoints of its schedule: one that was saved at a signal or at an earlier end would make
-    the run take a different course.
+    History and ledger are kept, but not the number of steps left out since; the bad state is freed leaf by
+    leaf. Waits for a save in progress. An exact run uses only checkpoints of its schedule: one that was saved
+    at a signal or at an earlier end would make the run take a different course.
     """
     report_progress(good_step, "checkpoint")
     fit.checkpointer.wait()
@@ -165,6 +166,7 @@ def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> Ru
     found = resume.load(fit.checkpointer, bad, fit.program.sync, group.mesh, in_place=True)
     if found is None:
         return None
-    fit.run.state, _, meta = found
+    fit.run.state, then, meta = found
+    fit.run.history.skipped_steps = then.skipped_steps
     fit.run.restored = fit.run.restored | {HOOKS: meta.get(HOOKS, {})}
     return fit.run.state

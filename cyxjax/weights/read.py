@@ -57,7 +57,7 @@ def _of_checkpoint(folder: Path) -> dict[str, Entry]:
     manifest = read_manifest(folder)
     if problems := find_problems(folder, manifest.step):
         raise CheckpointError(f"{folder}: {'; '.join(problems)}. HINT: name another checkpoint.")
-    return _of_state(manifest, StoredArrays(folder / ARRAYS, manifest.leaves))
+    return _of_state(manifest, StoredArrays(folder / ARRAYS, manifest.leaf_of))
 
 
 def _of_state(manifest: Manifest, stored: StoredArrays) -> dict[str, Entry]:

@@ -58,7 +58,7 @@ class TerminateOnNaN(SavingHook):
             raise NonFiniteError(
                 f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
                 "gradient was not finite, though the loss was. HINT: look for roots and logarithms of 0 in "
-                "the loss; in a new run (init_from) on_nonfinite=skip leaves such steps out.",
+                "the loss; with on_nonfinite=skip the run resumes, and leaves such steps out.",
                 moment.position,
             )
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
 from cyxjax.core.mesh import num_replicas
-from cyxjax.core.step import TrainState
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.launch import save_request
 from cyxjax.observe.console import Console
@@ -68,16 +67,12 @@ class Fit(NamedTuple):
         """
         return self.program.learning_rate(step - self.run.first_step - self.run.history.skipped_steps)
 
-    def num_skipped(self, state: TrainState) -> int:
-        """Steps since the optimizer began that were left out, because a gradient was not finite."""
-        return int(self.program.sync.skipped(state.sync))
-
 
 def build_hooks(fit: Fit) -> list[Hook]:
     """The hooks of a fit. They outlive a rollback: `on_start` gives them the state to continue from."""
     settings, history = fit.plan.settings, fit.run.history
     monitor, course = fit.watchable.of(settings.watch), settings.course
-    recorded = HistoryHook(history, fit.learning_rate, fit.num_skipped)
+    recorded = HistoryHook(history, fit.learning_rate)
     spikes = _loss_spikes(fit)
     hooks: list[Hook] = []
     hooks += [

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from cyxjax.core.metrics import GRAD_NORM, Metrics, numbers
-from cyxjax.core.step import TrainState
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -35,22 +34,17 @@ _LEAST_S = 0.1
 class HistoryHook(SavingHook):
     """Fills the history: one entry per epoch and evaluation; totals at each, at saves and at the end.
 
-    Time is counted from the creation of this hook. skipped: state -> number of steps left out.
+    Time is counted from the creation of this hook.
     """
 
-    def __init__(
-        self,
-        history: DistributedTrainingHistory,
-        learning_rate: Rate,
-        skipped: Callable[[TrainState], int] = lambda state: 0,
-    ):
-        self._history, self._rate, self._skipped = history, learning_rate, skipped
+    def __init__(self, history: DistributedTrainingHistory, learning_rate: Rate):
+        self._history, self._rate = history, learning_rate
         self._before_s, self._started = history.total_time_seconds, time.monotonic()
         # Samples of earlier processes of this run: their rate times their time.
         self._samples = history.samples_per_second * self._before_s
 
     def on_start(self, moment: RunState) -> None:
-        self._at, self._history.skipped_steps = moment.position, self._skipped(moment.state)
+        self._at = moment.position
         if moment.position.step_in_epoch:
             self._drop_row(moment.position.epoch)
 

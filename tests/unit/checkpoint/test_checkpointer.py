@@ -124,6 +124,16 @@ def test_another_state_is_refused_by_leaf_name(tmp_path, target, named):
     assert os.listdir(tmp_path) == ["step_00000001"]
 
 
+@pytest.mark.parametrize("scale", [{}, {"scale": jnp.float32(2.0)}])
+def test_a_state_that_counted_the_steps_left_out_is_read_without_the_count(tmp_path, scale):
+    """As version 0.2.0 stored it, where a part of a strategy's own state may be named `inner` too."""
+    inner = {"inner": jnp.arange(3.0), "mu": jnp.ones(2)}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"sync": {"skipped": jnp.int32(4), "inner": inner, **scale}})
+    now = {"sync": {"inner": inner, **scale} if scale else inner}
+    assert_same_bits(Checkpointer(tmp_path).restore(jax.eval_shape(lambda: now)).state, now)
+
+
 def test_differences_are_allowed_when_asked(tmp_path):
     cast = lambda name, stored, want: stored.astype(want.dtype) if stored.shape == want.shape else None  # noqa: E731
     with Checkpointer(tmp_path) as checkpointer:

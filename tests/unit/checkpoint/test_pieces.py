@@ -44,7 +44,7 @@ def test_any_span_is_read_from_the_pieces_it_lies_in_and_only_from_good_ones(tmp
     monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 48)  # many blocks per piece
     array = np.arange(120).reshape(8, 15).astype(getattr(ml_dtypes, dtype, None) or dtype)
     leaf = in_pieces(tmp_path, array, [0, 37, 90, 120])
-    stored = StoredArrays(tmp_path, [leaf])
+    stored = StoredArrays(tmp_path, {"w": leaf})
     assert stored.whole("w").tobytes() == array.tobytes()
     for a, b in [(0, 120), (0, 1), (36, 38), (37, 90), (89, 120), (50, 50)]:
         assert stored.part("w", a, b).tobytes() == array.reshape(-1)[a:b].tobytes()
@@ -75,7 +75,7 @@ def test_a_leaf_is_read_once_however_many_blocks_it_takes(tmp_path, monkeypatch)
     """safetensors reads a whole array for a slice of it: a gigabyte would be read 256 times."""
     monkeypatch.setattr("cyxjax.checkpoint.arrays._BLOCK_BYTES", 4096)
     array = np.arange(250_000, dtype=np.float32)
-    stored = StoredArrays(tmp_path, [in_pieces(tmp_path, array, [0, array.size])])
+    stored = StoredArrays(tmp_path, {"w": in_pieces(tmp_path, array, [0, array.size])})
 
     def bytes_read():
         return int(Path("/proc/self/io").read_text().split()[1])  # rchar: of all reads, cached or not

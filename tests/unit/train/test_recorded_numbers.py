@@ -2,8 +2,10 @@
 
 import json
 import time
+from functools import partial
 from unittest.mock import Mock
 
+import jax
 import numpy as np
 import pytest
 from flax import linen
@@ -12,7 +14,7 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
-from cyxjax.errors import ConfigError
+from cyxjax.errors import ConfigError, NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train.hooks import progress
 from cyxjax.train.hooks.hook import Position, RunState, StepInfo
@@ -100,6 +102,26 @@ def test_only_the_step_of_a_bad_sample_is_left_out_and_the_recorded_rate_counts_
         history = trainer(linen.Dense(3)).fit(bad, Y[:20], options, schedule=lambda step: 0.5**step)
     assert (history.num_steps, history.skipped_steps) == (6, 2)
     assert history.learning_rates == pytest.approx([0.1 * 0.5**1, 0.1 * 0.5**3])
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+def test_a_run_that_ended_at_a_bad_sample_resumes_past_it(policy, tmp_path, as_users_promote):
+    bad = X[:24].copy()
+    bad[9] = np.nan  # of the second of 3 steps
+    saving = SAVING | {"shuffle": False, "epochs": 2, "checkpoint_every_n_steps": 1, "resume": "auto"}
+
+    def fit(policy, folder):
+        one = trainer(linen.Dense(3))
+        folder = str(tmp_path / folder)
+        return one, one.fit(bad, Y[:24], config(on_nonfinite=policy, checkpoint_dir=folder, **saving))
+
+    with pytest.raises(NonFiniteError):
+        fit("abort", "resumed")
+    (resumed, history), (whole, expected) = fit(policy, "resumed"), fit(policy, "whole")
+    assert history.skipped_steps == expected.skipped_steps == 2 * (policy == "skip")
+    assert len(history.rollback_steps) == len(expected.rollback_steps) == 2 * (policy == "rollback")
+    assert history.learning_rates == expected.learning_rates
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), resumed.params, whole.params)
 
 
 def test_a_program_s_run_stores_what_the_program_trains_with(tmp_path, capsys):

@@ -116,7 +116,6 @@ def with_moments(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"on_nonfinite": "skip"}, "on_nonfinite .*'abort', .*'skip' .*sync/"),
         ({"precision": "float16"}, "precision .*'float32', .*'float16' .*sync/"),
         ({"precision": "params=bfloat16"}, "params=bfloat16.*params/bias .*float32.*bfloat16"),
         ({"trainable": ["bias"]}, "trainable .*'bias'.*sync/"),
