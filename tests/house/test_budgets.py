@@ -6,7 +6,7 @@ from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 279
 MOST_STATEMENTS = 18_400
-MOST_STATEMENTS_OF_TESTS = 17_437
+MOST_STATEMENTS_OF_TESTS = 17_444
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
