@@ -166,11 +166,12 @@ def _next_commands(config: TrainConfig, history: DistributedTrainingHistory, res
     return f"Next: {look}{audit}{again}."
 
 
-def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
+def prepare(config: TrainConfig, *, goes_on: bool = False, step: int | None = None) -> Experiment:
     """The data, and an untrained trainer in its group, checked against each other; nothing is written.
 
     goes_on: whether it will be trained; the newest step of the run's mirror, if any, is then copied here.
-    Raises: ConfigError, DataError.
+    step: one of its checkpoints, which the trainer loads first: the plan is that of a run from there.
+    Raises: ConfigError, DataError, CheckpointError.
     """
     with blamed(config):
         config.run_folder.refuse_unusable()
@@ -182,6 +183,8 @@ def prepare(config: TrainConfig, *, goes_on: bool = False) -> Experiment:
             fetch(config, process_group.current())
         splits = data_of(config)
         trainer = trainer_of(config, splits.info)
+        if step is not None:
+            trainer.load_checkpoint(str(config.checkpoint_path), step)
         plan = trainer.prepare(splits.train, splits.val, config=config, named=True)
         return Experiment(config, splits, trainer, plan)
 

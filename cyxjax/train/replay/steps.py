@@ -83,8 +83,8 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     earlier = [step for step in list_steps(config.checkpoint_path) if step <= (box.checkpoint_step or 0)]
     if not earlier:  # it starts over: from the parameters that the run began with, also those of `init_from`
         config = config.model_copy(update={"resume": "never"})
-    _, _, trainer, plan = prepare(config)
-    _go_back(trainer, config.checkpoint_path, earlier)
+    _, _, trainer, plan = prepare(config, step=max(earlier, default=None))
+    _say_start(trainer)
     facts = trainer.stream_facts
     if facts is None or samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
         raise DataError(
@@ -94,11 +94,9 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
     return trainer, plan, facts
 
 
-def _go_back(trainer: DistributedTrainer, checkpoints: Path, earlier: list[int]) -> None:
-    """Loads the newest of the `earlier` steps, those up to the box's; without one, the run starts over."""
-    if earlier:
-        trainer.load_checkpoint(str(checkpoints), step=earlier[-1])
-    start = earlier[-1] if earlier else 0
+def _say_start(trainer: DistributedTrainer) -> None:
+    """Prints the step that the run is repeated from, and what a replay does not repeat."""
+    start = trainer.run_state.position.step
     print(f"Running again from step {start}.")
     for callback in overriding(trainer.callbacks, "next_state"):
         print(

@@ -126,6 +126,15 @@ def test_a_step_of_two_replicas_is_looked_into_with_the_whole_parameters_of_each
     assert f"First not finite (replica {place % 2}, micro-batch 0, forward): layer body (Fragile)" in shown
 
 
+def test_a_replay_from_a_checkpoint_has_the_rates_of_the_run(setting, tmp_path):
+    with pytest.raises(NonFiniteError, match="loss .*step 3 "):
+        experiment.run(setting(bad=11, schedule={"name": "linear"}))
+    (folder,) = (tmp_path / "run").glob("black_box_step*")
+    trainer, _, _ = steps._rebuilt(read_box(folder), folder)
+    assert trainer.run_state.position.step == 2
+    assert trainer.program.learning_rate(3) == pytest.approx(0.01 * (1 - 2 / 12))
+
+
 def test_a_skipped_step_is_replayed_from_before_it(setting, tmp_path, capsys, printed):
     for _ in range(2):  # the second finds all epochs done
         experiment.run(setting(bad=11, on_nonfinite="skip", checkpoint_async=False, verbose=True))
