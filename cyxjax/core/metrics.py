@@ -4,7 +4,7 @@ A step returns them as one small float32 array of shape (num_rows, 2), which tak
 mean is one row, (sum, count); a statistic (F1, a confusion matrix) takes one row for every two numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -125,6 +125,25 @@ class Metrics:
     def num_training_rows(self) -> int:
         """Number of rows in training: those of `sums`, and one for the norm of the mean gradients."""
         return self.num_rows + 1
+
+    @cached_property
+    def row_names(self) -> list[str]:
+        """The metric that each row belongs to in training."""
+        measured = [name for measure in self._measures for name in [measure.name] * measure.num_rows]
+        return ["loss"] * self._first + measured + [GRAD_NORM]
+
+    def arranged(self, sums: np.ndarray, row_names: Sequence[str]) -> np.ndarray:
+        """The `sums` of training with other metrics as sums of these; zeros for a metric that is new, or has
+        another number of rows.
+
+        row_names: of the other metrics.
+        """
+        then, now = np.array(row_names), np.array(self.row_names)
+        made = np.zeros((len(now), 2))
+        for name in dict.fromkeys(self.row_names):
+            if (then == name).sum() == (now == name).sum():
+                made[now == name] = sums[then == name]
+        return made
 
     def sums(self, losses: Losses, output: PyTree, target: PyTree, weight: jax.Array) -> jax.Array:
         """float32 (num_rows, 2): the weighted sum and weight of each mean, the numbers of each statistic."""

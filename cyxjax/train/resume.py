@@ -114,9 +114,8 @@ def restore(
             "HINT: train on the classes of the checkpoint, or start over (resume: never)."
         )
     metrics = plan.recipe.metrics
-    sums, no_sums = moment.sums, np.zeros((metrics.num_training_rows, 2))
-    if tuple(meta.get("metrics", metrics.names)) != metrics.names or sums.shape != no_sums.shape:
-        sums = no_sums  # the sums of the current epoch are of other metrics
+    equal = tuple(meta.get("metrics", metrics.names)) == metrics.names
+    sums = metrics.arranged(moment.sums, meta.get("row_names", metrics.row_names if equal else ()))
     position = run.stream_positions.restore(meta, moment.position, group.topology.rank)
     run.state = moment._replace(position=position, sums=sums)
     run.class_names = run.class_names or names
@@ -141,6 +140,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         # the fields of a named tuple, also those without arrays
         "input_fields": list(getattr(plan.inputs, "_fields", ())),
         "metrics": list(plan.recipe.metrics.names),
+        "row_names": plan.recipe.metrics.row_names,
     }
     meta |= facts_to_meta(plan.facts) | run.stream_positions.meta(moment.position)
     meta |= {"classes": list(run.class_names)} if run.class_names else {}

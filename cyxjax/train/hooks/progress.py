@@ -135,7 +135,7 @@ class RecordHook(Hook):
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate, self._begun, self._per_second = every, learning_rate, False, 0.0
         # of a checkpoint: its step, and the sums of the record in progress
-        self._stored: tuple[int, Any] = 0, None
+        self._stored: tuple[int, np.ndarray] = -1, np.zeros(2)
         self._reset(Position())
 
     def on_start(self, moment: RunState) -> None:
@@ -144,15 +144,16 @@ class RecordHook(Hook):
         self._begun = True
         self._reset(moment.position)
         step, sums = self._stored
-        if step == moment.position.step and np.shape(sums) == self._sums.shape:
+        if step == moment.position.step:
             self._sums += sums
         self._epoch_started = time.monotonic()
 
-    def state_dict(self) -> tuple[int, np.ndarray]:
-        return self._step, self._sums
+    def state_dict(self) -> tuple[int, np.ndarray, list[str]]:
+        return self._step, self._sums, self._metrics.row_names
 
-    def load_state_dict(self, state: tuple[int, np.ndarray]) -> None:
-        self._stored = state
+    def load_state_dict(self, state: tuple[int, np.ndarray, list[str]]) -> None:
+        step, sums, row_names = state
+        self._stored = step, self._metrics.arranged(sums, row_names)
 
     def on_step(self, info: StepInfo) -> None:
         self._sums += info.sums

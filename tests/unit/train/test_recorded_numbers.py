@@ -6,6 +6,7 @@ from functools import partial
 from unittest.mock import Mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
@@ -52,6 +53,25 @@ def test_records_after_a_resume_are_those_of_an_uninterrupted_run(tmp_path):
 
     times = ("samples_per_second", "total_time_seconds")
     assert trained("cut", 3, 5, 9, 24) == trained("whole", 24)
+
+
+@pytest.mark.parametrize(("before", "after"), [("ab", "ba"), ("a", "ca"), ("bc", "c"), ("ca", "ab")])
+def test_metrics_that_change_within_an_epoch_keep_their_own_numbers(before, after, tmp_path):
+    def fit(folder, names, **options):
+        # Each metric is a constant, so that the numbers of another one would show.
+        metrics = {
+            name: lambda output, target, of=name: jnp.full(len(target), float(ord(of))) for name in names
+        }
+        one = trainer(linen.Dense(3), metrics=cx.Metrics(metrics))
+        options |= {"run_dir": str(tmp_path / folder), "batch_size": 2, "log_every_n_batches": 4}
+        return one.fit(*DATA, config(epochs=1, checkpoint_every_n_epochs=1), **options)
+
+    fit("cut", before, max_steps=2)
+    history, whole = fit("cut", after), fit("whole", after)
+    expected = {name: float(ord(name)) for name in after}
+    assert {name: history.metrics[f"train_{name}"] for name in after} == {n: [v] for n, v in expected.items()}
+    assert [{name: line[name] for name in after} for line in records(tmp_path / "cut")] == [expected]
+    assert (history.train_losses, history.grad_norms) == (whole.train_losses, whole.grad_norms)
 
 
 def test_samples_per_second_counts_samples_whatever_their_weight(tmp_path):
