@@ -24,7 +24,7 @@ from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.strategy import Reducer, Sync, shortened
-from cyxjax.core.trees import PyTree, are_finite
+from cyxjax.core.trees import PyTree, are_finite, times
 from cyxjax.errors import ConfigError, DataError
 
 _NONE_ASKS = StatsAxes(refused="in a hand-written loop each replica computes its own statistics")
@@ -174,7 +174,7 @@ def init_on(mesh: Mesh, transformation: optax.GradientTransformation, spec: PyTr
 @jax.jit
 def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array]:
     """(grads * factor, whether all of them are finite)."""
-    scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+    scaled = times(factor, grads)
     return scaled, are_finite(scaled)
 
 

@@ -18,7 +18,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
 from cyxjax.core.rows import Weighed
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, times
 
 
 def forward(
@@ -109,7 +109,7 @@ def means_of(pulled: list[Pulled], total: jax.Array) -> PyTree:
         if weights is not None:
             whole = psum(weights)
             factor = jnp.where(whole != 0, total / whole, 0.0)
-            grads = jax.tree.map(lambda g, by=factor: g * by.astype(g.dtype), grads)
+            grads = times(factor, grads)
         means.append(grads)
     return jax.tree.map(_sum_of_those_there, *means, is_leaf=lambda leaf: leaf is None)
 

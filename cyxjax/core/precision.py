@@ -17,7 +17,7 @@ from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.scopes import holding
 from cyxjax.core.strategy import Stepped, Sync, stepped_if, stored_inside
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, times
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def with_loss_scale(
         return LossScaleState(jnp.float32(initial), jnp.int32(0), sync.init(params))
 
     def update(grads: PyTree, state: LossScaleState, params: PyTree) -> Stepped:
-        grads = jax.tree.map(lambda g: g * (1 / state.scale).astype(g.dtype), grads)
+        grads = times(1 / state.scale, grads)
         finite = all_finite(grads)
         new = stepped_if(finite, sync, grads, state.inner, params)
         good = jnp.where(finite, state.good_steps + 1, 0)

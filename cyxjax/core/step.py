@@ -1,7 +1,7 @@
 """The compiled step: the phases fused into one program, two maps inside one jit, state donated."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.rows import whole_batch
-from cyxjax.core.strategy import Stepped, Sync, norm_row, step_value, written_after
-from cyxjax.core.trees import PyTree
+from cyxjax.core.strategy import Stepped, Sync, loss_factors, norm_row, step_value, written_after
+from cyxjax.core.trees import PyTree, times
 
 
 class TrainState(NamedTuple):
@@ -94,19 +94,22 @@ def sum_gradients(
     params: PyTree,
     model_state: PyTree,
     rows: Rows,
-    scale: Any,
+    factors: tuple[jax.Array, jax.Array | None],
     key: jax.Array,
     stats: StatsAxes = OWN,
     check: SplitCheck = NO_CHECK,
 ) -> tuple[PyTree, Summed]:
-    """(new model state, LOCAL gradients of `scale * sum(weight * losses)` and metric sums), one micro-batch.
+    """(new model state, LOCAL gradients of `sum(weight * losses)` and metric sums), one micro-batch.
 
-    rows: of the micro-batch. Runs forward, loss and backward on one replica.
+    Runs forward, loss and backward on one replica. rows: of the micro-batch. factors: see `loss_factors`.
     check: what is compared, where the rows are a part of the batch.
     """
     inputs, targets, weight = rows
     output, pullback, model_state = phases.forward(fns, params, model_state, inputs, weight, key, stats)
-    losses, pulled = phases.pull_back(loss, output, pullback, targets, weight, scale)
+    on_loss, on_grads = factors
+    losses, pulled = phases.pull_back(loss, output, pullback, targets, weight, on_loss)
+    if on_grads is not None:
+        pulled = [one._replace(grads=times(on_grads, one.grads)) for one in pulled]
     output = output.output if isinstance(output, Sown) else output
     checks = check.rows(output, targets) if check.measures else None
     return model_state, Summed(pulled, metrics.sums(losses, output, targets, weight), checks)
@@ -118,8 +121,8 @@ def next_state(
     """(the state after a step, its sums); inside `sync_map`, on one replica.
 
     grads: LOCAL. model_state: the mean over replicas. sums: over all replicas, with signals in the last row;
-    the norm of the mean gradients (`norm_row`) is inserted before it. A step that `sync` skipped changes and
-    measures nothing: its sums are 0, with `LEFT_OUT` in place of the norm; only its signals count.
+    the norm of the mean gradients (`norm_row`) is inserted before it. A step that `sync` skipped changes
+    nothing: it has `LEFT_OUT` in place of the norm, and its sums are 0 unless they are finite.
     """
     with step_value(sums[0]):
         stepped = Stepped(*sync.update(grads, state.sync, state.params))
@@ -127,7 +130,7 @@ def next_state(
     params = written_after(row, stepped)
     kept = stepped.counts
     model_state = jax.tree.map(lambda new, old: jnp.where(kept, new, old), model_state, state.model_state)
-    measured = jnp.where(kept, sums[:-1], 0.0)
+    measured = jnp.where(kept | jnp.isfinite(sums[:-1]).all(), sums[:-1], 0.0)
     row = jnp.where(kept, row, jnp.array(LEFT_OUT, jnp.float32))
     state = TrainState(state.step + 1, params, model_state, stepped.state, state.key)
     return state, jnp.concatenate([measured, row[None], sums[-1:]])
@@ -171,13 +174,13 @@ def build_train_step(
         key = step_key(state.key, state.step)
         # Reducers take a mean over replicas; dividing by total / R turns it into the mean over samples:
         # mean_r(R / total * sum_i w_i dl_i) = sum over all samples / total, also when shards are uneven.
-        scale = replicas / batch.total * sync.loss_scale(state.sync)
+        factors = loss_factors(sync, state.sync, replicas, replicas * len(batch.weight), batch.total)
         rows = batch.weight.shape[0] // accumulation
 
         def micro(model_state: PyTree, slot: jax.Array, part: Rows) -> tuple[PyTree, Summed]:
             draws = micro_batch_key(key, slot, lax.axis_index(AXIS), rows=rows, num_replicas=replicas)
             return sum_gradients(
-                fns, loss, measured, state.params, model_state, part, scale, draws, stats, check
+                fns, loss, measured, state.params, model_state, part, factors, draws, stats, check
             )
 
         with whole_batch(is_whole):

@@ -18,7 +18,7 @@ from jax import lax
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree, in_groups, unchanged
+from cyxjax.core.trees import PyTree, in_groups, times, unchanged
 
 Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
@@ -26,6 +26,10 @@ Reducer: TypeAlias = optax.GradientTransformation
 
 def _whole_already(params: PyTree, dtype: Any) -> PyTree:
     return params
+
+
+def _one(state: PyTree) -> jax.Array:
+    return jnp.float32(1.0)
 
 
 class Stepped(NamedTuple):
@@ -50,8 +54,7 @@ class Sync(NamedTuple):
     update: Callable[[PyTree, PyTree, PyTree], Stepped | tuple[PyTree, PyTree]]
     state_spec: PyTree = REPLICATED  # PartitionSpec prefix: P() replicated, P("data") a row per replica
     params_spec: PyTree = REPLICATED  # P("data") while replicas may differ (local SGD), or keep parts (fsdp)
-    # state -> factor the loss is multiplied by (float16)
-    loss_scale: Callable[[PyTree], Any] = lambda state: jnp.float32(1.0)
+    loss_scale: Callable[[PyTree], Any] = _one  # state -> factor the loss is multiplied by (float16)
     consensus: Callable[[PyTree], PyTree] = unchanged  # a replica's params -> replicated params, to evaluate
     hold: Callable[[PyTree], PyTree] = unchanged  # whole params -> what a replica keeps, in `sync_map`
     # (what it keeps, the dtype the model computes in) -> whole params, in `model_map`; floats in the narrower
@@ -70,6 +73,21 @@ class Sync(NamedTuple):
     def keeps_parts(self) -> bool:
         """Whether a replica keeps parts of the parameters, and the model must gather them."""
         return self.whole is not _whole_already
+
+
+def loss_factors(
+    sync: Sync, state: PyTree, replicas: int, full: int, total: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """(factor on a sum of losses, factor on its gradients; None: 1), together `replicas / total` times the
+    loss scale. The mean of the gradients over `replicas` is then that of all `total` samples.
+
+    With a loss scale, the first does not grow where a batch has fewer than `full` samples: the scale is as
+    large as gradients of full batches allow, so those of short batches would overflow.
+    """
+    scale = sync.loss_scale(state)
+    if sync.loss_scale is _one:
+        return replicas / total * scale, None
+    return replicas / jnp.float32(full) * scale, full / total
 
 
 def stepped_if(holds: jax.Array, sync: Sync, grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
@@ -203,4 +221,4 @@ def shortened(grads: PyTree, norm: jax.Array, max_norm: float | jax.Array) -> Py
     Source: optax.clip_by_global_norm.
     """
     factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
-    return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+    return times(factor, grads)

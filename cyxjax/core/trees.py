@@ -107,6 +107,11 @@ def is_traced(tree: PyTree) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def times(factor: jax.Array, tree: PyTree) -> PyTree:
+    """The leaves multiplied by `factor`, in their own dtypes."""
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), tree)
+
+
 def are_finite(tree: PyTree) -> jax.Array:
     """bool (): whether no leaf of `tree` holds an infinity or a NaN."""
     return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()

@@ -109,8 +109,10 @@ class Program(NamedTuple):
     def read_sums(self, position: Position, handle: jax.Array, at: Any = ...) -> StepInfo:
         """The numbers of the training step that ended at `position`; at: its place among several."""
         rows, count = np.asarray(handle, np.float64)[at], self.metrics.num_training_rows
-        left_out = bool(rows[count - 1, 1] < 0)  # `LEFT_OUT`: nothing was measured
-        sums = np.zeros((count, 2)) if left_out else rows[:count]
+        left_out = bool(rows[count - 1, 1] < 0)  # `LEFT_OUT`
+        sums = rows[:count]
+        if left_out:
+            sums[-1] = 0.0  # it has no norm
         return StepInfo(position, sums, (rows[count, 0], rows[count, 1]), left_out, rows[count + 1 :])
 
     def training_means(self, first: Position, moment: RunState, skipped: int) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Training in half precision: scaled losses, steps that all replicas skip, accuracy as in float32."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,7 @@ from tests.support.strategies import (
     random_grads,
     whole_grads,
 )
+from tests.support.trainers import X, Y
 
 
 def with_nan(grads, replica=1):
@@ -125,6 +128,33 @@ def test_gpt_trains_in_float16(tmp_path):
     history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.sgd(0.05)).fit(tokens, tokens, config)
     assert history.train_losses[2] < 0.9 * history.train_losses[0]
     assert history.skipped_steps == 0
+
+
+@pytest.mark.usefixtures("as_users_promote", "two_devices")
+@pytest.mark.parametrize("form", [{}, {"gradient_accumulation_steps": 2}, {"reproducibility": "exact"}])
+def test_a_short_last_batch_is_trained_on_in_float16_as_in_float32(form):
+    """The gradients of its 2 samples are 16 times as large: at the first scale they overflowed."""
+    loss = lambda output, target: 2.0 * CrossEntropyLoss()(output, target)  # noqa: E731
+
+    def trained(precision):
+        trainer = DistributedTrainer(linen.Dense(3), loss, optax.sgd(0.1))
+        options = {"epochs": 2, "global_batch_size": 32, "verbose": False, "checkpoint_every_n_epochs": 0}
+        trainer.fit(0.1 * X[:34], Y[:34], precision=precision, **options, **form)
+        return trainer
+
+    half, whole = trained("float16"), trained("float32")
+    assert half.history.skipped_steps == 0
+    assert half.history.train_losses == pytest.approx(whole.history.train_losses, rel=2e-3)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=5e-3), half.params, whole.params)
+
+
+@pytest.mark.usefixtures("as_users_promote", "two_devices")
+def test_the_loss_of_a_step_whose_gradients_overflow_is_measured():
+    trainer = DistributedTrainer(linen.Dense(3), lambda output, target: 1000 * MSELoss()(output, target), SGD)
+    options = {"epochs": 2, "batch_size": 30, "verbose": False, "checkpoint_every_n_epochs": 0}
+    history = trainer.fit(X[:60], np.eye(3, dtype=np.float32)[Y[:60]], precision="float16", **options)
+    assert history.skipped_steps == history.num_steps == 2
+    assert history.train_losses == pytest.approx([history.train_losses[0]] * 2)
 
 
 @pytest.mark.parametrize(("other", "finite"), [(2 + 3j, True), (complex(1, np.nan), False), (np.inf, False)])

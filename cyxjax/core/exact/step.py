@@ -32,7 +32,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.split_check import split_check
 from cyxjax.core.replica import sync_map
 from cyxjax.core.step import TrainState, next_state, sum_gradients, with_checks
-from cyxjax.core.strategy import Sync
+from cyxjax.core.strategy import Sync, loss_factors
 from cyxjax.core.trees import PyTree
 
 _NONE_ASKS = StatsAxes(refused="reproducibility='exact' computes batch statistics for each part")
@@ -105,10 +105,10 @@ def build_part(
     def part(state: TrainState, one: Part, total: Any) -> PyTree:
         key = micro_batch_key(step_key(state.key, state.step), 0, one.number, rows=1, num_replicas=num_parts)
         # `write` sees one replica, whose mean is the sum: a part gives its share of the mean over samples.
-        scale = sync.loss_scale(state.sync) / total
+        factors = loss_factors(sync, state.sync, 1, num_parts * len(one.weight), total)
         old = state.model_state
         model_state, summed = sum_gradients(
-            fns, loss, metrics, state.params, old, one[1:], scale, key, _NONE_ASKS, check
+            fns, loss, metrics, state.params, old, one[1:], factors, key, _NONE_ASKS, check
         )
         return summed, phases.weighted_state(model_state, old, one.weight.sum())
 

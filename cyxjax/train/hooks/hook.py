@@ -40,7 +40,7 @@ class StepInfo(NamedTuple):
     position: Position  # after the step
     sums: Sums
     signals: tuple[float, float]  # requests to stop and to save, summed over replicas; 0: none
-    left_out: bool = False  # its gradients were not finite, so it changed nothing and its sums are 0
+    left_out: bool = False  # its gradients were not finite, so it changed nothing; its sums are 0 or finite
     compared: np.ndarray = NOTHING_COMPARED  # float64 (number of checks, 2), see `SplitCheck`
 
 

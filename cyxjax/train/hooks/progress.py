@@ -152,8 +152,8 @@ class RecordHook(Hook):
         return self._step, self._sums, self._metrics.row_names
 
     def load_state_dict(self, state: tuple[int, np.ndarray, list[str]]) -> None:
-        step, sums, row_names = state
-        self._stored = step, self._metrics.arranged(sums, row_names)
+        step, sums, *row_names = state  # none in a checkpoint of an earlier version
+        self._stored = step, self._metrics.arranged(sums, *row_names or [[]])
 
     def on_step(self, info: StepInfo) -> None:
         self._sums += info.sums
