@@ -80,8 +80,8 @@ class LoaderReader:
     def epoch(self, position: Position) -> Iterator[tuple[HostBatch, bool]]:
         """(batch, whether it is the last) of the rest of an epoch, each with its `stop`.
 
-        A loader whose batches have changed cannot be read from the middle of one: reading continues with the
-        first batch that holds a sample after the position, with a warning.
+        A loader whose steps have changed cannot be read from the middle of one: reading continues with the
+        first step that holds a sample after the position, with a warning.
         """
         done, seen = position.step_in_epoch, position.samples
         if done == self._steps_per_epoch:  # the state that a rollback went back to ended the epoch
@@ -95,9 +95,9 @@ class LoaderReader:
             if before < position.samples and jax.process_index() == 0:
                 warn_on_stderr(
                     f"WARNING: {position.samples} samples of epoch {position.epoch + 1} were consumed, and "
-                    f"the loader's batches now have a different size. Continuing after its first {before} "
-                    f"samples: {position.samples - before} samples may be used twice. HINT: resume with the "
-                    "same batch size and number of processes, or give fit a dataset."
+                    f"no step of the loader ends there now. Continuing after its first {before} samples: "
+                    f"{position.samples - before} samples may be used twice. HINT: resume with the same "
+                    "batch size, gradient_accumulation_steps and number of processes, or give fit a dataset."
                 )
             done += 1
             ends = done == self._steps_per_epoch
