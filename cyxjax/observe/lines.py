@@ -176,6 +176,11 @@ def line_of_test(metrics: Mapping[str, float]) -> str:
     return f"Test: {', '.join(known[: 2 + _MOST_OWN])}"  # loss and accuracy first
 
 
+def left_out_line(skipped_steps: int) -> str:
+    """`2 steps left out, not finite`."""
+    return f"{counted(skipped_steps, 'step')} left out, not finite"
+
+
 def done_line(history: Any, run_dir: str | None) -> str:
     """`Done: 5 epochs in 12.3 s, 4,321 samples/s, best Val accuracy 0.9800 (epoch 3), last 0.9700. ...`."""
     epochs = len(history.train_losses)
@@ -191,7 +196,7 @@ def done_line(history: Any, run_dir: str | None) -> str:
         parts.append(f"{scaled(history.flops_per_second, 'FLOP/s')}{mfu}")
     parts += _best(history)
     if history.skipped_steps:
-        parts.append(f"{counted(history.skipped_steps, 'step')} left out, not finite")
+        parts.append(left_out_line(history.skipped_steps))
     if history.stopped_by:
         parts.append(f"stopped by {reason_of(history.stopped_by).note}")
     commit = f" Git commit: {history.commit}." if history.commit else ""

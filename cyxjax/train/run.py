@@ -11,7 +11,7 @@ from cyxjax.errors import NotSavedError, OutOfMemoryError, translated
 from cyxjax.launch.failure.record import PeerLost
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
-from cyxjax.observe.lines import batch_plan_line
+from cyxjax.observe.lines import batch_plan_line, left_out_line
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.stop_reasons import CALLBACK, EARLY_STOPPING, EPOCHS, MAX_STEPS, reason_of
@@ -73,6 +73,8 @@ def run_fit(
                 refuse_finished(run.restored, plan.facts, settings.saving.folder)
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         unsaved = _unsaved(fit, end.position.step)
+    if history.skipped_steps and settings.experiment is None:  # the last line of an experiment says it
+        console.note(left_out_line(history.skipped_steps))
     if history.stopped_by == "max_steps" and end.position.step_in_epoch:
         means = program.training_means(start.position, end, history.skipped_steps)
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})

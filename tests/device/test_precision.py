@@ -149,12 +149,13 @@ def test_a_short_last_batch_is_trained_on_in_float16_as_in_float32(form):
 
 
 @pytest.mark.usefixtures("as_users_promote", "two_devices")
-def test_the_loss_of_a_step_whose_gradients_overflow_is_measured():
+def test_the_loss_of_a_step_whose_gradients_overflow_is_measured(capsys):
     trainer = DistributedTrainer(linen.Dense(3), lambda output, target: 1000 * MSELoss()(output, target), SGD)
-    options = {"epochs": 2, "batch_size": 30, "verbose": False, "checkpoint_every_n_epochs": 0}
+    options = {"epochs": 2, "batch_size": 30, "checkpoint_every_n_epochs": 0}
     history = trainer.fit(X[:60], np.eye(3, dtype=np.float32)[Y[:60]], precision="float16", **options)
     assert history.skipped_steps == history.num_steps == 2
     assert history.train_losses == pytest.approx([history.train_losses[0]] * 2)
+    assert "2 steps left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("other", "finite"), [(2 + 3j, True), (complex(1, np.nan), False), (np.inf, False)])
