@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 279
-MOST_STATEMENTS = 18_428
-MOST_STATEMENTS_OF_TESTS = 17_474
+MOST_STATEMENTS = 18_459
+MOST_STATEMENTS_OF_TESTS = 17_509
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
