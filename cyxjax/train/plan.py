@@ -29,7 +29,7 @@ from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
-from cyxjax.train.schedules import Resumed
+from cyxjax.train.schedules import Resumed, decay_of
 from cyxjax.train.settings import Settings, resolve
 
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
@@ -127,7 +127,10 @@ def resumed_at(config: DistributedTrainingConfig, group: ProcessGroup) -> Resume
     meta = readable_meta(config.checkpoint_path) if config.resume != "never" else {}
     own = Resumed.of(meta)
     found = next(filter(None, agree(group, "where the run goes on", note=own)), None)
-    return Resumed(*found) if found else None
+    if not found:
+        return None
+    steps, epochs, samples, decay = found
+    return Resumed(steps, epochs, samples, decay_of(decay))
 
 
 def plan_fit(

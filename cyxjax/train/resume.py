@@ -43,7 +43,7 @@ from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan, input_shapes, readable_meta
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
-from cyxjax.train.schedules import WARMUP_EPOCHS
+from cyxjax.train.schedules import DECAY
 from cyxjax.train.settings import SavePolicy
 
 _LOG = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
         "first_step": run.first_step,
-        WARMUP_EPOCHS: plan.settings.step.rate.warmup_epochs,
+        DECAY: plan.settings.step.rate.decay,
         "history": run.history.to_dict(),
         "inputs": input_shapes(plan.inputs),
         # the fields of a named tuple, also those without arrays

@@ -21,8 +21,18 @@ from cyxjax.plugins import called, checked_options, named
 
 Schedule = Callable[[Any], Any]
 """optimizer steps done -> factor on the learning rate"""
-WARMUP_EPOCHS = "warmup_epochs"  # in the metadata of a checkpoint
+DECAY = "decay"  # in the metadata of a checkpoint
 _OF_ONE = {"init_value": 1.0, "peak_value": 1.0, "value": 1.0}  # a factor starts, or peaks, at 1
+
+
+class Decay(NamedTuple):
+    """A decay of which the part (s - begins) / steps is done after s steps of the optimizer."""
+
+    begins: float  # at the end of the warm-up; another step, even below 0, after a change of the batch size
+    steps: float  # at least 1
+    # What it was made for: global batch size, steps of an epoch, epochs, max_steps, warm-up; or nothing.
+    made_for: tuple[int, ...] = ()
+    ends_with_epochs: bool = False
 
 
 class RatePlan(NamedTuple):
@@ -31,37 +41,45 @@ class RatePlan(NamedTuple):
     name: str = "constant"
     peak: float = 1.0
     warmup_steps: int = 0
-    decay_steps: int = 0  # of a decay, at least 1; 0 if nothing decays
+    decay: Decay | None = None
     final_fraction: float = 0.0
     options: dict[str, Any] = {}  # of a schedule given by its name
     own: Callable[[Any], Any] | None = None  # a schedule that was given: steps -> factor
-    decay_begins: int = 0  # step; other than warmup_steps, even below 0, after a change of the batch size
-    warmup_epochs: float | None = None  # trained when the warm-up ends, if a decay ends with the epochs
 
 
 class Resumed(NamedTuple):
-    """Where a resumed run goes on: steps of its optimizer, whole epochs, and samples of the current epoch."""
+    """Where a resumed run goes on: steps of its optimizer, whole epochs, samples of the current epoch, and
+    the decay of its rate, if any.
+    """
 
     steps: int
     epochs: int
     samples: int
-    warmup_epochs: float | None = None  # see `RatePlan`
+    decay: Decay | None = None
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> "Resumed | None":
         """Where a run goes on from a checkpoint with this metadata; None if it holds no position."""
         at = meta.get("position")
-        return at and cls(
-            int(at["step"]) - int(meta.get("first_step", 0)),
-            int(at["epoch"]),
-            int(at["samples"]),
-            meta.get(WARMUP_EPOCHS),
-        )
+        if not at:
+            return None
+        history = meta.get("history")
+        skipped = history.get("skipped_steps", 0) if isinstance(history, dict) else 0
+        steps = int(at["step"]) - int(meta.get("first_step", 0)) - int(skipped)
+        return cls(steps, int(at["epoch"]), int(at["samples"]), decay_of(meta.get(DECAY)))
 
-    def moved(self, epoch: BatchPlan) -> int:
-        """Steps that the epochs so far would have with the batches of `epoch`, less those that they had."""
-        rest = epoch.rest(self.samples).num_steps
-        return (self.epochs + 1) * epoch.num_steps - rest - self.steps
+    def steps_left(self, epoch: BatchPlan, epochs: int) -> int:
+        """Steps to the end of `epochs`, if the rest has the batches of `epoch`."""
+        in_this = epoch.rest(self.samples).num_steps
+        return max((epochs - self.epochs - 1) * epoch.num_steps + in_this, 0)
+
+
+def decay_of(stored: Any) -> Decay | None:
+    """The decay that JSON holds as a list."""
+    if not stored:
+        return None
+    begins, steps, made_for, ends_with_epochs = stored
+    return Decay(begins, steps, tuple(made_for), ends_with_epochs)
 
 
 class RatesAsFactor(NamedTuple):
@@ -96,15 +114,13 @@ def rate_plan(
     config: DistributedTrainingConfig,
     section: Any,
     global_batch_size: int,
-    steps_per_epoch: int,
-    moved: int = 0,
-    warmup_epochs: float | None = None,
+    epoch: BatchPlan | None,
+    resumed: Resumed | None = None,
 ) -> RatePlan:
     """The plan of the rate from scaling rule, warm-up and decay.
 
-    section: a ScheduleConfig, a function (steps -> factor), or None for a constant rate.
-    moved: steps that the epochs so far would have had at this batch size, less the steps that they had.
-    warmup_epochs: epochs trained when the warm-up ended, at any batch sizes; None if it is not over.
+    section: a ScheduleConfig, a function (steps -> factor), or None for a constant rate. epoch: None for a
+    loader. resumed: where the run goes on, if it is resumed.
     Raises: ConfigError for a decay over an unknown number of steps, and for `options` of one of our own
         schedules, which are set by keys.
     """
@@ -118,23 +134,51 @@ def rate_plan(
     checked_options(f"schedule {section.name!r}", lambda: None, section.options, "schedule.options")
     if section.name == "constant":
         return RatePlan("constant", peak, config.warmup_steps)
-    most, planned = config.max_steps, steps_per_epoch * config.epochs
-    if not most and not planned and not section.decay_steps:
+    if section.decay_steps:
+        decay = Decay(config.warmup_steps, section.decay_steps)
+    else:
+        decay = _to_the_end(config, section.name, global_batch_size, epoch, resumed)
+    return RatePlan(section.name, peak, config.warmup_steps, decay, section.final_fraction)
+
+
+def _to_the_end(
+    config: DistributedTrainingConfig,
+    name: str,
+    global_batch_size: int,
+    epoch: BatchPlan | None,
+    resumed: Resumed | None,
+) -> Decay:
+    """A decay from the end of the warm-up to the end of the run.
+
+    In a resumed run it goes on as it was; with another batch size, from where it was to the end of the run.
+    """
+    warmup, most, epochs = config.warmup_steps, config.max_steps or 0, config.epochs
+    steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch or 0
+    made_for = (global_batch_size if epoch else 0, steps_per_epoch, epochs, most, warmup)
+    before = resumed.decay if resumed else None
+    if before and before.made_for == made_for:
+        return before
+    left = resumed.steps_left(epoch, epochs) if epoch and resumed else 0
+    ends = resumed.steps + left if epoch and resumed else steps_per_epoch * epochs
+    if not ends and not most:
         raise ConfigError(
-            f"schedule.name={section.name}: the number of steps to decay over is not known for a loader. "
+            f"schedule.name={name}: the number of steps to decay over is not known for a loader. "
             "HINT: set schedule.decay_steps or max_steps (for a stream, steps_per_epoch)."
         )
-    begins, steps = config.warmup_steps, section.decay_steps
-    if not steps and most and not 0 < planned - moved < most:
-        steps = max(most - begins, 1)
-    elif not steps:
-        if warmup_epochs is None:
-            warmup_epochs = (begins + moved) / steps_per_epoch if begins else 0.0
-        # Over the same epochs as before a change of the batch size, so the rate does not jump.
-        steps = max(planned - round(warmup_epochs * steps_per_epoch), 1)
-        begins = planned - moved - steps
-    plan = RatePlan(section.name, peak, config.warmup_steps, steps, section.final_fraction)
-    return plan._replace(decay_begins=begins, warmup_epochs=warmup_epochs)
+    if most and not 0 < ends < most:
+        return Decay(warmup, max(most - warmup, 1), made_for)
+    anew = Decay(warmup, max(steps_per_epoch * epochs - warmup, 1), made_for, True)
+    if not resumed or not before or not before.ends_with_epochs or before.made_for[3:] != made_for[3:]:
+        return anew
+    old_size, old_steps, old_epochs = before.made_for[:3]
+    steps = max(before.steps + (epochs - old_epochs) * old_steps, 1)  # with other epochs, it begins as before
+    done = min((resumed.steps - before.begins) / steps, 1)
+    if old_size == made_for[0] or not left or done == 1:
+        return anew._replace(begins=before.begins, steps=steps)
+    if done <= 0:
+        return anew._replace(steps=max(ends - warmup, 1))
+    steps = left / (1 - done)
+    return anew._replace(begins=resumed.steps - done * steps, steps=steps)
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:
@@ -154,14 +198,16 @@ def build_schedule(plan: RatePlan) -> Schedule:
     Raises: ConfigError for a schedule that cannot be created.
     """
     peak = plan.peak
+    decay = plan.decay or Decay(plan.warmup_steps, 1)
+    steps: Any = decay.steps  # optax takes any number
     after: dict[str, Callable[[], Schedule]] = {
         "constant": lambda: optax.constant_schedule(peak),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, plan.decay_steps, plan.final_fraction),
-        "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, plan.decay_steps),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, steps, plan.final_fraction),
+        "linear": lambda: optax.linear_schedule(peak, peak * plan.final_fraction, steps),
     }
     rest = after[plan.name]() if plan.name in after else _scaled(_own(plan), peak)
-    if plan.decay_steps and plan.decay_begins != plan.warmup_steps:
-        rest = _moved(rest, plan.warmup_steps - plan.decay_begins)
+    if decay.begins != plan.warmup_steps:
+        rest = _moved(rest, plan.warmup_steps - decay.begins)
     if plan.warmup_steps:
         warmup = optax.linear_schedule(peak / plan.warmup_steps, peak, max(plan.warmup_steps - 1, 1))
         rest = optax.join_schedules([warmup, rest], [plan.warmup_steps])
@@ -172,8 +218,8 @@ def _scaled(schedule: Schedule, peak: float) -> Schedule:
     return lambda step: peak * schedule(step)
 
 
-def _moved(schedule: Schedule, steps: int) -> Schedule:
-    return lambda step: schedule(jnp.maximum(step + steps, 0))
+def _moved(schedule: Schedule, steps: float) -> Schedule:
+    return lambda step: schedule(jnp.maximum(jnp.float32(step) + steps, 0))
 
 
 def _own(plan: RatePlan) -> Schedule:

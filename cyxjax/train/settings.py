@@ -180,17 +180,10 @@ def resolve(
     schedule = getattr(config, "schedule", None) if schedule is None else schedule
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
-    steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch
-    moved = resumed.moved(epoch) if epoch and resumed else 0
-    warmup_epochs = None
-    if resumed and resumed.steps >= config.warmup_steps:
-        warmup_epochs = resumed.warmup_epochs
     return Settings(
         step=StepPlan(
             batch=batch,
-            rate=rate_plan(
-                config, schedule, batch.global_batch_size, steps_per_epoch or 0, moved, warmup_epochs
-            ),
+            rate=rate_plan(config, schedule, batch.global_batch_size, epoch, resumed),
             reproducibility=config.reproducibility,
             precision=config.precision,
             remat=str(config.remat) if remat == "none" else remat,

@@ -91,7 +91,7 @@ class LossSpikeHook(Hook):
 
     def on_step(self, info: StepInfo) -> None:
         loss_sum, weight = info.sums[0]
-        if not weight:
+        if info.left_out or not weight:
             return
         loss, limit = loss_sum / weight, self._limit()
         if limit is None or loss < limit:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cyxjax.core.metrics import Metrics, metrics_of
+import cyxjax as cx
+from cyxjax.core.metrics import GRAD_NORM, Metrics, metrics_of
 from cyxjax.errors import ConfigError, DataError
 
 LOGITS = jnp.array([[2.0, 0.0], [0.0, 3.0], [5.0, 0.0], [0.0, 0.0]], jnp.float32)
@@ -32,6 +33,23 @@ def test_what_padding_holds_is_not_measured():
     weight = jnp.array([1, 1, 1, 0], jnp.float32)
     losses = jnp.array([1.0, 2.0, 4.0, jnp.nan], jnp.float32)
     assert np.asarray(Metrics().sums(losses, LOGITS, LABELS, weight))[0].tolist() == [7, 3]
+
+
+def test_sums_of_a_metric_that_has_another_number_of_rows_are_not_taken():
+    def metrics(bins):
+        return Metrics({"auc": cx.AUC(bins, positive=1), "last": lambda output, target: output[:, 0]})
+
+    then, now = metrics(10), metrics(20)
+    sums = np.arange(2.0 * then.num_training_rows).reshape(-1, 2)
+    found = dict(zip(now.row_names, now.arranged(sums, then.row_names).tolist(), strict=True))
+    assert found == {
+        "loss": [0, 1],
+        "accuracy": [2, 3],
+        "auc": [0, 0],
+        "last": [*sums[-2]],
+        GRAD_NORM: [*sums[-1]],
+    }
+    assert not now.arranged(sums, now.row_names).any()  # of a checkpoint that names no rows
 
 
 def test_labels_below_0_are_padding_and_one_output_is_no_class():

@@ -64,7 +64,8 @@ def test_what_is_no_spike(losses):
 def test_high_losses_leave_the_median_alone_and_steps_left_out_have_none():
     hook_after([1, 1, 1, 1] + 20 * [9, 1])
     hook = hook_after([1, 1, 1, 1, 9])
-    hook.on_step(StepInfo(Position(6, 0, 6), np.zeros((1, 2)), (0.0, 0.0)))
+    for step, sums in enumerate([np.zeros((1, 2)), np.array([[90.0, 1.0]])], 6):  # not finite, and finite
+        hook.on_step(StepInfo(Position(step, 0, step), sums, (0.0, 0.0), left_out=True))
     with pytest.raises(LossSpikeError) as caught:
         hook.on_step(StepInfo(Position(7, 0, 7), np.array([[9.0, 1.0]]), (0.0, 0.0)))
     assert caught.value.good_step == 3

@@ -1,7 +1,9 @@
 """A configuration is split once into frozen parts; one of them has all that compiled functions depend on."""
 
+import math
 from functools import partial
 
+import numpy as np
 import pytest
 from flax import linen
 
@@ -9,14 +11,13 @@ import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
-from cyxjax.data.batches import BatchPlan
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.schedules import Resumed, build_schedule
-from cyxjax.train.settings import BatchShape, RatePlan, resolve
+from cyxjax.train.settings import BatchShape, resolve
 from tests.support.resuming import kept
 from tests.support.shared_programs import build
-from tests.support.trainers import X, Y, config, mlp, says, trainer
+from tests.support.trainers import X, Y, config, mlp, same_bits, says, trainer
 
 COSINE = ScheduleConfig(name="cosine", final_fraction=0.1)
 
@@ -34,13 +35,11 @@ def test_a_global_batch_is_dealt_out_to_replicas_or_to_the_parts_of_an_exact_ste
 def test_a_decay_ends_where_the_run_does():
     # 100 samples in batches of 8 x 2: 7 steps an epoch, 3 epochs, of which 4 warm up
     one = DistributedTrainingConfig(batch_size=8, epochs=3, warmup_steps=4)
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate == RatePlan(
-        "cosine", 1.0, 4, 17, 0.1, decay_begins=4, warmup_epochs=4 / 7
-    )
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay[:2] == (4, 17)
     one.max_steps = 10
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 6
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay.steps == 6
     one.max_steps = 1000
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay_steps == 17
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay.steps == 17
 
 
 class StopAt(cx.Callback):
@@ -62,14 +61,38 @@ def test_a_decay_goes_on_where_it_was_with_another_batch_size_and_ends_at_the_en
             stopped = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
             settings = config(epochs=4, batch_size=batch_size, **soon, **kept(tmp_path / folder))
             history = stopped.fit(X, Y, settings, schedule=ScheduleConfig(name=name))
+            stops.append(history.num_steps)
         return history.learning_rates
 
-    # 10 steps an epoch, then 3: each has the rates of a run that had its batch size from the beginning. The
-    # warm-up took 0.6 epochs, or 2 of the 12 steps that the run would have had: it decays over 10.
-    changed, begun = rates("changed", (6, 11), (20, 99)), rates("small", (6, 99))[:1]
-    expected = begun + ([0.07, 0.04, 0.01] if warmup_steps else rates("large", (20, 99))[1:])
-    assert changed == pytest.approx(expected)
+    stops = []
+    changed = rates("changed", (6, 11), (20, 99))
+    # 10 steps an epoch, then 3. An epoch's last rate is that of the step before its end.
+    step, all_steps = stops
+    done, left = (step - warmup_steps) / (40 - warmup_steps), all_steps - step
+    parts = [(9 - warmup_steps) / (40 - warmup_steps), *(1 - (1 - done) * rest / left for rest in (7, 4, 1))]
+    shape = {"linear": lambda part: 1 - part, "cosine": lambda part: (1 + math.cos(math.pi * part)) / 2}[name]
+    assert changed == pytest.approx([0.1 * shape(part) for part in parts], rel=1e-5)
     assert rates("again", (6, 11), (20, 17), (20, 99)) == changed
+
+
+@pytest.mark.usefixtures("one_device", "as_users_promote")
+def test_a_decay_goes_on_as_it_was_where_a_rollback_has_set_the_steps_back(tmp_path):
+    """The run then has fewer steps than its epochs, as it has after a change of the batch size."""
+    bad = X.copy()
+    bad[9] = np.nan
+    options = {"on_nonfinite": "rollback", "max_rollbacks": 9, "batch_size": 6, "epochs": 3, "resume": "auto"}
+
+    def trained(folder, *stops):
+        for stop in stops:
+            one = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
+            saving = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_steps": 2}
+            one.fit(bad, Y, config(**options, **saving), schedule=ScheduleConfig(name="cosine"))
+        assert one.history.rollback_steps
+        return one
+
+    whole, resumed = trained("whole", 99), trained("cut", 12, 99)
+    assert resumed.history.learning_rates == whole.history.learning_rates
+    assert same_bits(resumed.params, whole.params)
 
 
 @pytest.mark.parametrize("cut", [(12, 1, 12), (20, 2, 0), (5, 0, 30)])
@@ -82,23 +105,28 @@ def test_a_decay_after_a_warmup_does_not_jump_at_another_batch_size_and_ends_wit
         return resolve(settings, 1, 60, schedule=ScheduleConfig(name="linear"), resumed=resumed).step.rate
 
     before, (step, epochs, samples) = plan(6, None), cut
-    after = plan(batch_size, Resumed(*cut, before.warmup_epochs))
-    old, new, num_steps = (
-        build_schedule(before),
-        build_schedule(after),
-        60 // batch_size + bool(60 % batch_size),
-    )
+    after = plan(batch_size, Resumed(*cut, before.decay))
+    old, new, num_steps = build_schedule(before), build_schedule(after), -(-60 // batch_size)
     end = step + (3 - epochs) * num_steps + -(-(60 - samples) // batch_size)
-    assert float(new(step)) == pytest.approx(float(old(step)), abs=1 / num_steps)
-    assert float(new(end)) == 0 < float(new(end - 1)) == pytest.approx(1 / after.decay_steps, rel=1e-4)
-    again = Resumed(end - num_steps, 3, 0, after.warmup_epochs)
-    assert plan(batch_size, again) == after  # or a second stop would change bits
+    assert float(new(step)) == pytest.approx(float(old(step)), rel=1e-5)
+    assert float(new(end)) == pytest.approx(0, abs=1e-6)
+    assert float(new(end - 1)) == pytest.approx(1 / after.decay.steps, rel=1e-4)
+    # Stopped again, also after a rollback to earlier steps, or a change of the batch back: it goes on so.
+    later = Resumed(end - num_steps - 2, 3, 0, after.decay)
+    assert plan(batch_size, later) == after
+    back = build_schedule(plan(6, later))
+    assert float(back(later.steps)) == pytest.approx(float(new(later.steps)), rel=1e-5)
+    assert float(back(later.steps + 10)) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_resumed_run_counts_the_steps_that_its_epochs_would_have_had():
-    epoch = BatchPlan(60, 6, 1, 1)  # 10 steps
-    assert [Resumed(15, 1, 30).moved(epoch), Resumed(40, 4, 0).moved(epoch)] == [0, 0]
-    assert [Resumed(5, 1, 0).moved(epoch), Resumed(40, 1, 30).moved(epoch)] == [5, -25]
+def test_a_decay_over_more_epochs_is_that_of_a_run_that_had_them_from_the_beginning():
+    def decay(epochs, resumed=None, **values):
+        settings = DistributedTrainingConfig(epochs=epochs, batch_size=6, warmup_steps=8, **values)
+        return resolve(settings, 1, 60, schedule=COSINE, resumed=resumed).step.rate.decay
+
+    assert decay(6, Resumed(40, 4, 0, decay(4)))[:2] == decay(6)[:2] == (8, 52)
+    assert decay(6, Resumed(30, 3, 0, decay(4)), max_steps=35)[:2] == (8, 27)
+    assert decay(6, Resumed(30, 3, 0, decay(4, max_steps=35)))[:2] == (8, 52)
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
@@ -106,11 +134,11 @@ def test_a_decay_over_a_loader_needs_a_number_of_steps():
     one = DistributedTrainingConfig()
     with pytest.raises(ConfigError, match=r"schedule\.name=cosine: .*loader.*decay_steps .*max_steps"):
         resolve(one, 2, schedule=COSINE)
-    assert resolve(one, 2, schedule=COSINE.model_copy(update={"decay_steps": 9})).step.rate.decay_steps == 9
+    assert resolve(one, 2, schedule=COSINE.model_copy(update={"decay_steps": 9})).step.rate.decay.steps == 9
     one.steps_per_epoch, one.epochs = 7, 3
-    assert resolve(one, 2, schedule=COSINE).step.rate.decay_steps == 21
+    assert resolve(one, 2, schedule=COSINE).step.rate.decay.steps == 21
     one.max_steps = 12
-    assert resolve(one, 2, schedule=COSINE).step.rate.decay_steps == 12
+    assert resolve(one, 2, schedule=COSINE).step.rate.decay.steps == 12
 
 
 def test_a_rate_that_does_not_decay_hangs_on_no_number_of_steps():
