@@ -119,7 +119,7 @@ def test_a_decay_after_a_warmup_does_not_jump_at_another_batch_size_and_ends_wit
     assert float(back(later.steps + 10)) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_decay_over_more_epochs_is_that_of_a_run_that_had_them_from_the_beginning():
+def test_a_decay_of_other_epochs_or_max_steps_is_that_of_a_run_that_had_them_from_the_beginning():
     def decay(epochs, resumed=None, **values):
         settings = DistributedTrainingConfig(epochs=epochs, batch_size=6, warmup_steps=8, **values)
         return resolve(settings, 1, 60, schedule=COSINE, resumed=resumed).step.rate.decay
@@ -127,6 +127,8 @@ def test_a_decay_over_more_epochs_is_that_of_a_run_that_had_them_from_the_beginn
     assert decay(6, Resumed(40, 4, 0, decay(4)))[:2] == decay(6)[:2] == (8, 52)
     assert decay(6, Resumed(30, 3, 0, decay(4)), max_steps=35)[:2] == (8, 27)
     assert decay(6, Resumed(30, 3, 0, decay(4, max_steps=35)))[:2] == (8, 52)
+    # A rollback set the steps back, so that the epochs end first now.
+    assert decay(4, Resumed(20, 3, 0, decay(4, max_steps=35)), max_steps=35)[:2] == (8, 27)
 
 
 def test_a_decay_over_a_loader_needs_a_number_of_steps():
