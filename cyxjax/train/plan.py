@@ -115,10 +115,10 @@ def resumes(config: DistributedTrainingConfig | None, group: ProcessGroup) -> bo
 
 
 def readable_meta(folder: Path, step: int | None = None) -> dict[str, Any]:
-    """The metadata of `step` in `folder`, or of the newest; {} if they cannot be read."""
-    with suppress(CyxjaxError, OSError, ValueError):
-        newest = max(list_steps(folder)) if step is None else step
-        return read_manifest(step_folder(folder, newest)).meta
+    """The metadata of `step` in `folder`, or of the newest that can be read; {} if none can."""
+    for one in reversed(list_steps(folder)) if step is None else [step]:
+        with suppress(CyxjaxError, OSError, ValueError):
+            return read_manifest(step_folder(folder, one)).meta
     return {}
 
 

@@ -134,7 +134,7 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "sums": moment.sums[:-1].tolist(),
         "grad_norm": moment.sums[-1].tolist(),
         "first_step": run.first_step,
-        DECAY: plan.settings.step.rate.decay,
+        DECAY: plan.settings.step.rate.decay or run.restored.get(DECAY),
         "history": run.history.to_dict(),
         "inputs": input_shapes(plan.inputs),
         # the fields of a named tuple, also those without arrays

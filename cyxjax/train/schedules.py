@@ -32,7 +32,6 @@ class Decay(NamedTuple):
     steps: float  # at least 1
     # What it was made for: global batch size, steps of an epoch, epochs, max_steps, warm-up; or nothing.
     made_for: tuple[int, ...] = ()
-    ends_with_epochs: bool = False
 
 
 class RatePlan(NamedTuple):
@@ -73,13 +72,14 @@ class Resumed(NamedTuple):
         in_this = epoch.rest(self.samples).num_steps
         return max((epochs - self.epochs - 1) * epoch.num_steps + in_this, 0)
 
+    def trained(self, epoch: BatchPlan) -> float:
+        """Epochs so far, with the part of the current one."""
+        return self.epochs + min(self.samples / epoch.num_samples, 1.0)
+
 
 def decay_of(stored: Any) -> Decay | None:
     """The decay that JSON holds as a list."""
-    if not stored:
-        return None
-    begins, steps, made_for, ends_with_epochs = stored
-    return Decay(begins, steps, tuple(made_for), ends_with_epochs)
+    return Decay(stored[0], stored[1], tuple(stored[2])) if stored else None
 
 
 class RatesAsFactor(NamedTuple):
@@ -150,35 +150,55 @@ def _to_the_end(
 ) -> Decay:
     """A decay from the end of the warm-up to the end of the run.
 
-    In a resumed run it goes on as it was; with another batch size, from where it was to the end of the run.
+    That of a resumed run is as it was, or, if anything has changed, goes on from the part that is done.
     """
     warmup, most, epochs = config.warmup_steps, config.max_steps or 0, config.epochs
     steps_per_epoch = epoch.num_steps if epoch else config.steps_per_epoch or 0
     made_for = (global_batch_size if epoch else 0, steps_per_epoch, epochs, most, warmup)
-    before = resumed.decay if resumed else None
-    if before and before.made_for == made_for:
-        return before
-    left = resumed.steps_left(epoch, epochs) if epoch and resumed else 0
-    ends = resumed.steps + left if epoch and resumed else steps_per_epoch * epochs
-    if not ends and not most:
+    if resumed and resumed.decay and resumed.decay.made_for == made_for:
+        return resumed.decay
+    ends = min(filter(None, (most, steps_per_epoch * epochs)), default=0)
+    if not ends:
         raise ConfigError(
             f"schedule.name={name}: the number of steps to decay over is not known for a loader. "
             "HINT: set schedule.decay_steps or max_steps (for a stream, steps_per_epoch)."
         )
-    if most and not 0 < ends < most:
-        return Decay(warmup, max(most - warmup, 1), made_for)
-    anew = Decay(warmup, max(steps_per_epoch * epochs - warmup, 1), made_for, True)
-    if not resumed or not before or not before.ends_with_epochs or before.made_for[3:] != made_for[3:]:
-        return anew
-    old_size, old_steps, old_epochs = before.made_for[:3]
-    steps = max(before.steps + (epochs - old_epochs) * old_steps, 1)  # with other epochs, it begins as before
-    done = min((resumed.steps - before.begins) / steps, 1)
-    if old_size == made_for[0] or not left or done == 1:
-        return anew._replace(begins=before.begins, steps=steps)
-    if done <= 0:
-        return anew._replace(steps=max(ends - warmup, 1))
-    steps = left / (1 - done)
-    return anew._replace(begins=resumed.steps - done * steps, steps=steps)
+    begins: float = warmup
+    until: float = ends
+    if epoch and resumed:
+        left = min(resumed.steps_left(epoch, epochs), _left(most, resumed.steps))
+        until = resumed.steps + max(left, 0)
+        if left > 0 and resumed.steps > warmup:
+            begins = _begins(resumed, resumed.trained(epoch), made_for, left)
+    return Decay(begins, max(until - begins, 1), made_for)
+
+
+def _left(most: int, steps: int) -> float:
+    """Steps left by `max_steps`; 0: no limit."""
+    return most - steps if most else math.inf
+
+
+def _begins(resumed: Resumed, trained: float, made_for: tuple[int, ...], left: float) -> float:
+    """The step at which the decay of a resumed run begins, so that it goes on from the part that is done.
+
+    With other epochs or another `max_steps`, that is the part of a run that had these from its beginning.
+    trained: epochs so far. left: steps to the end of the run now.
+    """
+    now, before = resumed.steps, resumed.decay
+    _, _, epochs, most, warmup = made_for
+    begins: float = warmup
+    steps_per_epoch, longer = now / max(trained, 1e-9), 0.0
+    if before and before.made_for:  # not of an earlier version, or where the rate did not decay
+        _, steps_per_epoch, old_epochs, old_most, old_warmup = before.made_for
+        begins = before.begins + warmup - old_warmup
+        # After a rollback or steps left out, it ends later than the run.
+        longer = before.begins + before.steps - now
+        longer -= min((old_epochs - trained) * steps_per_epoch, _left(old_most, now))
+    # Steps that would be left with the batches so far.
+    would_be_left = min((epochs - trained) * steps_per_epoch, _left(most, now)) + longer
+    if would_be_left <= 0 or abs(would_be_left - left) < 0.001:
+        return begins
+    return now - left * (now - begins) / would_be_left
 
 
 def scaling_factor(rule: str, global_batch_size: int, base_batch_size: int | None) -> float:

@@ -11,9 +11,11 @@ import cyxjax as cx
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
+from cyxjax.data.batches import BatchPlan
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.schedules import Resumed, build_schedule
+from cyxjax.train.plan import readable_meta
+from cyxjax.train.schedules import DECAY, Resumed, build_schedule, decay_of
 from cyxjax.train.settings import BatchShape, resolve
 from tests.support.resuming import kept
 from tests.support.shared_programs import build
@@ -117,6 +119,58 @@ def test_a_decay_after_a_warmup_does_not_jump_at_another_batch_size_and_ends_wit
     back = build_schedule(plan(6, later))
     assert float(back(later.steps)) == pytest.approx(float(new(later.steps)), rel=1e-5)
     assert float(back(later.steps + 10)) == pytest.approx(0, abs=1e-6)
+
+
+def linear(samples, resumed=None, **values):
+    """The plan of a linear decay over `samples`, 4 epochs in batches of 6."""
+    settings = DistributedTrainingConfig(**{"epochs": 4, "batch_size": 6} | values)
+    return resolve(settings, 1, samples, schedule=ScheduleConfig(name="linear"), resumed=resumed).step.rate
+
+
+LONG = linear(60, Resumed(12, 1, 12, linear(60).decay), batch_size=20)  # a decay whose batch has changed
+
+
+@pytest.mark.parametrize(
+    ("was", "at", "samples", "now"),
+    [
+        (None, (12, 1, 12), 60, {"batch_size": 20}),  # of an earlier version, or a constant rate before
+        (None, (12, 1, 12), 60, {"batch_size": 3}),
+        (linear(60, max_steps=15), (15, 1, 30), 60, {"batch_size": 20}),
+        (linear(60, max_steps=20), (10, 1, 0), 60, {"batch_size": 20, "max_steps": 20}),
+        (linear(60, max_steps=20), (10, 1, 0), 60, {"batch_size": 3, "max_steps": 20}),
+        (LONG, (16, 2, 20), 60, {"batch_size": 20, "max_steps": 1000}),
+        (LONG, (16, 2, 20), 60, {"batch_size": 20, "warmup_steps": 1}),
+        (linear(60), (20, 2, 0), 120, {}),
+        (linear(60), (20, 2, 0), 20, {}),
+        (linear(60, batch_size=8), (12, 1, 32), 60, {"batch_size": 8, "drop_last": True}),
+    ],
+)
+def test_a_decay_of_a_resumed_run_ends_with_it_whatever_has_changed(was, at, samples, now):
+    resumed = Resumed(*at, was and was.decay)
+    plan = linear(samples, resumed, **now)
+    epoch = BatchPlan(samples, now.get("batch_size", 6), drop_last="drop_last" in now)
+    end = min(at[0] + resumed.steps_left(epoch, 4), now.get("max_steps", math.inf))
+    rates = [float(build_schedule(plan)(step)) for step in range(at[0], end + 1)]
+    assert rates[-1] == pytest.approx(0, abs=1e-5)
+    assert rates == pytest.approx(np.linspace(rates[0], 0, len(rates)), abs=1e-5)
+    if was and "warmup_steps" not in now and was.decay.made_for[3] == now.get("max_steps", 0):
+        assert rates[0] == pytest.approx(float(build_schedule(was)(at[0])), rel=1e-5)
+    assert rates[0] > 0.2
+
+
+@pytest.mark.usefixtures("one_device", "as_users_promote")
+def test_a_checkpoint_that_is_loaded_and_saved_keeps_the_decay_and_a_damaged_one_is_passed_over(tmp_path):
+    for stop, size in ((11, 6), (14, 20)):
+        one = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
+        saving = config(epochs=4, batch_size=size, **kept(tmp_path / "run"))
+        one.fit(X, Y, saving, schedule=ScheduleConfig(name="linear"))
+    other = trainer(linen.Dense(3))
+    other.load_checkpoint(str(tmp_path / "run"))
+    other.save_checkpoint(str(tmp_path / "copy"))
+    decay = decay_of(readable_meta(tmp_path / "copy")[DECAY])
+    assert decay == decay_of(readable_meta(tmp_path / "run")[DECAY]) == one.plan.settings.step.rate.decay
+    (tmp_path / "copy" / "step_00000999").mkdir()
+    assert decay_of(readable_meta(tmp_path / "copy")[DECAY]) == decay
 
 
 def test_a_decay_of_other_epochs_or_max_steps_is_that_of_a_run_that_had_them_from_the_beginning():
