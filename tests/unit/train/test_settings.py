@@ -97,17 +97,19 @@ def test_a_decay_goes_on_as_it_was_where_a_rollback_has_set_the_steps_back(tmp_p
     assert same_bits(resumed.params, whole.params)
 
 
+def linear(samples, resumed=None, **values):
+    """The plan of a linear decay over `samples`, 4 epochs in batches of 6."""
+    settings = DistributedTrainingConfig(**{"epochs": 4, "batch_size": 6} | values)
+    return resolve(settings, 1, samples, schedule=ScheduleConfig(name="linear"), resumed=resumed).step.rate
+
+
 @pytest.mark.parametrize("cut", [(12, 1, 12), (20, 2, 0), (5, 0, 30)])
 @pytest.mark.parametrize("batch_size", [3, 12, 24])
 def test_a_decay_after_a_warmup_does_not_jump_at_another_batch_size_and_ends_with_the_epochs(cut, batch_size):
     """10 steps in each of 4 epochs, of which the warm-up takes 8; then another number of steps."""
-
-    def plan(size, resumed):
-        settings = DistributedTrainingConfig(epochs=4, batch_size=size, warmup_steps=8)
-        return resolve(settings, 1, 60, schedule=ScheduleConfig(name="linear"), resumed=resumed).step.rate
-
-    before, (step, epochs, samples) = plan(6, None), cut
-    after = plan(batch_size, Resumed(*cut, before.decay))
+    plan = partial(linear, 60, warmup_steps=8)
+    before, (step, epochs, samples) = plan(), cut
+    after = plan(Resumed(*cut, before.decay), batch_size=batch_size)
     old, new, num_steps = build_schedule(before), build_schedule(after), -(-60 // batch_size)
     end = step + (3 - epochs) * num_steps + -(-(60 - samples) // batch_size)
     assert float(new(step)) == pytest.approx(float(old(step)), rel=1e-5)
@@ -115,16 +117,10 @@ def test_a_decay_after_a_warmup_does_not_jump_at_another_batch_size_and_ends_wit
     assert float(new(end - 1)) == pytest.approx(1 / after.decay.steps, rel=1e-4)
     # Stopped again, also after a rollback to earlier steps, or a change of the batch back: it goes on so.
     later = Resumed(end - num_steps - 2, 3, 0, after.decay)
-    assert plan(batch_size, later) == after
-    back = build_schedule(plan(6, later))
+    assert plan(later, batch_size=batch_size) == after
+    back = build_schedule(plan(later))
     assert float(back(later.steps)) == pytest.approx(float(new(later.steps)), rel=1e-5)
     assert float(back(later.steps + 10)) == pytest.approx(0, abs=1e-6)
-
-
-def linear(samples, resumed=None, **values):
-    """The plan of a linear decay over `samples`, 4 epochs in batches of 6."""
-    settings = DistributedTrainingConfig(**{"epochs": 4, "batch_size": 6} | values)
-    return resolve(settings, 1, samples, schedule=ScheduleConfig(name="linear"), resumed=resumed).step.rate
 
 
 LONG = linear(60, Resumed(12, 1, 12, linear(60).decay), batch_size=20)  # a decay whose batch has changed
