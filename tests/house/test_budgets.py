@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 279
-MOST_STATEMENTS = 18_465
-MOST_STATEMENTS_OF_TESTS = 17_535
+MOST_STATEMENTS = 18_472
+MOST_STATEMENTS_OF_TESTS = 17_540
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
