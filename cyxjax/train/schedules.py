@@ -169,7 +169,7 @@ def _to_the_end(
         left = min(resumed.steps_left(epoch, epochs), _left(most, resumed.steps))
         until = resumed.steps + max(left, 0)
         if left > 0 and resumed.steps > warmup:
-            begins = _begins(resumed, resumed.trained(epoch), made_for, left)
+            begins = _begins(resumed, epoch, made_for, left)
     return Decay(begins, max(until - begins, 1), made_for)
 
 
@@ -178,24 +178,34 @@ def _left(most: int, steps: int) -> float:
     return most - steps if most else math.inf
 
 
-def _begins(resumed: Resumed, trained: float, made_for: tuple[int, ...], left: float) -> float:
+def _begins(resumed: Resumed, epoch: BatchPlan, made_for: tuple[int, ...], left: float) -> float:
     """The step at which the decay of a resumed run begins, so that it goes on from the part that is done.
 
     With other epochs or another `max_steps`, that is the part of a run that had these from its beginning.
-    trained: epochs so far. left: steps to the end of the run now.
+    left: steps to the end of the run now.
     """
-    now, before = resumed.steps, resumed.decay
-    _, _, epochs, most, warmup = made_for
+    now, before, trained = resumed.steps, resumed.decay, resumed.trained(epoch)
+    _, steps_per_epoch, epochs, most, warmup = made_for
+    was = before.made_for if before and before.made_for else None  # else of an earlier version, or constant
+    if was:
+        is_same_batch = was[:2] == made_for[:2]
+    else:
+        is_same_batch = now + resumed.steps_left(epoch, epochs) == steps_per_epoch * epochs
+
+    def steps_to(epochs: int) -> float:
+        """Steps left to the end of `epochs` with the batches so far."""
+        if is_same_batch:
+            return resumed.steps_left(epoch, epochs)
+        return (epochs - trained) * (was[1] if was else now / max(trained, 1e-9))
+
     begins: float = warmup
-    steps_per_epoch, longer = now / max(trained, 1e-9), 0.0
-    if before and before.made_for:  # not of an earlier version, or where the rate did not decay
-        _, steps_per_epoch, old_epochs, old_most, old_warmup = before.made_for
+    longer = 0.0
+    if before and was:
+        _, _, old_epochs, old_most, old_warmup = was
         begins = before.begins + warmup - old_warmup
         # After a rollback or steps left out, it ends later than the run.
-        longer = before.begins + before.steps - now
-        longer -= min((old_epochs - trained) * steps_per_epoch, _left(old_most, now))
-    # Steps that would be left with the batches so far.
-    would_be_left = min((epochs - trained) * steps_per_epoch, _left(most, now)) + longer
+        longer = before.begins + before.steps - now - min(steps_to(old_epochs), _left(old_most, now))
+    would_be_left = min(steps_to(epochs), _left(most, now)) + longer
     if would_be_left <= 0 or abs(would_be_left - left) < 0.001:
         return begins
     return now - left * (now - begins) / would_be_left

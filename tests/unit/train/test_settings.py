@@ -177,6 +177,12 @@ def test_a_decay_of_other_epochs_or_max_steps_is_that_of_a_run_that_had_them_fro
     assert decay(6, Resumed(40, 4, 0, decay(4)))[:2] == decay(6)[:2] == (8, 52)
     assert decay(6, Resumed(30, 3, 0, decay(4)), max_steps=35)[:2] == (8, 27)
     assert decay(6, Resumed(30, 3, 0, decay(4, max_steps=35)))[:2] == (8, 52)
+    # Within an epoch with a short last batch, also of an earlier version, whose decay is not known.
+    uneven = linear(64, batch_size=20, max_steps=6)
+    for before in (uneven, linear(64, batch_size=20), None):
+        at = Resumed(6, 1, 40, before and before.decay)
+        assert linear(64, at, batch_size=20).decay[:2] == (0, 16)
+        assert linear(64, at, batch_size=20, epochs=9).decay[:2] == (0, 36)
     # A rollback set the steps back, so that the epochs end first now.
     assert decay(4, Resumed(20, 3, 0, decay(4, max_steps=35)), max_steps=35)[:2] == (8, 27)
 
