@@ -150,9 +150,9 @@ def train(fit: Fit, start: RunState) -> RunState:
 def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:
     """The newest good checkpoint at or before `good_step`; later ones are set aside. None without one.
 
-    History and ledger are kept, but not the number of steps left out since; the bad state is freed leaf by
-    leaf. Waits for a save in progress. An exact run uses only checkpoints of its schedule: one that was saved
-    at a signal or at an earlier end would make the run take a different course.
+    History and ledger are kept, but the number of steps left out is the checkpoint's. The bad state is freed
+    leaf by leaf. Waits for a save in progress. An exact run uses only checkpoints of its schedule: one that
+    was saved at a signal or at an earlier end would make the run take a different course.
     """
     report_progress(good_step, "checkpoint")
     fit.checkpointer.wait()
