@@ -4,9 +4,9 @@ import ast
 
 from tests.support.places import PACKAGE, TESTS, trees
 
-MOST_FILES = 279
-MOST_STATEMENTS = 18_472
-MOST_STATEMENTS_OF_TESTS = 17_540
+MOST_FILES = 280
+MOST_STATEMENTS = 18_458
+MOST_STATEMENTS_OF_TESTS = 17_565
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
