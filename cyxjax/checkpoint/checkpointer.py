@@ -41,6 +41,7 @@ class Checkpointer:
             Its exchange is called from the background thread: nothing else in the process may use it.
         warn: receives one line of text; the default logs it.
         max_failures: this many failed saves in a row are an error; fewer are warnings and training continues.
+        known: a manifest of `newest_manifest`; the files of that step are not verified a second time.
     Raises: CheckpointError if the folder cannot be written or holds a symlink.
     """
 
@@ -56,11 +57,13 @@ class Checkpointer:
         writers: Writers = ALONE,
         warn: Callable[[str], None] = _LOG.warning,
         max_failures: int = 3,
+        known: Manifest | None = None,
     ) -> None:
         self.directory = Path(os.path.abspath(directory))
         self._store = StepStore(self.directory, is_writer=is_writer)
         self._keep: tuple[int, int, Best] = (keep_last, keep_best, best)
         self._async, self._writers, self._warn, self._max_failures = async_save, writers, warn, max_failures
+        self._known = known
         self._thread: threading.Thread | None = None
         self._failures: list[Exception] = []  # in a row
         self.unsaved = ""  # why the last state is not on disk, after `finish` gave up
@@ -115,6 +118,7 @@ class Checkpointer:
             restoring.load,
             self.directory,
             writers=self._writers,
+            known=self._known,
             target=target,
             adapt=adapt,
             put=put,

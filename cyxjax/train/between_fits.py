@@ -13,6 +13,7 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import loop, resume
+from cyxjax.train.checkpoints import newest_in
 from cyxjax.train.checks import order as checks
 from cyxjax.train.comparison import changed_files
 from cyxjax.train.feeding.feed import eval_batches
@@ -52,15 +53,15 @@ def predict(run: Run, source: Source, batch_size: int | None) -> PyTree:
 
 def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGroup) -> None:
     """Restores the newest good step in the folder `path`, or `step`. Raises: CheckpointError."""
-    stored = resume.restorer_for(path, group)
-    newest = stored.newest_manifest() if stored and run.is_drawn else None
-    if newest is not None:
-        run.begin(plan_of_checkpoint(recipe, group, newest.meta))
-    if not (stored and run.last and resume.restore(*run.last, run, stored, step)):
+    newest = newest_in(Path(path), group)
+    if newest is None:
         raise CheckpointError(
             f"{path!r} holds no checkpoint. HINT: name the folder that save_checkpoint made, or the "
             "checkpoints/ folder of a run."
         )
+    if run.is_drawn:
+        run.begin(plan_of_checkpoint(recipe, group, newest.meta))
+    resume.restore(*run.begun(), run, Path(path), newest, step)
     files = changed_files(run.restored) if group.topology.is_master else []
     if files:
         warn_on_stderr(

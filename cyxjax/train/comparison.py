@@ -4,7 +4,7 @@ A change since the checkpoint is a warning if the state still fits the run; an e
 that differ would train to wrong numbers without an error, so every rank refuses.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -165,18 +165,18 @@ def compare_with_digests(directory: Path, step: int, settings: Settings, group: 
 
 
 @contextmanager
-def naming_settings(plan: Plan, folder: Path, stored: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+def naming_settings(plan: Plan, folder: Path, stored: Mapping[str, Any]) -> Iterator[None]:
     """A block whose OtherStateError first names the settings of `plan` that differ from a checkpoint's.
 
-    stored: reads the metadata of the checkpoint, which is in `folder`. Raises: OtherStateError.
+    stored: the metadata of the checkpoint, which is in `folder`. Raises: OtherStateError.
     """
     try:
         yield
     except OtherStateError as error:
-        meta, config, inputs = stored(), plan.facts.config, input_shapes(plan.inputs)
-        values = differing_values(meta.get("config", config), config, later=True)
+        config, inputs = plan.facts.config, input_shapes(plan.inputs)
+        values = differing_values(stored.get("config", config), config, later=True)
         other = [f"{key} was {was}, is {now}" for key, was, now in values if effect_of(key) in ARRAYS]
-        if (then := meta.get("inputs", inputs)) != inputs:
+        if (then := stored.get("inputs", inputs)) != inputs:
             other.insert(0, f"a sample was {then}, is {inputs}")
         arrays = "; ".join(f"{name} {what}" for name, what in sorted(error.unlike.items()))
         raise OtherStateError(

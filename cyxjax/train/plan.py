@@ -2,15 +2,12 @@
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import read_manifest
+from cyxjax.checkpoint.manifest import Manifest
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
@@ -18,9 +15,9 @@ from cyxjax.core.model.augment import check_augment
 from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.data.labels import LabelCheck
-from cyxjax.distributed.agreement import agree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import ConfigError, CyxjaxError, nearest
+from cyxjax.errors import ConfigError, nearest
+from cyxjax.train.checkpoints import newest_in
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.feed import begin_reading, build_feed
 from cyxjax.train.feeding.fit_data import FitData
@@ -29,7 +26,7 @@ from cyxjax.train.fingerprints import Facts, config_of, own_code
 from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
-from cyxjax.train.schedules import Resumed, decay_of
+from cyxjax.train.schedules import Resumed
 from cyxjax.train.settings import Settings, resolve
 
 _OF_A_RUN_FOLDER = {"run_dir", "mirror", "sinks", "report", "wandb", "profile"}
@@ -57,6 +54,7 @@ class Plan(NamedTuple):
     data: FitData = FitData(None, None, True)  # none: only to evaluate, predict or load
     feed: Feed = Feed(lambda position, ask, at_once: (), None, None)
     labels: tuple[LabelCheck, ...] = ()  # of the batches of `feed`: of training and validation data
+    own: Manifest | None = None  # the checkpoint in the run's folder that the fit resumes from
     steps_at_once: int = 1  # most steps per dispatch
     step_flops: Callable[[], float] = lambda: 0.0  # of one replica; 0.0: not known, as for an exact step
 
@@ -108,29 +106,13 @@ def fit_arguments(
     return tuple(given), config
 
 
-def resumes(config: DistributedTrainingConfig | None, group: ProcessGroup) -> bool:
-    """Whether a fit of `config` resumes from a checkpoint in its own folder; all ranks call it."""
-    own = config is not None and config.resume != "never" and bool(list_steps(config.checkpoint_path))
-    return any(agree(group, "looking for the run's own checkpoints", note=own))
+def own_checkpoint(config: DistributedTrainingConfig | None, group: ProcessGroup) -> Manifest | None:
+    """The newest good checkpoint of the run, if a fit of `config` resumes from it; all ranks call it.
 
-
-def readable_meta(folder: Path, step: int | None = None) -> dict[str, Any]:
-    """The metadata of `step` in `folder`, or of the newest that can be read; {} if none can."""
-    for one in reversed(list_steps(folder)) if step is None else [step]:
-        with suppress(CyxjaxError, OSError, ValueError):
-            return read_manifest(step_folder(folder, one)).meta
-    return {}
-
-
-def resumed_at(config: DistributedTrainingConfig, group: ProcessGroup) -> Resumed | None:
-    """Where a fit of `config` goes on if it resumes from its own folder; all ranks call it."""
-    meta = readable_meta(config.checkpoint_path) if config.resume != "never" else {}
-    own = Resumed.of(meta)
-    found = next(filter(None, agree(group, "where the run goes on", note=own)), None)
-    if not found:
-        return None
-    steps, epochs, samples, decay = found
-    return Resumed(steps, epochs, samples, decay_of(decay))
+    Raises: CheckpointError if all are damaged.
+    """
+    config = config or DistributedTrainingConfig()
+    return newest_in(config.checkpoint_path, group, wanted=config.resume != "never")
 
 
 def plan_fit(
@@ -139,6 +121,7 @@ def plan_fit(
     data: tuple[Any, ...],
     config: DistributedTrainingConfig | None,
     tape: Tape,
+    own: Manifest | None,
     loaded: Mapping[str, Any],
     *,
     schedule: Any,
@@ -146,13 +129,14 @@ def plan_fit(
 ) -> Plan:
     """The plan of `fit(*data, config)`. Other modules receive parts of the configuration only.
 
-    loaded: metadata of the checkpoint, if a state was loaded. schedule, named: see `resolve`.
+    own: the checkpoint in the run's folder that the fit resumes from. loaded: metadata of the checkpoint, if
+    a state was loaded instead. schedule, named: see `resolve`.
     Raises: ConfigError and DataError for data and configuration that do not match.
     """
     mesh = group.mesh
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     num_samples = len(found.train) if found.indexed else None
-    resumed = Resumed.of(loaded) or resumed_at(config, group)
+    resumed = Resumed.of(own.meta if own else loaded)
     how = {"schedule": schedule, "remat": recipe.remat, "named": named, "resumed": resumed}
     settings = resolve(config, num_replicas(mesh), num_samples, **how)
     found = begin_reading(found, settings.step, settings.reading, mesh)
@@ -164,7 +148,7 @@ def plan_fit(
     feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded, labels=labels)
     values = {name: value for name, value in config.resolved().items() if named or name not in _OBJECTS}
     facts = Facts(config_of(values, recipe, augment), own_code=own_code())
-    return Plan(recipe, group, settings, inputs, facts, found, feed, labels)
+    return Plan(recipe, group, settings, inputs, facts, found, feed, labels, own)
 
 
 def plan_without_data(

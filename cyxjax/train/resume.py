@@ -1,14 +1,14 @@
 """Saves and restores the state of a run: what the trainer and its hooks need from checkpoints.
 
-A restore, from the top, each in one function:
+A resume, from the top, each in one function:
+    train/plan.py                own_checkpoint      the newest good step, which the start is planned for
     train/resume.py              restore, load       the run; its state as stored and as trained
-    checkpoint/checkpointer.py   restore             the newest good step; damaged ones are set aside
+    checkpoint/checkpointer.py   restore             that step; damaged ones are set aside
     checkpoint/restoring.py      load                one step: verified, compared with what is wanted, read
     checkpoint/manifest.py       find_problems       its manifest, and its files
 """
 
 import gc
-import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,21 +18,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckpointer
-from cyxjax.checkpoint.folders import list_steps
-from cyxjax.checkpoint.store import Best
+from cyxjax.checkpoint.checkpointer import Checkpoints
+from cyxjax.checkpoint.manifest import Manifest
 from cyxjax.checkpoint.tree import Put
-from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
+from cyxjax.checkpoint.writers import is_spread
 from cyxjax.core import portable
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import named_leaves
-from cyxjax.distributed.agreement import PATIENCE_S, agree
-from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
+from cyxjax.train.checkpoints import open_checkpoints, restorer
 from cyxjax.train.comparison import (
     compare_with_checkpoint,
     compare_with_digests,
@@ -40,11 +38,10 @@ from cyxjax.train.comparison import (
 )
 from cyxjax.train.comparison import to_meta as facts_to_meta
 from cyxjax.train.hooks.hook import Position, RunState
-from cyxjax.train.plan import Plan, input_shapes, readable_meta
+from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.schedules import DECAY
-from cyxjax.train.settings import SavePolicy
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,41 +68,47 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
 
 def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
     """Restores the newest checkpoint of the run's folder if the plan asks for it; False without one."""
-    saving, checkpointer = plan.settings.saving, None
+    saving, own = plan.settings.saving, plan.own
+    if own is None:
+        return False
+    run.refuse_replacing(plan, own)
     report_progress(-1, "checkpoint")
-    if saving.resume != "never":
-        run.refuse_replacing(plan)
-        checkpointer = restorer_for(saving.folder, plan.group, saves=saving.saves)
-    resumed = bool(checkpointer and restore(plan, program, run, checkpointer, in_place=True))
-    if checkpointer and resumed:
-        place = run.state.position
-        compare_with_digests(checkpointer.directory, place.step, plan.settings, plan.group)
-        console.note(
-            f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
-            f"{saving.folder}"
-        )
-    elif run.awaits_checkpoint:  # the checkpoints were deleted since
-        run.awaits_checkpoint = False
-        run.draw(plan, program)
+    restore(plan, program, run, saving.folder, own, in_place=True)
+    place = run.state.position
+    compare_with_digests(saving.folder, place.step, plan.settings, plan.group)
+    console.note(
+        f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
+        f"{saving.folder}"
+    )
     report_progress(-1, "idle")
-    return resumed
+    return True
 
 
 def restore(
     plan: Plan,
     program: Program,
     run: Run,
-    checkpointer: Checkpointer,
+    folder: Path,
+    newest: Manifest,
     step: int | None = None,
     *,
     in_place: bool = False,
-) -> bool:
-    """Restores the newest good step of a folder, or `step`, as the current state; False without one."""
+) -> None:
+    """Restores `newest`, which `newest_in` found in `folder`, or `step`, as the current state.
+
+    in_place: for the run's own folder: see `load`; damaged steps are set aside if the run saves there.
+    Raises: CheckpointError if it cannot be used, or is not there any more.
+    """
     group, here = plan.group, run.state.state
-    with naming_settings(plan, checkpointer.directory, lambda: readable_meta(checkpointer.directory, step)):
+    saves = in_place and plan.settings.saving.saves
+    checkpointer = restorer(folder, group, saves=saves, known=newest)
+    with naming_settings(plan, folder, newest.meta):
         found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
     if found is None:
-        return False
+        raise CheckpointError(
+            f"{folder} does not hold step {newest.step} any more. HINT: bring it back, or run the same "
+            "command again to start over."
+        )
     moment, history, meta = found
     names = tuple(meta.get("classes", ()))
     if names and run.class_names and names != run.class_names:
@@ -124,7 +127,6 @@ def restore(
     history.stopped_by = ""
     run.history = history
     run.describe_group(plan)
-    return True
 
 
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
@@ -164,14 +166,6 @@ def from_meta(meta: dict[str, Any], state: TrainState) -> tuple[RunState, Distri
 def position_of(meta: dict[str, Any]) -> Position:
     """The stored position. Raises: KeyError, TypeError, ValueError if there is none."""
     return Position(**{name: int(value) for name, value in meta["position"].items()})
-
-
-def refuse_without_steps(folder: str | Path, group: ProcessGroup) -> None:
-    """Raises: CheckpointError if no rank sees a step in `folder`, before anything is created there."""
-    if not any(agree(group, "looking for checkpoints", note=bool(list_steps(Path(folder))))):
-        raise CheckpointError(
-            f"resume='must', but {folder} holds no checkpoint. HINT: check the folder, or use resume='auto'."
-        )
 
 
 def save_at(path: str | Path, plan: Plan, program: Program, run: Run, moment: RunState) -> None:
@@ -234,49 +228,3 @@ def _give_up(want: Any) -> None:
     leaf = getattr(want, "leaf", want)
     if isinstance(leaf, jax.Array):
         leaf.delete()
-
-
-# ---- the checkpoints in a folder, opened by all ranks to save or to restore --------------------------------
-
-_opened = itertools.count()  # equal on all ranks, for all open together
-
-
-def restorer_for(folder: str | Path, group: ProcessGroup, *, saves: bool = False) -> Checkpointer | None:
-    """The checkpoints that all ranks resume from, None if no rank sees the folder; all ranks call it.
-
-    saves: whether the run keeps checkpoints there; if not, nothing in the folder is changed.
-    """
-    if not any(agree(group, "looking for a folder of checkpoints", note=Path(folder).is_dir())):
-        return None
-    return Checkpointer(folder, is_writer=group.topology.is_master and saves, writers=_writers(group, "talk"))
-
-
-def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min") -> Checkpoints:
-    """The checkpoints of a run, kept as `saving` says; a `NullCheckpointer` if it keeps none.
-
-    best: whether low or high values of its monitor are the best.
-    """
-    if not saving.saves:
-        return NullCheckpointer()
-    kept: dict[str, Any] = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
-    kept["async_save"] = saving.in_background
-    return open_checkpoints(saving.folder, group, **kept)
-
-
-def open_checkpoints(
-    folder: str | Path, group: ProcessGroup, *, together: bool = True, **options: Any
-) -> Checkpointer:
-    """The checkpoints in `folder`; every rank opens them, and one writes all but the others' shares.
-
-    together: False if rank 0 may open them alone, to save a state that it holds completely.
-    """
-    # A channel of their own: they write while the loop and its hooks communicate.
-    writers = _writers(group, f"save/{next(_opened)}") if together else ALONE
-    return Checkpointer(folder, is_writer=group.topology.is_master, writers=writers, **options)
-
-
-def _writers(group: ProcessGroup, channel: str) -> Writers:
-    def exchange(what: str, note: Any) -> list[Any]:
-        return agree(group, what, note=note, timeout_s=PATIENCE_S, channel=channel)
-
-    return Writers(group.topology.rank, exchange)

@@ -16,6 +16,7 @@ from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.stop_reasons import CALLBACK, EARLY_STOPPING, EPOCHS, MAX_STEPS, reason_of
 from cyxjax.train import loop, resume, rollback
+from cyxjax.train.checkpoints import checkpointer_for
 from cyxjax.train.comparison import refuse_finished
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.hooks.build import HOOKS, Fit, begin_callbacks, build_hooks
@@ -24,7 +25,6 @@ from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan, total_steps
 from cyxjax.train.program import Program
-from cyxjax.train.resume import checkpointer_for
 from cyxjax.train.run_state import Run
 from cyxjax.train.signals import StopSignals
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.checkpoint import tree
-from cyxjax.checkpoint.folders import list_steps
+from cyxjax.checkpoint.manifest import Manifest
 from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
 from cyxjax.core.model.lora import is_adapter
@@ -28,7 +28,7 @@ from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks.hook import Feed, Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
-from cyxjax.train.plan import Plan, input_shapes, readable_meta
+from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program, build_program
 from cyxjax.train.settings import Settings
 
@@ -54,7 +54,6 @@ class Run:
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
         self.is_drawn = True  # whether the state is the first one, if any: neither trained nor loaded
-        self.awaits_checkpoint = False  # whether a checkpoint is to replace the state, which may be zeros
         self._is_fitting = False
 
     @property
@@ -124,14 +123,12 @@ class Run:
         if not self.is_drawn:
             _refuse_unequal(before.settings, plan.settings, loaded=self.is_loaded)
         self.notes = []
-        self.awaits_checkpoint = False
         if self.is_drawn:  # also after `evaluate` or `predict`, which do not choose the parameters
-            saving = plan.settings.saving
-            self.awaits_checkpoint = saving.resume != "never" and bool(list_steps(saving.folder))
-            self.draw(plan, program)
+            first = None if plan.own else plan.settings.init_from
+            self.state, self.notes = first_state(plan, program, first, drawn=plan.own is None)
             self.first_step = 0
         elif self.loaded_from is not None:
-            with naming_settings(plan, self.loaded_from, lambda: self.restored):
+            with naming_settings(plan, self.loaded_from, self.restored):
                 _refuse_other_arrays(plan, program, self.state.state)
             state = program.sync.stow(made.sync.fetch(self.state.state))
             self.state = self.state._replace(state=state)
@@ -145,12 +142,12 @@ class Run:
         self.last = plan, program
         return program, self.state.state
 
-    def refuse_replacing(self, plan: Plan) -> None:
+    def refuse_replacing(self, plan: Plan, own: Manifest) -> None:
         """Raises: ConfigError if what was trained elsewhere would be replaced by the run in the folder, which
-        neither ends nor began with as many steps.
+        neither ends (`own` is its newest checkpoint) nor began with as many steps.
         """
         folder, held = plan.settings.saving.folder, self.state.position.step
-        ends = {max(list_steps(folder), default=held), readable_meta(folder).get("first_step", 0)}
+        ends = own.step, own.meta.get("first_step", 0)
         is_other = held > 0 and self.folder != folder and held not in ends
         if on_any_rank(plan.group, "whether a folder holds another run", is_other):
             raise ConfigError(
@@ -159,11 +156,6 @@ class Run:
                 "anew in it, or continue that run with a new trainer.",
                 key="resume",
             )
-
-    def draw(self, plan: Plan, program: Program) -> None:
-        """Sets the state of step 0; its values do not matter if a checkpoint is to replace it."""
-        first = None if self.awaits_checkpoint else plan.settings.init_from
-        self.state, self.notes = first_state(plan, program, first, drawn=not self.awaits_checkpoint)
 
     def warn_if_untrained(self, call: str) -> None:
         """Prints a warning if the parameters were neither trained nor loaded."""

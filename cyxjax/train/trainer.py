@@ -27,7 +27,7 @@ from cyxjax.train.comparison import compare_samples
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
-from cyxjax.train.plan import Plan, fit_arguments, plan_fit, plan_without_data, resumes
+from cyxjax.train.plan import Plan, fit_arguments, own_checkpoint, plan_fit, plan_without_data
 from cyxjax.train.program import Program, recipe_of
 from cyxjax.train.run import run_fit, saved_by_one_job, say_all_done
 from cyxjax.train.run_state import Run
@@ -89,18 +89,17 @@ class DistributedTrainer:
         as validation_data=(X_val, y_val). schedule: a function of the optimizer steps done after the warm-up
         that returns a factor on the optimizer's learning rate; lr_schedule: one that returns the rate itself.
         ckpt_path: see `load_checkpoint`; not read if the run resumes from its own checkpoint. run_dir: a
-        folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`.
-        A change of `config` affects the next fit. A second call continues from the trained parameters with a
-        new optimizer state, also after an error. With `config.resume`, an interrupted run continues from its
-        newest checkpoint. After Ctrl-C, the history so far is returned.
-        Raises: ConfigError and DataError before anything is written; NotSavedError after training, with the
-        trained parameters in place, if they could not be saved; SystemExit(143) after SIGTERM, once the state
-        is saved, because a scheduler would consider a run that exits with 0 finished.
+        folder for metrics, history, checkpoints and a report; sinks: see `TrainConfig`. A second call
+        continues from the trained parameters with a new optimizer state, also after an error; with
+        `config.resume`, an interrupted run from its newest good checkpoint. Ctrl-C: returns the history.
+        Raises: ConfigError and DataError before anything is written; CheckpointError if no checkpoint to
+        resume from is good; NotSavedError after training, with the trained parameters in place, if they
+        could not be saved; SystemExit(143) after SIGTERM, once the state is saved.
         """
         data, config = fit_arguments(data, config, validation_data, settings)
         if isinstance(config, TrainConfig):
-            reporting.fetch(config, self._group)  # before a resume is planned
-        if ckpt_path is not None and not resumes(config, self._group):
+            reporting.fetch(config, self._group)  # before a checkpoint to resume from is looked for
+        if ckpt_path is not None and own_checkpoint(config, self._group) is None:
             self.load_checkpoint(ckpt_path)
         schedule = schedule_of(schedule, lr_schedule, self.recipe.optimizer)
         plan = self.prepare(*data, config=config, schedule=schedule)
@@ -128,8 +127,9 @@ class DistributedTrainer:
             programs.keep(config.compile_cache, tell=self.is_master())
             pages.use(config.memory_pages, self._group.topology.local_world_size)
         run, given = self._run, (self._recipe, self._group, data, config)
-        tape = run.ledger.open(run.is_loaded)
-        plan = plan_fit(*given, tape, run.restored if run.is_loaded else {}, schedule=schedule, named=named)
+        own = None if run.is_loaded else own_checkpoint(config, self._group)
+        tape, loaded = run.ledger.open(run.is_loaded), run.restored if run.is_loaded else {}
+        plan = plan_fit(*given, tape, own, loaded, schedule=schedule, named=named)
         run.stream_positions.begin(self._group, fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program

@@ -16,7 +16,7 @@ from cyxjax.core.mesh import local_replicas, num_replicas, put_rows
 from cyxjax.core.portable import Share
 from cyxjax.distributed import process_group
 from cyxjax.train import resume
-from cyxjax.train.resume import open_checkpoints
+from cyxjax.train.checkpoints import open_checkpoints
 
 M_MMAP_THRESHOLD = -3  # of malloc.h
 LEAVES, ELEMENTS = 12, 2_000_000  # of a replica's share of each: 8 MB

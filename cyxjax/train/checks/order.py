@@ -14,9 +14,9 @@ from cyxjax.core.objective.split_check import is_own
 from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
 from cyxjax.data.labels import LabelCheck
-from cyxjax.errors import ConfigError, translated
+from cyxjax.errors import CheckpointError, ConfigError, translated
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train import fingerprints, resume
+from cyxjax.train import fingerprints
 from cyxjax.train.checks.batch_checks import (
     check_batches,
     check_full_batches,
@@ -45,14 +45,17 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     Raises: ConfigError naming the key, DataError naming the sample, DesyncError if ranks differ.
     """
     settings, recipe, group = plan.settings, plan.recipe, plan.group
-    mesh, feed, data = group.mesh, plan.feed, plan.data
+    mesh, feed, data, saving = group.mesh, plan.feed, plan.data, plan.settings.saving
 
     # Configuration and data
     is_exact = settings.step.is_exact
     content = _check_exact(plan, data) if is_exact else None
     program, state = begin()
-    if settings.saving.resume == "must" and not loaded:
-        resume.refuse_without_steps(settings.saving.folder, group)
+    if saving.resume == "must" and not loaded and plan.own is None:
+        raise CheckpointError(
+            f"resume='must', but {saving.folder} holds no checkpoint. HINT: check the folder, or use "
+            "resume='auto'."
+        )
     if sees_whole_batch(recipe.loss):
         check_whole_batch(data, plan, program.sync)
 

@@ -16,7 +16,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cyxjax.checkpoint import tree
+from cyxjax.checkpoint import restoring, tree
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import _DTYPES, MANIFEST, _sealed, decode
@@ -62,6 +62,24 @@ def test_a_step_comes_back_in_its_bits_tree_and_meta_and_is_private(tmp_path):
     assert os.listdir(moved) == ["step_00000007"]
     modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (moved, *moved.rglob("*"))}
     assert modes == {(True, 0o700), (False, 0o600)}
+
+
+def test_a_step_that_was_verified_is_compared_again_only_if_it_was_replaced(tmp_path, monkeypatch):
+    compared, compare = [], restoring.find_problems
+    monkeypatch.setattr(restoring, "find_problems", lambda *of: compared.append(of) or compare(*of))
+
+    def save(value):
+        with Checkpointer(tmp_path) as checkpointer:
+            checkpointer.save(1, {"a": np.full(3, value)})
+        return checkpointer
+
+    def restored():
+        return Checkpointer(tmp_path, known=known).restore({"a": np.ones(3, int)}).state["a"][0]
+
+    known = save(1).newest_manifest()
+    assert (restored(), len(compared)) == (1, 1)
+    save(2)
+    assert (restored(), len(compared)) == (2, 2)
 
 
 def test_saved_values_are_those_of_the_call(tmp_path):

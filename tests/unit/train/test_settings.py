@@ -1,6 +1,7 @@
 """A configuration is split once into frozen parts; one of them has all that compiled functions depend on."""
 
 import math
+import shutil
 from functools import partial
 
 import numpy as np
@@ -8,13 +9,14 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
+from cyxjax.checkpoint.checkpointer import Checkpointer
+from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import ScheduleConfig
 from cyxjax.data.batches import BatchPlan
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
-from cyxjax.train.plan import readable_meta
 from cyxjax.train.schedules import DECAY, Resumed, build_schedule, decay_of
 from cyxjax.train.settings import BatchShape, resolve
 from tests.support.resuming import kept
@@ -163,10 +165,26 @@ def test_a_checkpoint_that_is_loaded_and_saved_keeps_the_decay_and_a_damaged_one
     other = trainer(linen.Dense(3))
     other.load_checkpoint(str(tmp_path / "run"))
     other.save_checkpoint(str(tmp_path / "copy"))
-    decay = decay_of(readable_meta(tmp_path / "copy")[DECAY])
-    assert decay == decay_of(readable_meta(tmp_path / "run")[DECAY]) == one.plan.settings.step.rate.decay
-    (tmp_path / "copy" / "step_00000999").mkdir()
-    assert decay_of(readable_meta(tmp_path / "copy")[DECAY]) == decay
+    run, copy = (Checkpointer(tmp_path / name).newest_manifest().meta for name in ("run", "copy"))
+    assert decay_of(copy[DECAY]) == decay_of(run[DECAY]) == one.plan.settings.step.rate.decay
+
+
+@pytest.mark.usefixtures("one_device")
+def test_the_decay_goes_on_from_the_step_that_is_restored_where_a_newer_one_is_damaged(tmp_path):
+    def decay(folder, **values):
+        one = trainer(linen.Dense(3), callbacks=[StopAt(16)])
+        saving = kept(tmp_path / folder) | {"checkpoint_every_n_steps": 5}
+        one.fit(X, Y, config(epochs=4, **values, **saving), schedule=ScheduleConfig(name="linear"))
+        return one.plan.settings.step.rate.decay
+
+    decay("run", batch_size=6)
+    shutil.copytree(tmp_path / "run", tmp_path / "older")
+    newest, *older = list_steps(tmp_path / "run")[::-1]
+    shutil.rmtree(step_folder(tmp_path / "older", newest))
+    arrays = next(step_folder(tmp_path / "run", newest).rglob("*.safetensors"))
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"?")
+    assert older
+    assert decay("run", batch_size=20) == decay("older", batch_size=20)
 
 
 def test_a_decay_of_other_epochs_or_max_steps_is_that_of_a_run_that_had_them_from_the_beginning():
