@@ -53,7 +53,7 @@ def newest(
     if lines:
         raise CheckpointError(
             f"No checkpoint in {directory} is good:\n  " + "\n  ".join(lines) + "\n"
-            "HINT: name another folder, to start over or to restore from; nothing was deleted."
+            "HINT: name another checkpoint_dir to start over, or another folder to load; nothing was deleted."
         )
     return None, damaged
 

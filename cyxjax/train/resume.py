@@ -41,7 +41,7 @@ from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
-from cyxjax.train.schedules import DECAY
+from cyxjax.train.schedules import DECAY, decay_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,19 +69,35 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
 def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
     """Restores the newest checkpoint of the run's folder if the plan asks for it; False without one."""
     saving, own = plan.settings.saving, plan.own
-    if own is None:
+    if saving.resume == "never":
         return False
-    run.refuse_replacing(plan, own)
+    if own is not None:
+        run.refuse_replacing(plan, own)
     report_progress(-1, "checkpoint")
-    restore(plan, program, run, saving.folder, own, in_place=True)
-    place = run.state.position
-    compare_with_digests(saving.folder, place.step, plan.settings, plan.group)
-    console.note(
-        f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
-        f"{saving.folder}"
-    )
+    # Looked for again: since the start was planned, another job may have saved there and ended.
+    resumed = restore(plan, program, run, saving.folder, own, in_place=True)
+    if resumed:
+        place = run.state.position
+        _refuse_other_rates(plan, run)
+        compare_with_digests(saving.folder, place.step, plan.settings, plan.group)
+        console.note(
+            f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
+            f"{saving.folder}"
+        )
     report_progress(-1, "idle")
-    return True
+    return resumed
+
+
+def _refuse_other_rates(plan: Plan, run: Run) -> None:
+    """Raises: CheckpointError if a step was restored for which the decay of the rate was not planned."""
+    planned, step = plan.settings.step.rate.decay, run.state.position.step
+    expected = plan.own.step if plan.own else 0
+    if step != expected and planned and planned.made_for and planned != decay_of(run.restored.get(DECAY)):
+        raise CheckpointError(
+            f"this start was planned from step {expected}, but the newest good checkpoint in "
+            f"{plan.settings.saving.folder} is of step {step}, which needs other learning rates. HINT: run "
+            "the same command again."
+        )
 
 
 def restore(
@@ -89,44 +105,48 @@ def restore(
     program: Program,
     run: Run,
     folder: Path,
-    newest: Manifest,
+    newest: Manifest | None,
     step: int | None = None,
     *,
     in_place: bool = False,
-) -> None:
-    """Restores `newest`, which `newest_in` found in `folder`, or `step`, as the current state.
+) -> bool:
+    """Restores the newest good step in `folder`, or `step`, as the current state; False without one.
 
-    in_place: for the run's own folder: see `load`; damaged steps are set aside if the run saves there.
-    Raises: CheckpointError if it cannot be used, or is not there any more.
+    newest: what `newest_in` found there. in_place: for the run's own folder: see `load`; damaged steps are
+    set aside if the run saves there.
+    Raises: CheckpointError for a step that cannot be used, and if `newest` is not there any more.
     """
-    group, here = plan.group, run.state.state
-    saves = in_place and plan.settings.saving.saves
-    checkpointer = restorer(folder, group, saves=saves, known=newest)
-    with naming_settings(plan, folder, newest.meta):
-        found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
-    if found is None:
-        raise CheckpointError(
-            f"{folder} does not hold step {newest.step} any more. HINT: bring it back, or run the same "
-            "command again to start over."
-        )
-    moment, history, meta = found
-    names = tuple(meta.get("classes", ()))
+    group, here, stored = plan.group, run.state.state, newest.meta if newest else {}
+    names = tuple(stored.get("classes", ()))
     if names and run.class_names and names != run.class_names:
         raise CheckpointError(
             f"the checkpoint has the classes {', '.join(names)}; this run {', '.join(run.class_names)}. "
             "HINT: train on the classes of the checkpoint, or start over (resume: never)."
         )
+    saves = in_place and plan.settings.saving.saves
+    checkpointer = restorer(folder, group, saves=saves, known=newest)
+    with naming_settings(plan, folder, stored):
+        found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
+    if found is None and newest is not None:
+        raise CheckpointError(
+            f"{folder} does not hold step {newest.step} any more. HINT: bring it back, or run the same "
+            "command again to start over."
+        )
+    if found is None:
+        return False
+    moment, history, meta = found
     metrics = plan.recipe.metrics
     equal = tuple(meta.get("metrics", metrics.names)) == metrics.names
     sums = metrics.arranged(moment.sums, meta.get("row_names", metrics.row_names if equal else ()))
     position = run.stream_positions.restore(meta, moment.position, group.topology.rank)
     run.state = moment._replace(position=position, sums=sums)
-    run.class_names = run.class_names or names
+    run.class_names = run.class_names or tuple(meta.get("classes", ()))
     run.restored, run.first_step = meta, int(meta.get("first_step", 0))
     run.ledger.restore(meta, moment.position)
     history.stopped_by = ""
     run.history = history
     run.describe_group(plan)
+    return True
 
 
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:

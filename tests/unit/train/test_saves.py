@@ -14,6 +14,7 @@ from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.store import StepStore
 from cyxjax.cli import audit
 from cyxjax.cli.checkpoint import main as command_checkpoint
+from cyxjax.config.sections import ScheduleConfig
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
 from cyxjax.train.hooks import saving
@@ -192,6 +193,24 @@ def test_checkpoints_deleted_after_a_resume_was_planned_are_missed(cwd):
     (cwd / "saves").rename(cwd / "gone")
     with pytest.raises(CheckpointError, match="saves"):
         second.fit_prepared(prepared)
+
+
+@pytest.mark.parametrize("values", [{}, {"batch_size": 12}], ids=["unchanged", "another batch"])
+def test_what_another_job_saved_after_the_start_was_planned_is_resumed_if_the_plan_holds(cwd, values):
+    settings = config(epochs=3, checkpoint_dir="saves", resume="auto", checkpoint_every_n_epochs=1)
+    linear = ScheduleConfig(name="linear")
+    first = trainer(linen.Dense(3))
+    first.fit(X[:24], Y[:24], settings, schedule=linear)
+    (cwd / "saves").rename(cwd / "others")
+    second = trainer(linen.Dense(3))
+    now = settings.model_copy(update=values)
+    prepared = second.prepare(X[:24], Y[:24], config=now, schedule=linear)
+    (cwd / "others").rename(cwd / "saves")
+    if values:
+        with pytest.raises(CheckpointError, match=f"step {first.history.num_steps}"):
+            second.fit_prepared(prepared)
+    else:
+        assert second.fit_prepared(prepared).train_losses == first.history.train_losses
 
 
 def link_the_ledger(folder):
