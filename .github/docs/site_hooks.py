@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,8 +92,13 @@ def examples() -> str:
 def strategies() -> str:
     """The table of strategies, from their entries."""
     head = ["`comm`", "a replica sends per optimizer step", "state besides the optimizer's", "take it for"]
-    rows = [f"| `{name}` | {' | '.join(one.row)} |" for name, one in registry.STRATEGIES.items()]
-    return "\n".join([f"| {' | '.join(head)} |", "| --- | --- | --- | --- |", *rows])
+    head.append("`comm_options` with their defaults")
+    rows = []
+    for name, one in registry.STRATEGIES.items():
+        takes = [p for p in signature(one.make).parameters.values() if p.name not in registry.NOT_OPTIONS]
+        options = ", ".join(f"`{option.name}: {option.default}`" for option in takes)
+        rows.append(f"| `{name}` | {' | '.join(one.row)} | {options.replace('True', 'true')} |")
+    return "\n".join([f"| {' | '.join(head)} |", "| --- | --- | --- | --- | --- |", *rows])
 
 
 def metrics() -> str:

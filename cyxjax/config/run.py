@@ -116,7 +116,8 @@ class DistributedTrainingConfig(Strict):
     """Maximum number of batches in an evaluation; none: all data. Loaders are evaluated in their own batches,
     streams in batches of 256 samples per process."""
     comm: Arrays[str] = "mean"
-    """How gradients are reduced and parameters are updated: a strategy by name, or module:function."""
+    """How gradients are reduced and parameters are updated: a strategy (mean, bucketed, fp16, bf16, int8,
+    power_sgd, zero1, fsdp, local_sgd, diloco), or module:function."""
     comm_options: Arrays[Options] = {}
     """Options of the strategy, for example `bucket_size_mb: 25`."""
     reproducibility: Numbers[Literal["none", "exact"]] = "none"

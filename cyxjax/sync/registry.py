@@ -15,6 +15,7 @@ from cyxjax.sync.entry import Strategy
 
 _FILES: tuple[Any, ...] = (mean, compressed, power_sgd, zero1, fsdp, local_sgd)
 STRATEGIES: dict[str, Strategy] = {name: entry for file in _FILES for name, entry in file.ENTRIES.items()}
+NOT_OPTIONS = ("optimizer", "max_grad_norm", "params")  # parameters of `Strategy.make`
 
 
 def build_sync(
@@ -31,8 +32,7 @@ def build_sync(
     """
     found = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
     entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""), learns=None)
-    own = ("optimizer", "max_grad_norm", "params")
-    given = checked_options(f"comm={name!r}", entry.make, options or {}, "comm_options", own=own)
+    given = checked_options(f"comm={name!r}", entry.make, options or {}, "comm_options", own=NOT_OPTIONS)
     if max_grad_norm is not None and entry.cuts_leaves:
         given["max_grad_norm"] = max_grad_norm
     elif max_grad_norm is not None:

@@ -250,9 +250,7 @@ def _refuse_other_arrays(plan: Plan, program: Program, state: TrainState) -> Non
 def _refuse_unequal(was: Settings, now: Settings, *, loaded: bool) -> None:
     """Raises: ConfigError for settings that a fit takes from the state it continues from, if they differ."""
     compared: dict[str, tuple[Any, Any]] = {"lora": (was.step.lora, now.step.lora)}
-    if loaded:
-        compared["comm"] = was.step.comm, now.step.comm
-    elif now.init_from.path:
+    if now.init_from.path and not loaded:
         compared["init_from"] = was.init_from, now.init_from
     for key, (before, after) in compared.items():
         if before != after:

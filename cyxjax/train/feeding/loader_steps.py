@@ -56,6 +56,13 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
             f"the loader gave a batch of {max(rows)} samples after one of at most {size * local}; with "
             "several processes, each pads its batches to the first. HINT: let the first be the largest."
         )
+    shapes = {str(jax.tree.map(lambda leaf: np.shape(leaf)[1:], pair)): None for pair in pairs}
+    if len(shapes) > 1:
+        raise DataError(
+            f"the samples of two batches of one optimizer step have the shapes {' and '.join(shapes)}, but "
+            f"gradient_accumulation_steps={accumulation} joins its batches. HINT: give batches of one shape "
+            f"{accumulation} times in a row, pad them to one shape, or set gradient_accumulation_steps=1."
+        )
     size = max(size, -(-max(rows) // local))
     slots = place_in_step(np.arange(size), 0, np.arange(local)[:, None], rows=size, num_replicas=local)
     weight = np.zeros((local, accumulation, size), np.float32)

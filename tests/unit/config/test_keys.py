@@ -23,6 +23,7 @@ from cyxjax.config.help import Command, help_page, sections
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.config.sections import GroupConfig
 from cyxjax.errors import ConfigError
+from cyxjax.sync.registry import STRATEGIES
 from cyxjax.train.comparison import changed_keys
 from cyxjax.train.fingerprints import equal_on_ranks
 
@@ -126,6 +127,7 @@ def test_each_key_has_its_form_its_sentence_and_the_default_of_the_values():
     assert found["epochs"].default == "10"
     assert schema()["properties"]["epochs"]["description"] == found["epochs"].text == "Passes over the data."
     assert [key for key, one in found.items() if not one.text.endswith(".")] == []
+    assert f"({', '.join(STRATEGIES)})" in found["comm"].text.replace("\n", " ")
     assert {
         "--epochs INT",
         "--max-time FLOAT|none",

@@ -84,6 +84,14 @@ def test_arrays_of_the_other_byte_order_have_the_same_values():
     np.testing.assert_array_equal(one.predict(swapped), one.predict(X))
 
 
+def test_batches_of_two_lengths_make_steps_but_not_one_step_together():
+    tokens = [(np.ones((8, length), int), np.zeros((8, length), int)) for length in (4, 4, 2, 2, 2)]
+    settings = {"model": linen.Embed(5, 3), "gradient_accumulation_steps": 2}
+    assert fit(cx.data.Batches(tokens), **settings).history.num_steps == 3
+    with pytest.raises(DataError, match=r"\(4,\).*\(2,\).*gradient_accumulation_steps"):
+        fit(cx.data.Batches(tokens[1:]), **settings)
+
+
 class Table:
     """The part of a frame that we read."""
 

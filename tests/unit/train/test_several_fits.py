@@ -119,6 +119,7 @@ def with_moments(tmp_path_factory):
         ({"precision": "float16"}, "precision .*'float32', .*'float16' .*sync/"),
         ({"precision": "params=bfloat16"}, "params=bfloat16.*params/bias .*float32.*bfloat16"),
         ({"trainable": ["bias"]}, "trainable .*'bias'.*sync/"),
+        ({"comm": "local_sgd"}, "comm .*'mean', .*'local_sgd' .*params/"),
     ],
 )
 def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(settings, named, with_moments):
@@ -126,6 +127,20 @@ def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(set
     with pytest.raises(OtherStateError, match=f"{named}.*init_from: {with_moments}"):
         other.fit(*DATA, config(**settings))
     assert other.fit(*DATA, config()).num_steps == 6  # what was loaded is kept
+
+
+@pytest.mark.parametrize("comm", ["bucketed", "zero1", "fsdp"])
+def test_a_loaded_state_goes_on_under_another_strategy_and_back(comm, with_moments, tmp_path):
+    def ended(folder, **values):
+        one = loaded(folder, model=linen.Dense(3), **MOMENTS)
+        one.fit(*DATA, config(**values))
+        return one
+
+    ended(with_moments, epochs=2, comm=comm).save_checkpoint(str(tmp_path))
+    back, expected = ended(tmp_path, epochs=3), ended(with_moments, epochs=3)
+    assert back.history.epochs == [0, 1, 2]
+    for value, one in zip(*map(jax.tree.leaves, (back.params, expected.params)), strict=True):
+        np.testing.assert_allclose(value, one, rtol=1e-5)
 
 
 def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
