@@ -106,7 +106,8 @@ def check_form(given: Any, batch: int, what: str = "the loss") -> None:
         raise DataError(
             f"{what} of {batch} samples returned {', '.join(map(kind_of, pair))}; expected a value per "
             f"sample, shape ({batch}, ...), with or without weights of that shape, or one number. HINT: "
-            "return only the values (cx.Metrics measures more), e.g. x.reshape(len(target), -1).mean(1)."
+            "return values.reshape(len(target), -1), or (values, weights) with both reshaped so, and nothing "
+            "else (cx.Metrics measures more)."
         )
     if any(jnp.iscomplexobj(one) for one in pair):
         raise DataError(
