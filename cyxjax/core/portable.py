@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.core.memory import memory_options
@@ -23,6 +24,7 @@ from cyxjax.core.mesh import (
     REPLICATED,
     local_replicas,
     local_rows,
+    local_value,
     num_replicas,
     put_replicated,
     put_rows,
@@ -91,6 +93,31 @@ def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState
         return np.broadcast_to(one, want.rows_shape).reshape(-1)
 
     return stored, fit_rows
+
+
+def moved(state: TrainState, sync: Sync, like: TrainState, new: Sync, mesh: Mesh) -> TrainState:
+    """`state`, which `sync` made, in the form of `new`, with the shapes of `like`; all processes call it.
+
+    Both must be stored alike. Each leaf is gathered on the host and released before the next.
+    """
+    stored = dict(named_leaves(to_portable(state, sync, mesh)))
+
+    def move(name: str, want: Any) -> jax.Array:
+        whole = _gathered(stored[name])
+        mine = whole.reshape(-1)[want.start : want.stop] if isinstance(want, Share) else whole
+        return placed(want, mine, mesh)
+
+    wants = to_portable(like, new, mesh)
+    leaves = [move(name, want) for name, want in named_leaves(wants)]
+    return jax.tree.unflatten(jax.tree.structure(wants), leaves)
+
+
+def _gathered(leaf: Any) -> np.ndarray:
+    """All elements of a stored leaf, in its shape."""
+    if not isinstance(leaf, Share):
+        return local_value(leaf)
+    rows = multihost_utils.process_allgather(leaf.leaf, tiled=True)
+    return np.asarray(rows).reshape(-1)[: math.prod(leaf.shape)].reshape(leaf.shape)
 
 
 def placed(want: Any, array: np.ndarray, mesh: Mesh) -> Any:

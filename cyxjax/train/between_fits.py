@@ -5,15 +5,12 @@ from typing import Any
 
 import jax
 
-from cyxjax.checkpoint.folders import step_folder
-from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.core.mesh import local_value
 from cyxjax.core.model.lora import merged
 from cyxjax.core.objective.split_check import is_own
-from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
 from cyxjax.distributed.process_group import ProcessGroup
-from cyxjax.errors import CheckpointError, CyxjaxError
+from cyxjax.errors import CheckpointError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import loop, resume
 from cyxjax.train.checkpoints import newest_in
@@ -22,8 +19,8 @@ from cyxjax.train.comparison import changed_files
 from cyxjax.train.feeding.feed import eval_batches
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.predicting import Source, predict_all
-from cyxjax.train.plan import Plan, plan_of_checkpoint
-from cyxjax.train.program import Program, Recipe
+from cyxjax.train.plan import plan_of_checkpoint
+from cyxjax.train.program import Recipe
 from cyxjax.train.run_state import Run
 from cyxjax.train.start.dispatch import placer_for
 
@@ -72,23 +69,3 @@ def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGr
             "uses the current code. HINT: go back to the code of the checkpoint, or train again."
         )
     run.loaded_from, run.is_drawn = Path(path).resolve(), False
-
-
-def begin(run: Run, plan: Plan) -> tuple[Program, TrainState]:
-    """`run.begin(plan)`; what was loaded under another strategy is read again, as that of `plan` holds it.
-
-    Raises: as `run.begin`; OtherStateError if the checkpoint has no such state, and the run stays as it was.
-    """
-    folder, before = run.loaded_from, dict(vars(run))
-    if folder is not None and run.begun()[0].settings.step.comm != plan.settings.step.comm:
-        step = run.state.position.step
-        stored = read_manifest(step_folder(folder, step))
-        run.loaded_from, run.is_drawn = None, True
-        try:
-            program, _ = run.begin(plan._replace(own=stored))
-            resume.restore(plan, program, run, folder, stored, step)
-        except CyxjaxError:
-            vars(run).update(before)
-            raise
-        run.loaded_from, run.is_drawn = folder, False
-    return run.begin(plan)

@@ -15,9 +15,9 @@ from cyxjax.checkpoint.manifest import Manifest
 from cyxjax.config.sections import InitFromConfig
 from cyxjax.core.mesh import REPLICATED, local_value, num_replicas, put_replicated
 from cyxjax.core.model.lora import is_adapter
-from cyxjax.core.portable import build_draw, holds_values
+from cyxjax.core.portable import build_draw, holds_values, moved, to_portable
 from cyxjax.core.precision import cast_floats, parse_policy
-from cyxjax.core.step import TrainState
+from cyxjax.core.step import TrainState, state_spec
 from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.errors import CheckpointError, ConfigError, GroupError
@@ -128,10 +128,10 @@ class Run:
             self.state, self.notes = first_state(plan, program, first, drawn=plan.own is None)
             self.first_step = 0
         elif self.loaded_from is not None:
+            held = made.sync.fetch(self.state.state)
             with naming_settings(plan, self.loaded_from, self.restored):
-                _refuse_other_arrays(plan, program, self.state.state)
-            state = program.sync.stow(made.sync.fetch(self.state.state))
-            self.state = self.state._replace(state=state)
+                held = _as_kept_by(program, plan, held, made)
+            self.state = self.state._replace(state=program.sync.stow(held))
         else:
             self.state = next_state(plan, program, made.agreed(self.state.state))
             self.first_step = self.state.position.step
@@ -242,9 +242,16 @@ def _with_first_values(
     return trees["params"], trees["model_state"], found.table
 
 
-def _refuse_other_arrays(plan: Plan, program: Program, state: TrainState) -> None:
-    """Raises: OtherStateError if the loaded `state` differs in its arrays from a state of `program`."""
-    tree.refuse(tree.differences(tree.named_leaves(state), program.state_shapes(plan.inputs)))
+def _as_kept_by(program: Program, plan: Plan, state: TrainState, made: Program) -> TrainState:
+    """The loaded `state`, which `made` keeps, as `program` keeps it.
+
+    Raises: OtherStateError if it differs from a state of `program` in the arrays that a checkpoint holds.
+    """
+    mesh, like = plan.group.mesh, program.state_shapes(plan.inputs)
+    held = to_portable(state, made.sync, mesh)
+    tree.refuse(tree.differences(tree.named_leaves(held), to_portable(like, program.sync, mesh)))
+    same = state_spec(made.sync) == state_spec(program.sync)
+    return state if same else moved(state, made.sync, like, program.sync, mesh)
 
 
 def _refuse_unequal(was: Settings, now: Settings, *, loaded: bool) -> None:

@@ -131,7 +131,7 @@ class DistributedTrainer:
         tape, loaded = run.ledger.open(run.is_loaded), run.restored if run.is_loaded else {}
         plan = plan_fit(*given, tape, own, loaded, schedule=schedule, named=named)
         run.stream_positions.begin(self._group, fit_data.is_shared(plan.data.train), run.is_loaded)
-        plan = checks.before_training(plan, lambda: between_fits.begin(run, plan), loaded=run.is_loaded)
+        plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program
         return plan
 

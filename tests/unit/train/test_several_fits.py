@@ -1,6 +1,7 @@
 """What one trainer does in turn: evaluate, load, fit and fit again, each as if it were the first."""
 
 import os
+import shutil
 from unittest import mock
 
 import jax
@@ -132,12 +133,13 @@ def test_a_loaded_state_of_other_arrays_is_refused_by_what_was_set_otherwise(set
 @pytest.mark.parametrize("comm", ["bucketed", "zero1", "fsdp"])
 def test_a_loaded_state_goes_on_under_another_strategy_and_back(comm, with_moments, tmp_path):
     def ended(folder, **values):
-        one = loaded(folder, model=linen.Dense(3), **MOMENTS)
+        one = loaded(shutil.copytree(folder, tmp_path / "gone"), model=linen.Dense(3), **MOMENTS)
+        shutil.rmtree(tmp_path / "gone")  # what was loaded is in memory
         one.fit(*DATA, config(**values))
         return one
 
-    ended(with_moments, epochs=2, comm=comm).save_checkpoint(str(tmp_path))
-    back, expected = ended(tmp_path, epochs=3), ended(with_moments, epochs=3)
+    ended(with_moments, epochs=2, comm=comm).save_checkpoint(str(tmp_path / "kept"))
+    back, expected = ended(tmp_path / "kept", epochs=3), ended(with_moments, epochs=3)
     assert back.history.epochs == [0, 1, 2]
     for value, one in zip(*map(jax.tree.leaves, (back.params, expected.params)), strict=True):
         np.testing.assert_allclose(value, one, rtol=1e-5)
