@@ -119,7 +119,7 @@ def _matched(
     # In a whole training state, only arrays under params/ count as unused.
     above = "params/" if any(name.startswith("params/") for name in weights.arrays) else ""
     for name in weights.arrays:
-        rule = _rule(name, patterns)
+        rule = _rule(name, patterns) or _rule(name.removeprefix(above), patterns)
         target = _target(name, rule, targets)
         if rule is not None:
             used.add(rule[0])
@@ -132,8 +132,8 @@ def _matched(
                 f"{sources[target]} and {name} both map to {target}. HINT: add a rule to init_from.map."
             )
         sources[target] = name
-    for pattern, put in rules.items():
-        if put and pattern not in used:
+    for pattern in rules:
+        if pattern not in used:
             near = nearest(pattern, list(weights.arrays)[:200])
             raise ConfigError(f"{pattern!r} matches no array. HINT: {near[:300]}", key="init_from.map")
     return sources, over
