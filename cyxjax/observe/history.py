@@ -90,6 +90,25 @@ class DistributedTrainingHistory:
         with readable(path, DataError, "give the history.json of a run folder"):
             return TypeAdapter(cls).validate_json(read_plain(path))
 
+    def reopen(self, epoch: int) -> None:
+        """Removes the entry of an epoch that was cut short and now continues: it gets a complete one."""
+        if self.epochs[-1:] != [epoch]:
+            return
+        self.epochs.pop()
+        own = [values for name, values in self.metrics.items() if name.startswith("train_")]
+        rows: list[list[Any]] = [
+            self.steps,
+            self.train_losses,
+            self.train_accuracies,
+            self.learning_rates,
+            *own,
+        ]
+        for values in rows:
+            del values[len(self.epochs) :]
+        if self.grad_norm_epochs[-1:] == [epoch]:
+            self.grad_norm_epochs.pop()
+            self.grad_norms.pop()
+
     def rows(self) -> list[dict[str, float]]:
         """The curves as a table: a dict for each epoch, counted from 0, with the values measured in it.
 

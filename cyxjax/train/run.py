@@ -124,6 +124,8 @@ def train(fit: Fit, start: RunState) -> RunState:
         # A rollback goes back to a checkpoint of this run, which is saved after the evaluation of its step;
         # one made after an epoch has it too. A callback may save before it.
         evaluated = going_back or not place.step_in_epoch or place.step in fit.run.history.val_steps
+        if place.step_in_epoch:
+            fit.run.history.reopen(place.epoch)  # before callbacks read it
         begin_callbacks(hooks, fit, place.step)
         with translated(OutOfMemoryError):
             return loop.fit(

@@ -45,8 +45,6 @@ class HistoryHook(SavingHook):
 
     def on_start(self, moment: RunState) -> None:
         self._at = moment.position
-        if moment.position.step_in_epoch:
-            self._drop_row(moment.position.epoch)
 
     def on_step(self, info: StepInfo) -> None:
         self._samples += info.position.samples_since(self._at)
@@ -71,20 +69,6 @@ class HistoryHook(SavingHook):
             h.grad_norm_epochs.append(info.position.epoch - 1)
             h.grad_norms.append(info.train[GRAD_NORM])
         self._own("train", info.train, h.epochs)
-
-    def _drop_row(self, epoch: int) -> None:
-        """Removes the entry of an epoch that was cut short and now continues: it gets a complete one."""
-        h = self._history
-        if h.epochs[-1:] != [epoch]:
-            return
-        h.epochs.pop()
-        own = [values for name, values in h.metrics.items() if name.startswith("train_")]
-        rows: list[list[Any]] = [h.steps, h.train_losses, h.train_accuracies, h.learning_rates, *own]
-        for values in rows:
-            del values[len(h.epochs) :]
-        if h.grad_norm_epochs[-1:] == [epoch]:
-            h.grad_norm_epochs.pop()
-            h.grad_norms.pop()
 
     def on_evaluation(self, info: EpochInfo) -> None:
         self._evaluated(info, info.position.epoch)

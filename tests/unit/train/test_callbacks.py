@@ -338,3 +338,19 @@ def test_a_model_that_holds_values_has_the_trained_ones_in_a_callback():
     one.fit(X, Y, config(epochs=2))
     for epochs, found in enumerate(callback.seen, 1):
         assert same_bits(found, after_fit(X, Y, config(epochs=epochs)).params)
+
+
+def test_an_epoch_that_max_steps_cut_short_is_not_one_more_for_a_callback_after_a_load(tmp_path):
+    def one():
+        falls = cx.ReduceLROnPlateau(0.5, patience=1, monitor="train_loss", min_delta=10)
+        return trainer(linen.Dense(3), callbacks=[falls])
+
+    def rates(made, **values):
+        return made.fit(X[:24], Y[:24], config(epochs=4, **values)).learning_rates
+
+    whole, cut, loaded_ = one(), one(), one()
+    rates(cut, max_steps=2)
+    cut.save_checkpoint(str(tmp_path))
+    loaded_.load_checkpoint(str(tmp_path))
+    assert rates(loaded_) == rates(whole)
+    assert same_bits(loaded_.params, whole.params)
