@@ -8,12 +8,10 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jax.sharding import Mesh
-
 from cyxjax.checkpoint.mirror import Mirror
 from cyxjax.checkpoint.run_lock import locked
 from cyxjax.config.experiment import TrainConfig
-from cyxjax.core.mesh import num_replicas
+from cyxjax.core.mesh import local_replicas, num_replicas
 from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree, on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
@@ -28,8 +26,8 @@ from cyxjax.observe.records import Sink, warn_if_unwritten
 from cyxjax.observe.sinks import build_sinks, check_names, warn_on_stderr
 from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
+from cyxjax.train.feeding.fit_data import rows_of_a_micro_batch
 from cyxjax.train.plan import Plan
-from cyxjax.train.settings import BatchShape
 
 if TYPE_CHECKING:
     from cyxjax.observe.report.facts import Audit
@@ -62,17 +60,23 @@ def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def device_use(flops: float, batch: BatchShape, mesh: Mesh, steps_per_s: float) -> dict[str, Any]:
-    """The fields of a history about device use. flops: of the program, as XLA counts them.
-
-    XLA counts a loop once, so the FLOP of the program are those of one micro-batch.
+def step_flops(plan: Plan) -> float:
+    """FLOP of an optimizer step over all replicas. XLA counts a loop once: those of a program are of one
+    micro-batch.
     """
-    each_s = flops * batch.accumulation * steps_per_s
-    peak = peak_flops(mesh.local_devices[0].device_kind)
+    return plan.step_flops() * plan.settings.step.batch.accumulation * num_replicas(plan.group.mesh)
+
+
+def device_use(plan: Plan, flops_per_second: float) -> dict[str, Any]:
+    """The fields of a history about device use. flops_per_second: over all replicas."""
+    batch, mesh = plan.settings.step.batch, plan.group.mesh
+    parts = batch.accumulation * len(local_replicas(mesh))
+    rows = rows_of_a_micro_batch(plan.data, parts) or batch.batch_size
+    peak = peak_flops(mesh.local_devices[0].device_kind) * num_replicas(mesh)
     return {
-        "flops_per_sample": flops / batch.batch_size,
-        "flops_per_second": each_s * num_replicas(mesh),
-        "mfu": each_s / peak if peak else 0.0,
+        "flops_per_sample": plan.step_flops() / rows,
+        "flops_per_second": flops_per_second,
+        "mfu": flops_per_second / peak if peak else 0.0,
         "peak_memory_bytes": peak_memory_bytes(mesh.local_devices),
         "commit": provenance().get("git commit", ""),
     }

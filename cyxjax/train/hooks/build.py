@@ -1,6 +1,7 @@
 """The hooks of a run, in the order in which they are called."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,10 +213,9 @@ def _profile(fit: Fit) -> list[Hook]:
 def _goodput(fit: Fit) -> list[Hook]:
     if fit.folder is None:
         return []
-    batch, mesh = fit.plan.settings.step.batch, fit.plan.group.mesh
-    use = lambda steps_per_s: reporting.device_use(fit.plan.step_flops(), batch, mesh, steps_per_s)  # noqa: E731
-    say, over = fit.console.note, fit.starts_over
-    return [GoodputHook(fit.folder.goodput, fit.run.history, fit.sink, say, use, starts_over=over)]
+    work = partial(reporting.step_flops, fit.plan), partial(reporting.device_use, fit.plan)
+    told = fit.run.history, fit.sink, fit.console.note
+    return [GoodputHook(fit.folder.goodput, *told, *work, starts_over=fit.starts_over)]
 
 
 def _events(fit: Fit) -> list[Hook]:

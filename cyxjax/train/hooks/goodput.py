@@ -45,19 +45,23 @@ class GoodputHook(Hook):
         history: DistributedTrainingHistory,
         sink: Sink,
         say: Callable[[str], None],
-        use: Callable[[float], dict[str, Any]] = lambda steps_per_s: {},
+        step_flops: Callable[[], float] = lambda: 0.0,
+        use: Callable[[float], dict[str, Any]] = lambda flops_per_second: {},
         *,
         starts_over: bool = False,
     ):
-        """use: steps per second -> fields of the history about device use. starts_over: whether the run that
-        the folder holds is over, also if it was interrupted.
+        """step_flops: FLOP of a step of this process's program, over all replicas. use: FLOP per second ->
+        fields of the history about device use. starts_over: whether the run that the folder holds is over,
+        also if it was interrupted.
         """
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
-        self._use, self._starts_over = use, starts_over
+        self._step_flops, self._use, self._starts_over = step_flops, use, starts_over
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
+        self._flops, self._new_steps = 0.0, 0  # FLOP of steps that count, and steps that are not in this sum
+        self._peak_bytes, self._trained = 0, False
 
     def on_start(self, moment: RunState) -> None:
         if self._before:  # a rollback
@@ -71,6 +75,7 @@ class GoodputHook(Hook):
         if ended or self._starts_over:
             previous = {}  # another run in the same folder
         self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
+        self._flops, self._peak_bytes = previous.get("flops", 0.0), previous.get("peak_memory_bytes", 0)
         # A process that has trained before spent most of its time on other runs, or idle.
         spent = {} if "step" in self._base else self._base
         restore_s = spent.get("checkpoint", 0.0) if previous else 0.0
@@ -84,16 +89,23 @@ class GoodputHook(Hook):
 
     def on_step(self, info: StepInfo) -> None:
         self._step, self._steps = info.position.step, self._steps + 1
+        self._new_steps, self._trained = self._new_steps + 1, True
         if time.monotonic() - self._written_s > _EVERY_S:
             self._write()
 
     def on_end(self, moment: RunState, finished: bool) -> None:
+        seconds = self._seconds()
+        self._sum_up()
+        used = self._use(self._flops / max(seconds["step"] + seconds["input"], 1e-9))
+        self._peak_bytes = max(self._peak_bytes, used.get("peak_memory_bytes", 0))
+        used |= {"peak_memory_bytes": self._peak_bytes}
         seconds = self._write(ended=True)
         self._history.goodput = share(seconds)
-        named = {f"seconds_{name}": value for name, value in seconds.items()}
-        used = self._use(self._steps / max(seconds["step"] + seconds["input"], 1e-9))
         for name, value in used.items():
             setattr(self._history, name, value)
+        if not self._trained:  # the run was over: its record is there
+            return
+        named = {f"seconds_{name}": value for name, value in seconds.items()}
         known = {name: value for name, value in used.items() if value}  # 0 and "": not known
         entry = {"kind": "goodput", "step": self._step, "goodput": share(seconds), **named, **known}
         self._sink.log({**entry, "command": command_line()})
@@ -102,11 +114,18 @@ class GoodputHook(Hook):
     def _redo(self, done: int, step: int) -> None:
         """Counts the time of the steps after `step`, up to `done`, as lost: the run repeats them."""
         again = max(0, done - step)
-        each_s = self._before.get("step", 0.0) / max(1, self._steps)
-        lost_s = min(again * each_s, self._before.get("step", 0.0))
+        lost = min(again / max(1, self._steps), 1.0)
+        lost_s = lost * self._before.get("step", 0.0)
         self._add("redone", lost_s)
         self._add("step", -lost_s)
+        self._sum_up()
+        self._flops *= 1 - lost
         self._steps = max(0, self._steps - again)
+
+    def _sum_up(self) -> None:
+        if self._new_steps:
+            self._flops += self._new_steps * self._step_flops()
+            self._new_steps = 0
 
     def _add(self, cause: str, seconds: float) -> None:
         self._before[cause] = self._before.get(cause, 0.0) + seconds
@@ -122,10 +141,13 @@ class GoodputHook(Hook):
     def _write(self, ended: bool = False) -> dict[str, float]:
         seconds = self._seconds()
         self._written_s = time.monotonic()
+        self._sum_up()
         values = {
             "seconds": seconds,
             "steps": self._steps,
             "step": self._step,
+            "flops": self._flops,
+            "peak_memory_bytes": self._peak_bytes,
             "at_unix_s": time.time(),
             "ended": ended,
         }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.core.metrics import GRAD_NORM, Metrics, numbers
+from cyxjax.launch import heartbeat
 from cyxjax.observe.console import Console
 from cyxjax.observe.events import Events
 from cyxjax.observe.history import DistributedTrainingHistory
@@ -29,6 +30,12 @@ def _add(values: list[Any], newest: Any, epochs: list[int], missing: Any) -> Non
 
 
 _LEAST_S = 0.1
+
+
+def _training_s() -> float:
+    """Seconds that this process has spent in steps and in waiting for data."""
+    spent = heartbeat.spent()
+    return spent.get("step", 0.0) + spent.get("data", 0.0)
 
 
 class HistoryHook(SavingHook):
@@ -118,30 +125,34 @@ class RecordHook(Hook):
         self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate, self._begun, self._per_second = every, learning_rate, False, 0.0
-        # of a checkpoint: its step, and the sums of the record in progress
-        self._stored: tuple[int, np.ndarray] = -1, np.zeros(2)
-        self._reset(Position())
+        # of a checkpoint: its step, the sums of the record in progress, and when the epoch began
+        self._stored: tuple[int, np.ndarray, float] = -1, np.zeros(2), 0.0
 
     def on_start(self, moment: RunState) -> None:
         if self._begun:  # the records of later steps are of steps that were undone
             self._sink.log({"kind": "rollback", **_place(moment)})
-        self._begun = True
-        self._reset(moment.position)
-        step, sums = self._stored
+        self._begun, self._at = True, moment.position
+        self._sums = np.zeros((self._metrics.num_training_rows, 2))
+        self._epoch_began_s = self._total_seconds()
+        step, sums, began_s = self._stored
         if step == moment.position.step:
             self._sums += sums
-        self._epoch_started = time.monotonic()
+            self._epoch_began_s = began_s
+        self._begin_rate()
 
-    def state_dict(self) -> tuple[int, np.ndarray, list[str]]:
-        return self._step, self._sums, self._metrics.row_names
+    def state_dict(self) -> tuple[int, np.ndarray, list[str], float]:
+        return self._at.step, self._sums, self._metrics.row_names, self._epoch_began_s
 
-    def load_state_dict(self, state: tuple[int, np.ndarray, list[str]]) -> None:
-        step, sums, *row_names = state  # none in a checkpoint of an earlier version
-        self._stored = step, self._metrics.arranged(sums, *row_names or [[]])
+    def load_state_dict(self, state: tuple[Any, ...]) -> None:
+        step, sums, *later = state  # a checkpoint of an earlier version has less
+        row_names = later[0] if later else []
+        began_s = later[1] if len(later) > 1 else self._total_seconds()
+        self._stored = step, self._metrics.arranged(sums, row_names), began_s
 
     def on_step(self, info: StepInfo) -> None:
         self._sums += info.sums
-        self._step = info.position.step
+        self._samples += info.position.samples_since(self._at)
+        self._at = info.position
         if info.position.step_in_epoch % self._every:
             return
         record = {
@@ -150,7 +161,7 @@ class RecordHook(Hook):
             "batch": info.position.step_in_epoch,
             **self._known(self._metrics.means(self._sums)),
             **_rate_entry(self._rate(info.position.step)),
-            "samples_per_second": self._rate_at(info.position),
+            "samples_per_second": self._samples_per_second(),
         }
         self._sums.fill(0)
         self._console.step(record)
@@ -163,10 +174,10 @@ class RecordHook(Hook):
             **{f"train_{name}": value for name, value in self._known(info.train).items()},
             **{f"val_{name}": value for name, value in self._known(info.val).items()},
             **_rate_entry(self._rate(info.position.step)),
-            "seconds": time.monotonic() - self._epoch_started,
+            "seconds": self._total_seconds() - self._epoch_began_s,
         }
-        self._reset(info.position)
-        self._epoch_started = time.monotonic()
+        self._sums.fill(0)
+        self._at, self._epoch_began_s = info.position, self._total_seconds()
         self._console.epoch(record, self._best() if info.val else "")
         self._log(record)
 
@@ -180,28 +191,24 @@ class RecordHook(Hook):
         self._console.epoch(record)
         self._log(record)
 
-    def _rate_at(self, position: Position) -> float:
-        """Samples per second. The numbers of several steps arrive together, and the time between two of them
-        is no measure: a rate is of at least `_LEAST_S`, and holds for the records until the next one.
-        """
-        elapsed = time.monotonic() - self._since
-        if elapsed > _LEAST_S or not self._per_second:
-            self._per_second = position.samples_since(self._at) / max(elapsed, 1e-9)
-            self._begin_rate(position)
-        return self._per_second
+    def _samples_per_second(self) -> float:
+        """Samples per second in steps and in waiting for data: not in compiling, evaluating and saving.
 
-    def _begin_rate(self, position: Position) -> None:
-        self._since: float = time.monotonic()
-        self._at: Position = position
+        The numbers of several steps arrive together, and the time between two of them is no measure: a rate
+        is of at least `_LEAST_S`, also over epochs, and holds until the next one. Before the first one, all
+        time counts.
+        """
+        elapsed = _training_s() - self._since_s
+        if elapsed > _LEAST_S:
+            self._per_second = self._samples / elapsed
+            self._begin_rate()
+        return self._per_second or self._samples / max(self._total_seconds() - self._began_s, 1e-9)
+
+    def _begin_rate(self) -> None:
+        self._since_s, self._began_s, self._samples = _training_s(), self._total_seconds(), 0
 
     def _log(self, record: dict[str, Any]) -> None:
         self._sink.log(record | {"total_time_seconds": self._total_seconds()})
-
-    def _reset(self, position: Position) -> None:
-        """Begins to count for the records after `position`."""
-        self._step = position.step
-        self._sums: np.ndarray = np.zeros((self._metrics.num_training_rows, 2))
-        self._begin_rate(position)
 
     def _known(self, means: dict[str, float]) -> dict[str, float]:
         """The numbers among `means`, without NaN metrics (accuracy of a regression); a NaN loss is kept."""

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from flax import linen
 
+import cyxjax as cx
 from cyxjax import files
 from cyxjax.launch import heartbeat
 from cyxjax.launch.program import command_line
@@ -72,10 +73,29 @@ def test_micro_batches_leave_the_work_of_a_sample_as_it_is():
     one, work = trainer(linen.Dense(3)), []
     for accumulation in (1, 2):
         plan = one.prepare(X, Y, config=config(gradient_accumulation_steps=accumulation, batch_size=8))
-        use = device_use(plan.step_flops(), plan.settings.step.batch, plan.group.mesh, 1.0)
-        work.append(use["flops_per_sample"])
+        work.append(device_use(plan, 1.0)["flops_per_sample"])
     # The update, of 21 parameters, counts once for half as many samples.
     assert work[0] < work[1] < 2 * work[0]
+
+
+def test_the_work_is_that_of_each_process_s_steps_and_a_run_that_is_over_keeps_its_record(tmp_path):
+    for batch in (16, 48, 48):
+        history = fit(tmp_path, global_batch_size=batch, epochs=4 if batch == 16 else 8).history
+    report = read(tmp_path / "goodput.json")
+    assert (report["steps"], history.num_steps) == (12 + 4, 16)
+    samples = 12 * 16 + 4 * 48
+    assert report["flops"] == pytest.approx(samples * history.flops_per_sample, rel=0.5)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if line.get("kind") == "goodput"]
+    assert [line["step"] for line in kept] == [12, 16]
+    assert history.peak_memory_bytes >= kept[-1]["peak_memory_bytes"]
+
+
+def test_a_loader_s_samples_have_the_work_of_those_of_arrays(tmp_path):
+    batches = [(X[i : i + 16], Y[i : i + 16]) for i in range(0, 48, 16)]
+    loader, arrays = fitted(data=[cx.data.Batches(batches)], run_dir=tmp_path / "loader"), fit(tmp_path / "x")
+    # The program of arrays gathers its batch from those of several steps.
+    assert loader.history.flops_per_sample == pytest.approx(arrays.history.flops_per_sample, rel=0.2)
 
 
 def test_the_peak_of_a_device_is_that_of_its_kind():

@@ -10,7 +10,7 @@ import cyxjax as cx
 from cyxjax.core.metrics import Metrics
 from cyxjax.observe.console import NullConsole
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.hooks.hook import EpochInfo, Position, StepInfo
+from cyxjax.train.hooks.hook import EpochInfo, Position, RunState, StepInfo
 from cyxjax.train.hooks.progress import HistoryHook, RecordHook
 from tests.support.trainers import Line, config, trainer
 
@@ -40,6 +40,7 @@ def test_a_record_has_the_mean_of_the_norms_since_the_last_one_and_none_where_no
     records: list = []
     parts = NullConsole(), SimpleNamespace(log=records.append), Metrics()
     hook = RecordHook(*parts, every=2, learning_rate=lambda step: None, total_seconds=lambda: 1.5)
+    hook.on_start(RunState(Position(), None, None))
     norms = [(3.0, 1.0), (5.0, 1.0), (7.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]  # (0, 0): left out
     for step, norm in enumerate(norms, 1):
         sums = np.array([[2.0, 4.0], [1.0, 4.0], norm])

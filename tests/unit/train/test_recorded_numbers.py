@@ -18,18 +18,21 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.errors import ConfigError, NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train.hooks import progress
-from cyxjax.train.hooks.hook import Position, RunState, StepInfo
-from tests.support.trainers import X, Y, config, fitted, loaded, run_experiment, trainer
+from cyxjax.train.hooks.hook import EpochInfo, Position, RunState, StepInfo
+from tests.support.trainers import At, X, Y, config, fitted, loaded, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 DATA = (X[:24], Y[:24])  # 3 steps of 8 samples
 SAVING = {"checkpoint_every_n_epochs": 1, "verbose": False, "batch_size": 4, "epochs": 1}
 
 
+def every_record(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def records(folder):
     """The records of steps in a run folder."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if "batch" in line]
+    return [line for line in every_record(folder) if "batch" in line]
 
 
 @pytest.mark.parametrize("policy", ["abort", "skip", "rollback"])
@@ -82,17 +85,32 @@ def test_samples_per_second_counts_samples_whatever_their_weight(tmp_path):
     assert {line["samples_per_second"] > 0 for line in records(tmp_path)} == {True}
 
 
-def test_a_rate_is_not_of_numbers_that_arrived_together(monkeypatch):
+def test_a_rate_is_not_of_numbers_that_arrived_together_and_goes_on_over_epochs(monkeypatch):
     now, sink = 0.0, Mock()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    spent = lambda: {"step": 0.75 * now, "data": 0.25 * now, "eval": 9 * now}  # noqa: E731
+    monkeypatch.setattr(progress.heartbeat, "spent", spent)
     metrics = Mock(num_training_rows=1, means=lambda sums: {"loss": 1.0})
-    hook = progress.RecordHook(Mock(), sink, metrics, 1, lambda step: None, lambda: 0.0)
+    hook = progress.RecordHook(Mock(), sink, metrics, 1, lambda step: None, lambda: 9 * now)
     hook.on_start(RunState(Position(), None, None))
     for step in range(1, 13):  # four in each second
         now = 1.0 * -(-step // 4) + step * 1e-6
-        hook.on_step(StepInfo(Position(step, 0, 8 * step, step), np.zeros((1, 2)), (0.0, 0.0)))
-    rates = [one.args[0]["samples_per_second"] for one in sink.log.mock_calls]
+        epoch, before = divmod(step - 1, 3)
+        place = Position(step, epoch, 8 * (before + 1), before + 1)
+        hook.on_step(StepInfo(place, np.zeros((1, 2)), (0.0, 0.0)))
+        if before == 2:
+            hook.on_epoch(EpochInfo(Position(step, epoch + 1), {}, {}))
+    logged = [one.args[0] for one in sink.log.mock_calls]
+    rates = [one["samples_per_second"] for one in logged if "batch" in one]
     assert rates == pytest.approx([8.0] * 4 + [32.0] * 8, rel=1e-4)
+
+
+def test_the_seconds_of_an_epoch_are_all_that_it_took_over_a_resume(tmp_path):
+    for most in (2, 4):
+        one = trainer(linen.Dense(3), callbacks=[At(1, lambda info: time.sleep(0.3))])
+        cut = config(max_steps=most, epochs=2, checkpoint_every_n_epochs=1)
+        one.fit(*DATA, cut, run_dir=str(tmp_path))
+    (epoch,) = [line for line in every_record(tmp_path) if "seconds" in line]
+    assert 0.3 < epoch["seconds"] <= epoch["total_time_seconds"]
 
 
 def test_a_second_fit_records_the_rate_of_its_own_schedule_also_when_it_is_resumed(
