@@ -6,6 +6,7 @@ last word becomes Flax's (`weight` is kernel, scale or embedding; `running_mean`
 (`module.`) are removed.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ _TORCHS = {
     "var": "running_var",
 }
 _PREFIXES = ("model_state/batch_stats/", "model_state/", "params/", "")
+_LOG = logging.getLogger(__name__)
 _COUNTER = "num_batches_tracked"  # torch's; Flax's BatchNorm has none
 _SHOWN = 12
 Rule = tuple[str, re.Match[str], str | None]  # a pattern, what its stars matched, the name in the model
@@ -50,7 +52,8 @@ def fill(
 
     strict: every target must be filled and every array used. Otherwise at least one target must be filled;
     the others keep their drawn values.
-    Raises: ConfigError for a rule that matches nothing; CheckpointError naming arrays that are missing,
+    A rule that leaves arrays out and matches none is a warning.
+    Raises: ConfigError for another rule that matches nothing; CheckpointError naming arrays that are missing,
         unused, or of the wrong shape or kind.
     """
     sources, over = _matched(weights, targets, rules)
@@ -132,10 +135,13 @@ def _matched(
                 f"{sources[target]} and {name} both map to {target}. HINT: add a rule to init_from.map."
             )
         sources[target] = name
-    for pattern in rules:
-        if pattern not in used:
-            near = nearest(pattern, list(weights.arrays)[:200])
-            raise ConfigError(f"{pattern!r} matches no array. HINT: {near[:300]}", key="init_from.map")
+    for pattern, put in rules.items():
+        if pattern in used:
+            continue
+        text = f"{pattern!r} matches no array. HINT: {nearest(pattern, list(weights.arrays)[:200])[:300]}"
+        if put:
+            raise ConfigError(text, key="init_from.map")
+        _LOG.warning("init_from.map: %s", text)  # a file of `cyxjax export` lacks what its run left out
     return sources, over
 
 

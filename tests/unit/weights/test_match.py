@@ -173,14 +173,15 @@ def test_rules_meet_other_names():
     np.testing.assert_array_equal(found.values["params/Block_1/Dense_0/kernel"], 2 * KERNEL.T)
 
 
-def test_a_rule_meets_a_checkpoint_s_names_as_the_model_has_them_and_one_that_meets_none_is_refused():
+def test_a_rule_meets_a_checkpoint_s_names_as_the_model_has_them_and_one_that_meets_none_is_told(caplog):
     names = "params/fc/kernel", "params/head/kernel"
     held = Weights(dict.fromkeys(names, Entry.of(KERNEL)), "checkpoint")
     targets = wanted(params__fc__kernel=KERNEL.shape, params__head__kernel=KERNEL.shape)
     found = fill(held, targets, {"head/*": None}, strict=False)
     assert found.values.keys() == {"params/fc/kernel"}
-    with pytest.raises(ConfigError, match="haed"):
-        fill(held, targets, {"haed/*": None}, strict=False)
+    assert not caplog.text
+    fill(held, targets, {"haed/*": None}, strict=False)
+    assert "haed/*" in caplog.text
 
 
 def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
@@ -208,7 +209,7 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
     }
     np.testing.assert_array_equal(found["enc.layer.1.fc.weight"], 2 * KERNEL.T)
     assert found["conv.weight"].shape == (2, 3, 5, 7)
-    del rules["*.*.gone"], rules["pooler.*"]  # of arrays that the model does not have
+    del rules["*.*.gone"]
     again = fill(Weights({name: Entry.of(a) for name, a in found.items()}, "hf"), model, rules, strict=True)
     assert again.values.keys() == model.keys()
     for name, array in again.values.items():
