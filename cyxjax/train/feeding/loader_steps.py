@@ -56,13 +56,8 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
             f"the loader gave a batch of {max(rows)} samples after one of at most {size * local}; with "
             "several processes, each pads its batches to the first. HINT: let the first be the largest."
         )
-    shapes = {str(jax.tree.map(lambda leaf: np.shape(leaf)[1:], pair)): None for pair in pairs}
-    if len(shapes) > 1:
-        raise DataError(
-            f"the samples of two batches of one optimizer step have the shapes {' and '.join(shapes)}, but "
-            f"gradient_accumulation_steps={accumulation} joins its batches. HINT: give batches of one shape "
-            f"{accumulation} times in a row, pad them to one shape, or set gradient_accumulation_steps=1."
-        )
+    if len(pairs) > 1:
+        _refuse_several_shapes(pairs, accumulation)
     size = max(size, -(-max(rows) // local))
     slots = place_in_step(np.arange(size), 0, np.arange(local)[:, None], rows=size, num_replicas=local)
     weight = np.zeros((local, accumulation, size), np.float32)
@@ -77,6 +72,17 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
     total, at = sum(len(batch.own) for batch in group), group[-1].place
     numbers = weight.reshape(-1), total, places.reshape(-1), index.reshape(-1)
     return HostBatch(inputs, targets, *numbers, place=at)
+
+
+def _refuse_several_shapes(pairs: list[tuple[Any, Any]], accumulation: int) -> None:
+    """Raises: DataError unless the samples of all batches of a step have one shape."""
+    shapes = {str(jax.tree.map(lambda leaf: np.shape(leaf)[1:], pair)): None for pair in pairs}
+    if len(shapes) > 1:
+        raise DataError(
+            f"the samples of two batches of one optimizer step have the shapes {' and '.join(shapes)}, but "
+            f"gradient_accumulation_steps={accumulation} joins its batches. HINT: give batches of one shape "
+            f"{accumulation} times in a row, pad them to one shape, or set gradient_accumulation_steps=1."
+        )
 
 
 def agreed(

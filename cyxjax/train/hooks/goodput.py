@@ -8,6 +8,7 @@ that the cost of a crash is known.
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class GoodputHook(Hook):
         """
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
-        self._step_flops, self._use, self._starts_over = step_flops, use, starts_over
+        self._step_flops, self._use, self._starts_over = cache(step_flops), use, starts_over
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
@@ -175,6 +176,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(read_plain(path))
         numbers = [*raw["seconds"].values(), raw["steps"], raw["step"], raw["at_unix_s"]]
-        return raw if all(0 <= n < _MOST for n in numbers) and "ended" in raw else {}  # NaN is neither
+        numbers.append(raw.get("peak_memory_bytes", 0))
+        known = all(0 <= n < _MOST for n in numbers) and 0 <= raw.get("flops", 0.0) < float("inf")
+        return raw if known and "ended" in raw else {}  # NaN is neither
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

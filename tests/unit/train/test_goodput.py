@@ -134,7 +134,10 @@ def test_a_crash_soon_after_the_start_is_accounted_for(tmp_path, monkeypatch):
     assert read(tmp_path / "goodput.json")["seconds"]["restart"] > 0
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seconds": 3}', '{"seconds": {"step": "x"}}'])
+WHOLE = '{"seconds": {}, "steps": 1, "step": 1, "at_unix_s": 1, "ended": true, "flops": "x"}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seconds": 3}', '{"seconds": {"step": "x"}}', WHOLE])
 def test_a_damaged_file_is_as_good_as_none(tmp_path, text):
     (tmp_path / "goodput.json").write_text(text)
     assert read(tmp_path / "goodput.json") == {}
