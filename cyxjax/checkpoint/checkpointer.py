@@ -131,7 +131,7 @@ class Checkpointer:
 
     def newest_manifest(self) -> Manifest | None:
         """Manifest of the newest step that verifies, or None; all processes call it. Raises: as restore."""
-        verified = partial(restoring.verified, self.directory, writers=self._writers)
+        verified = partial(restoring.verified, self.directory, writers=self._writers, known=self._known)
         return restoring.newest(self.directory, self._writers, verified)[0]
 
     def steps(self) -> list[int]:

@@ -85,7 +85,8 @@ def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState
     names = {name for name, want in wants if want.shape == want.leaf.shape}
 
     def fit_rows(name: str, found: np.ndarray, want: Any) -> np.ndarray | None:
-        if name not in names or found.shape[1:] != tuple(want.shape[1:]) or found.dtype != want.dtype:
+        as_rows = found.ndim == len(want.shape) and found.shape[1:] == tuple(want.shape[1:])
+        if name not in names or not as_rows or found.dtype != want.dtype:
             return None
         wide = np.result_type(found.dtype, np.float32)  # numpy does not count bfloat16 as inexact
         floating = jnp.issubdtype(found.dtype, jnp.inexact)

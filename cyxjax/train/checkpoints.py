@@ -16,15 +16,18 @@ from cyxjax.train.settings import SavePolicy
 _opened = itertools.count()  # equal on all ranks, for all open together
 
 
-def newest_in(folder: Path, group: ProcessGroup, *, wanted: bool = True) -> Manifest | None:
+def newest_in(
+    folder: Path, group: ProcessGroup, *, wanted: bool = True, known: Manifest | None = None
+) -> Manifest | None:
     """The newest good checkpoint in `folder`; None if no rank wants or sees one. All ranks call it.
 
+    known: one that was found before, whose files are not read again.
     Raises: CheckpointError if all are damaged.
     """
     if not any(agree(group, "looking for a folder of checkpoints", note=wanted and folder.is_dir())):
         return None
     report_progress(-1, "checkpoint")
-    newest = restorer(folder, group).newest_manifest()
+    newest = restorer(folder, group, known=known).newest_manifest()
     report_progress(-1, "idle")
     return newest
 

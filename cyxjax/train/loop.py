@@ -74,6 +74,7 @@ def fit(
     stop |= max_steps is not None and start.position.step >= max_steps  # the run had already ended
     look = program.check.watch()
     to_evaluate = not evaluated and evaluations.after(start.position.step)
+    compiled: set[tuple[int, ...]] = set()  # shapes of the batches so far: each has a program of its own
     while moment.position.epoch < epochs and not stop:
         first = moment.position
         moment, last, to_evaluate, stop, save = _epoch(
@@ -89,6 +90,7 @@ def fit(
             follow,
             look,
             wish,
+            compiled,
         )
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
@@ -126,6 +128,7 @@ def _epoch(
     follow: Follow,
     look: Callable[[np.ndarray], None],
     wish: Wish,
+    compiled: set[tuple[int, ...]],
 ) -> tuple[RunState, bool, bool, bool, bool]:
     """Trains the rest of the epoch. Returns (moment, last step reached, evaluation due, to stop, to save)."""
     position, state, sums = moment
@@ -168,7 +171,6 @@ def _epoch(
         overriding(hooks, *names) for names in (["on_step"], ["ask"], ["wants_state", "saves_at"])
     )
     ask = lambda: _asked(asking, wish.to_stop)  # noqa: E731
-    compiled = None  # the phase that this rank reports to the supervisor's watchdog; each has its own limit
     report_progress(position.step, "data")
     due = lambda at: (  # noqa: E731
         evaluations.after(at.step) or at.step == max_steps or bool(_wanting(acting, at, False))
@@ -180,14 +182,18 @@ def _epoch(
             break
         batch, first = some[0][1].batch, some[0][1].at
         size = getattr(getattr(batch, "weight", None), "shape", ())
-        report_progress(position.step, "step" if size == compiled else "compile")
-        compiled = size
+        is_new = size not in compiled
+        # For the supervisor's watchdog, which has a limit for each phase, and for a run's time by cause.
+        report_progress(position.step, "compile" if is_new else "step")
+        compiled.add(size)
         if first is None:
             state, handle = program.train_step(state, batch)
             waiting.append((some[0][0], handle, ...))
         else:
             state, handle = program.train_steps(state, batch, first, first + len(some))
             waiting.extend((when, handle, first + i) for i, (when, _) in enumerate(some))
+        if is_new:
+            report_progress(position.step, "step")  # it is compiled, and runs
         position, last = some[-1][0], ends
         to_evaluate = evaluations.after(position.step)
         if len(waiting) >= max(in_flight, 2 * at_once):

@@ -30,7 +30,7 @@ from cyxjax.errors import CheckpointError
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.console import Console
 from cyxjax.observe.history import DistributedTrainingHistory
-from cyxjax.train.checkpoints import open_checkpoints, restorer
+from cyxjax.train.checkpoints import newest_in, open_checkpoints, restorer
 from cyxjax.train.comparison import (
     compare_with_checkpoint,
     compare_with_digests,
@@ -68,24 +68,25 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
 
 def _resume(plan: Plan, program: Program, run: Run, console: Console) -> bool:
     """Restores the newest checkpoint of the run's folder if the plan asks for it; False without one."""
-    saving, own = plan.settings.saving, plan.own
+    saving, group = plan.settings.saving, plan.group
     if saving.resume == "never":
         return False
-    if own is not None:
-        run.refuse_replacing(plan, own)
-    report_progress(-1, "checkpoint")
     # Looked for again: since the start was planned, another job may have saved there and ended.
-    resumed = restore(plan, program, run, saving.folder, own, in_place=True)
-    if resumed:
-        place = run.state.position
-        _refuse_other_rates(plan, run)
-        compare_with_digests(saving.folder, place.step, plan.settings, plan.group)
-        console.note(
-            f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
-            f"{saving.folder}"
-        )
+    newest = newest_in(saving.folder, group, known=plan.own) or plan.own
+    if newest is None:
+        return False
+    run.refuse_replacing(plan, newest)
+    report_progress(-1, "checkpoint")
+    restore(plan, program, run, saving.folder, newest, in_place=True)
+    place = run.state.position
+    _refuse_other_rates(plan, run)
+    compare_with_digests(saving.folder, place.step, plan.settings, group)
+    console.note(
+        f"Resuming from step {place.step} (epoch {place.epoch + 1}, sample {place.samples}) in "
+        f"{saving.folder}"
+    )
     report_progress(-1, "idle")
-    return resumed
+    return True
 
 
 def _refuse_other_rates(plan: Plan, run: Run) -> None:
@@ -105,19 +106,18 @@ def restore(
     program: Program,
     run: Run,
     folder: Path,
-    newest: Manifest | None,
+    newest: Manifest,
     step: int | None = None,
     *,
     in_place: bool = False,
-) -> bool:
-    """Restores the newest good step in `folder`, or `step`, as the current state; False without one.
+) -> None:
+    """Restores `newest`, which `newest_in` found in `folder`, or `step`, as the current state.
 
-    newest: what `newest_in` found there. in_place: for the run's own folder: see `load`; damaged steps are
-    set aside if the run saves there.
-    Raises: CheckpointError for a step that cannot be used, and if `newest` is not there any more.
+    in_place: for the run's own folder: see `load`; damaged steps are set aside if the run saves there.
+    Raises: CheckpointError for a step that cannot be used, and if none is there any more.
     """
-    group, here, stored = plan.group, run.state.state, newest.meta if newest else {}
-    names = tuple(stored.get("classes", ()))
+    group, here = plan.group, run.state.state
+    names = tuple(newest.meta.get("classes", ()))
     if names and run.class_names and names != run.class_names:
         raise CheckpointError(
             f"the checkpoint has the classes {', '.join(names)}; this run {', '.join(run.class_names)}. "
@@ -125,28 +125,25 @@ def restore(
         )
     saves = in_place and plan.settings.saving.saves
     checkpointer = restorer(folder, group, saves=saves, known=newest)
-    with naming_settings(plan, folder, stored):
+    with naming_settings(plan, folder, newest.meta):
         found = load(checkpointer, here, program.sync, group.mesh, step, in_place=in_place)
-    if found is None and newest is not None:
+    if found is None:
         raise CheckpointError(
             f"{folder} does not hold step {newest.step} any more. HINT: bring it back, or run the same "
             "command again to start over."
         )
-    if found is None:
-        return False
     moment, history, meta = found
     metrics = plan.recipe.metrics
     equal = tuple(meta.get("metrics", metrics.names)) == metrics.names
     sums = metrics.arranged(moment.sums, meta.get("row_names", metrics.row_names if equal else ()))
     position = run.stream_positions.restore(meta, moment.position, group.topology.rank)
     run.state = moment._replace(position=position, sums=sums)
-    run.class_names = run.class_names or tuple(meta.get("classes", ()))
+    run.class_names = run.class_names or names
     run.restored, run.first_step = meta, int(meta.get("first_step", 0))
     run.ledger.restore(meta, moment.position)
     history.stopped_by = ""
     run.history = history
     run.describe_group(plan)
-    return True
 
 
 def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) 
     names: dict[str, str] = {}
     for target in arrays:
         for name in _names_for(target, rules):
-            if name not in names and _target(name, _rule(name, patterns), arrays) == target:
+            if name not in names and _target(name, _rule(patterns, name), arrays) == target:
                 names[name] = target
                 break
         else:
@@ -122,7 +122,7 @@ def _matched(
     # In a whole training state, only arrays under params/ count as unused.
     above = "params/" if any(name.startswith("params/") for name in weights.arrays) else ""
     for name in weights.arrays:
-        rule = _rule(name, patterns) or _rule(name.removeprefix(above), patterns)
+        rule = _rule(patterns, name, name.removeprefix(above))
         target = _target(name, rule, targets)
         if rule is not None:
             used.add(rule[0])
@@ -149,9 +149,10 @@ def _patterns(rules: Mapping[str, str | None]) -> list[tuple[str, re.Pattern[str
     return [(pattern, _regex(pattern), put) for pattern, put in rules.items()]
 
 
-def _rule(name: str, patterns: list[tuple[str, re.Pattern[str], str | None]]) -> Rule | None:
-    """The first rule that matches `name`, the name of an array in the file."""
-    return next(((p, m, put) for p, regex, put in patterns if (m := regex.fullmatch(name))), None)
+def _rule(patterns: list[tuple[str, re.Pattern[str], str | None]], *names: str) -> Rule | None:
+    """The first rule that matches one of the `names` of an array in the file."""
+    matches = ((p, regex.fullmatch(name), put) for p, regex, put in patterns for name in names)
+    return next(((p, match, put) for p, match, put in matches if match), None)
 
 
 def _target(name: str, rule: Rule | None, targets: Mapping[str, Any]) -> str | None:

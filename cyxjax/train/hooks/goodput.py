@@ -61,6 +61,7 @@ class GoodputHook(Hook):
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
+        self._previous_s: dict[str, float] = {}  # as earlier processes wrote them
         self._flops, self._new_steps = 0.0, 0  # FLOP of steps that count, and steps that are not in this sum
         self._peak_bytes, self._trained = 0, False
 
@@ -77,6 +78,9 @@ class GoodputHook(Hook):
             previous = {}  # another run in the same folder
         self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
         self._flops, self._peak_bytes = previous.get("flops", 0.0), previous.get("peak_memory_bytes", 0)
+        if previous and "flops" not in previous:  # of an earlier version
+            self._flops = self._steps * self._step_flops()
+        self._previous_s = dict(self._before)
         # A process that has trained before spent most of its time on other runs, or idle.
         spent = {} if "step" in self._base else self._base
         restore_s = spent.get("checkpoint", 0.0) if previous else 0.0
@@ -100,6 +104,8 @@ class GoodputHook(Hook):
         used = self._use(self._flops / max(seconds["step"] + seconds["input"], 1e-9))
         self._peak_bytes = max(self._peak_bytes, used.get("peak_memory_bytes", 0))
         used |= {"peak_memory_bytes": self._peak_bytes}
+        if self._previous_s and not self._trained:  # the run was over: starting it again is not a part of it
+            self._before, self._base = self._previous_s, heartbeat.spent()
         seconds = self._write(ended=True)
         self._history.goodput = share(seconds)
         for name, value in used.items():

@@ -195,17 +195,16 @@ class RecordHook(Hook):
         """Samples per second in steps and in waiting for data: not in compiling, evaluating and saving.
 
         The numbers of several steps arrive together, and the time between two of them is no measure: a rate
-        is of at least `_LEAST_S`, also over epochs, and holds until the next one. Before the first one, all
-        time counts.
+        is of at least `_LEAST_S`, also over epochs, and holds until the next one.
         """
         elapsed = _training_s() - self._since_s
         if elapsed > _LEAST_S:
             self._per_second = self._samples / elapsed
             self._begin_rate()
-        return self._per_second or self._samples / max(self._total_seconds() - self._began_s, 1e-9)
+        return self._per_second or self._samples / max(elapsed, 1e-9)
 
     def _begin_rate(self) -> None:
-        self._since_s, self._began_s, self._samples = _training_s(), self._total_seconds(), 0
+        self._since_s, self._samples = _training_s(), 0
 
     def _log(self, record: dict[str, Any]) -> None:
         self._sink.log(record | {"total_time_seconds": self._total_seconds()})

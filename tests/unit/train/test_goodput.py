@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 from flax import linen
@@ -16,7 +17,7 @@ from cyxjax.observe.lines import done_line
 from cyxjax.train.hooks import goodput
 from cyxjax.train.hooks.goodput import CAUSES, read, share
 from cyxjax.train.reporting import device_use
-from tests.support.trainers import At, X, Y, config, fitted, lose, trainer
+from tests.support.trainers import At, X, Y, config, does, fitted, lose, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -89,6 +90,20 @@ def test_the_work_is_that_of_each_process_s_steps_and_a_run_that_is_over_keeps_i
     kept = [line for line in lines if line.get("kind") == "goodput"]
     assert [line["step"] for line in kept] == [12, 16]
     assert history.peak_memory_bytes >= kept[-1]["peak_memory_bytes"]
+    assert history.goodput == pytest.approx(kept[-1]["goodput"], rel=1e-2)  # not that of one more start
+    report.pop("flops")  # as an earlier version wrote it
+    (tmp_path / "goodput.json").write_text(json.dumps(report))
+    assert fit(tmp_path, global_batch_size=48, epochs=9).history.num_steps == 17
+    assert read(tmp_path / "goodput.json")["flops"] == pytest.approx(
+        17 * 48 * history.flops_per_sample, rel=0.5
+    )
+
+
+def test_only_what_is_compiled_counts_as_compiling_also_in_later_epochs(tmp_path):
+    slow = does(on_step=lambda self, info: time.sleep(0.02))
+    fit(tmp_path, slow, evaluate_every_n_steps=1, checkpoint_every_n_steps=1, steps_per_dispatch=1)
+    seconds = read(tmp_path / "goodput.json")["seconds"]
+    assert seconds["step"] + seconds["input"] > 12 * 0.02
 
 
 def test_a_loader_s_samples_have_the_work_of_those_of_arrays(tmp_path):

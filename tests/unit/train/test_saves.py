@@ -16,7 +16,14 @@ from cyxjax.cli import audit
 from cyxjax.cli.checkpoint import main as command_checkpoint
 from cyxjax.config.sections import ScheduleConfig
 from cyxjax.distributed import process_group
-from cyxjax.errors import EXIT_USER_ERROR, CheckpointError, DataError, NonFiniteError, NotSavedError
+from cyxjax.errors import (
+    EXIT_USER_ERROR,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    NotSavedError,
+)
 from cyxjax.train.hooks import saving
 from tests.support.trainers import (
     BROUGHT,
@@ -193,6 +200,19 @@ def test_checkpoints_deleted_after_a_resume_was_planned_are_missed(cwd):
     (cwd / "saves").rename(cwd / "gone")
     with pytest.raises(CheckpointError, match="saves"):
         second.fit_prepared(prepared)
+
+
+def test_what_another_job_saved_after_the_start_was_planned_is_compared_as_ever(cwd):
+    settings = config(checkpoint_dir="saves", resume="auto", checkpoint_every_n_epochs=1)
+    mine, other = after_fit(X[:24], Y[:24], config(seed=8), model=linen.Dense(3)), trainer(linen.Dense(3))
+    named = trainer(linen.Dense(3))
+    named.class_names, other.class_names = ("a", "b", "c"), ("c", "b", "a")
+    prepared = [one.prepare(X[:24], Y[:24], config=settings) for one in (mine, named)]
+    other.fit(X[:16], Y[:16], settings)
+    with pytest.raises(ConfigError, match="saves"):  # what it trained would be lost
+        mine.fit_prepared(prepared[0])
+    with pytest.raises(CheckpointError, match="c, b, a"):
+        named.fit_prepared(prepared[1])
 
 
 @pytest.mark.parametrize("values", [{}, {"batch_size": 12}], ids=["unchanged", "another batch"])

@@ -145,6 +145,19 @@ def test_a_loaded_state_goes_on_under_another_strategy_and_back(comm, with_momen
         np.testing.assert_allclose(value, one, rtol=1e-5)
 
 
+class Scaled(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(x) * self.param("scale", lambda key: np.float32(1))
+
+
+def test_a_scalar_is_not_taken_for_a_row_of_each_replica(tmp_path):
+    saving = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1, "resume": "auto"}
+    after_fit(*DATA, config(**saving), model=Scaled())
+    with pytest.raises(OtherStateError, match="params/scale"):
+        trainer(Scaled()).fit(*DATA, config(comm="local_sgd", **saving))
+
+
 def test_a_fit_after_another_refuses_to_begin_with_parameters_of_its_own(saved):
     one = fitted(init_from=saved)
     one.fit(*DATA, config(init_from=saved))  # continues

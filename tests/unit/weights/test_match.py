@@ -179,6 +179,8 @@ def test_a_rule_meets_a_checkpoint_s_names_as_the_model_has_them_and_one_that_me
     targets = wanted(params__fc__kernel=KERNEL.shape, params__head__kernel=KERNEL.shape)
     found = fill(held, targets, {"head/*": None}, strict=False)
     assert found.values.keys() == {"params/fc/kernel"}
+    found = fill(held, targets, {"head/*": None, "*/kernel": "*/kernel"}, strict=False)
+    assert found.values.keys() == {"params/fc/kernel"}  # the first rule that matches
     assert not caplog.text
     fill(held, targets, {"haed/*": None}, strict=False)
     assert "haed/*" in caplog.text
