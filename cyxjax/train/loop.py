@@ -74,7 +74,7 @@ def fit(
     stop |= max_steps is not None and start.position.step >= max_steps  # the run had already ended
     look = program.check.watch()
     to_evaluate = not evaluated and evaluations.after(start.position.step)
-    compiled: set[tuple[int, ...]] = set()  # shapes of the batches so far: each has a program of its own
+    compiled: set[Any] = set()  # shapes of the batches so far: each has a program of its own
     while moment.position.epoch < epochs and not stop:
         first = moment.position
         moment, last, to_evaluate, stop, save = _epoch(
@@ -128,7 +128,7 @@ def _epoch(
     follow: Follow,
     look: Callable[[np.ndarray], None],
     wish: Wish,
-    compiled: set[tuple[int, ...]],
+    compiled: set[Any],
 ) -> tuple[RunState, bool, bool, bool, bool]:
     """Trains the rest of the epoch. Returns (moment, last step reached, evaluation due, to stop, to save)."""
     position, state, sums = moment
@@ -181,11 +181,11 @@ def _epoch(
         if stop:
             break
         batch, first = some[0][1].batch, some[0][1].at
-        size = getattr(getattr(batch, "weight", None), "shape", ())
-        is_new = size not in compiled
+        shapes = (first is None, *[leaf.shape for leaf in jax.tree.leaves(batch)])
+        is_new = shapes not in compiled
         # For the supervisor's watchdog, which has a limit for each phase, and for a run's time by cause.
         report_progress(position.step, "compile" if is_new else "step")
-        compiled.add(size)
+        compiled.add(shapes)
         if first is None:
             state, handle = program.train_step(state, batch)
             waiting.append((some[0][0], handle, ...))

@@ -61,7 +61,7 @@ class GoodputHook(Hook):
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
-        self._previous_s: dict[str, float] = {}  # as earlier processes wrote them
+        self._previous_s: dict[str, float] = {}  # of a run that had ended where this process starts
         self._flops, self._new_steps = 0.0, 0  # FLOP of steps that count, and steps that are not in this sum
         self._peak_bytes, self._trained = 0, False
 
@@ -80,7 +80,8 @@ class GoodputHook(Hook):
         self._flops, self._peak_bytes = previous.get("flops", 0.0), previous.get("peak_memory_bytes", 0)
         if previous and "flops" not in previous:  # of an earlier version
             self._flops = self._steps * self._step_flops()
-        self._previous_s = dict(self._before)
+        if previous and previous["ended"] and previous["step"] == moment.position.step:
+            self._previous_s = dict(self._before)
         # A process that has trained before spent most of its time on other runs, or idle.
         spent = {} if "step" in self._base else self._base
         restore_s = spent.get("checkpoint", 0.0) if previous else 0.0

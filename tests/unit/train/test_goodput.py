@@ -3,7 +3,9 @@
 import json
 import shutil
 import time
+from unittest import mock
 
+import numpy as np
 import pytest
 from flax import linen
 
@@ -14,6 +16,7 @@ from cyxjax.launch.program import command_line
 from cyxjax.observe import devices
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line
+from cyxjax.train import loop
 from cyxjax.train.hooks import goodput
 from cyxjax.train.hooks.goodput import CAUSES, read, share
 from cyxjax.train.reporting import device_use
@@ -106,6 +109,20 @@ def test_only_what_is_compiled_counts_as_compiling_also_in_later_epochs(tmp_path
     assert seconds["step"] + seconds["input"] > 12 * 0.02
 
 
+def test_a_batch_of_another_length_is_compiled_anew(tmp_path):
+    batches = [(np.ones((8, n), int), np.zeros((8, n), int)) for n in (4, 4, 6, 6, 4, 6)]
+    phases, report = [], loop.report_progress
+
+    def noted(step, phase):
+        phases.append(phase)
+        report(step, phase)
+
+    with mock.patch.object(loop, "report_progress", noted):
+        one = trainer(linen.Embed(5, 3))
+        one.fit(cx.data.Batches(batches), config(epochs=2, steps_per_dispatch=1))
+    assert phases.count("compile") == 2  # both lengths, once each over the epochs
+
+
 def test_a_loader_s_samples_have_the_work_of_those_of_arrays(tmp_path):
     batches = [(X[i : i + 16], Y[i : i + 16]) for i in range(0, 48, 16)]
     loader, arrays = fitted(data=[cx.data.Batches(batches)], run_dir=tmp_path / "loader"), fit(tmp_path / "x")
@@ -138,6 +155,17 @@ def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, mon
     assert after["seconds"]["restart"] > 0
     assert after["seconds"]["restore"] > 0
     assert after["seconds"]["redone"] == pytest.approx(before["seconds"]["step"] / 3)
+
+
+def test_a_start_without_a_step_after_a_crash_keeps_what_the_crash_cost(tmp_path, monkeypatch):
+    monkeypatch.setattr(goodput, "_EVERY_S", 0.0)
+    with pytest.raises(RuntimeError, match="lost"):
+        fit(tmp_path, At(7, lose))
+    monkeypatch.setattr(heartbeat, "_reporter", heartbeat.Reporter())  # as in a new process
+    fit(tmp_path, max_steps=4)  # it is at step 4 already
+    after = read(tmp_path / "goodput.json")
+    assert after["steps"] == 4
+    assert after["seconds"]["redone"] > 0 < after["seconds"]["restart"]
 
 
 def test_a_crash_soon_after_the_start_is_accounted_for(tmp_path, monkeypatch):
