@@ -21,7 +21,7 @@ def newest_in(
 ) -> Manifest | None:
     """The newest good checkpoint in `folder`; None if no rank wants or sees one. All ranks call it.
 
-    known: one that was found before, whose files are not read again.
+    wanted: whether this rank asks for it. known: one that was found before, whose files are not read again.
     Raises: CheckpointError if all are damaged.
     """
     if not any(agree(group, "looking for a folder of checkpoints", note=wanted and folder.is_dir())):

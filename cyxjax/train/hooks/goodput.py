@@ -111,7 +111,7 @@ class GoodputHook(Hook):
         self._history.goodput = share(seconds)
         for name, value in used.items():
             setattr(self._history, name, value)
-        if not self._trained:  # the run was over: its record is there
+        if not self._trained:  # nothing new to record
             return
         named = {f"seconds_{name}": value for name, value in seconds.items()}
         known = {name: value for name, value in used.items() if value}  # 0 and "": not known
@@ -131,6 +131,7 @@ class GoodputHook(Hook):
         self._steps = max(0, self._steps - again)
 
     def _sum_up(self) -> None:
+        """Adds the FLOP of the steps since the last call to those of the run."""
         if self._new_steps:
             self._flops += self._new_steps * self._step_flops()
             self._new_steps = 0
