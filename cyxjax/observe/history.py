@@ -59,8 +59,8 @@ class DistributedTrainingHistory:
     rollback_batches: list[int] = field(default_factory=list)  # this many batches,
     rollback_steps: list[int] = field(default_factory=list)  # number of steps that it undid
     goodput: float = 0.0  # fraction of the time, restarts included, spent in steps that count (experiments)
-    flops_per_sample: float = 0.0  # of training, forward and backward; 0.0: not known (experiments)
-    flops_per_second: float = 0.0  # over all replicas, in steps that count
+    flops_per_sample: float = 0.0  # forward, backward and update; 0.0: not known (experiments)
+    flops_per_second: float = 0.0  # over all replicas, in steps that count and waiting for data
     mfu: float = 0.0  # flops_per_second as a fraction of the devices' peak; 0.0: not known
     peak_memory_bytes: int = 0  # maximum on a device of rank 0; on CPU, of rank 0's process
     commit: str = ""  # git commit of the working folder, and whether it had changes; "": none

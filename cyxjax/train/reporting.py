@@ -60,7 +60,7 @@ def start_facts(group: ProcessGroup, content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def step_flops(plan: Plan) -> float:
+def flops_per_step(plan: Plan) -> float:
     """FLOP of an optimizer step over all replicas. XLA counts a loop once: those of a program are of one
     micro-batch.
     """

@@ -213,7 +213,7 @@ def _profile(fit: Fit) -> list[Hook]:
 def _goodput(fit: Fit) -> list[Hook]:
     if fit.folder is None:
         return []
-    work = partial(reporting.step_flops, fit.plan), partial(reporting.device_use, fit.plan)
+    work = partial(reporting.flops_per_step, fit.plan), partial(reporting.device_use, fit.plan)
     told = fit.run.history, fit.sink, fit.console.note
     return [GoodputHook(fit.folder.goodput, *told, *work, starts_over=fit.starts_over)]
 

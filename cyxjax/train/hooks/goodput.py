@@ -46,18 +46,18 @@ class GoodputHook(Hook):
         history: DistributedTrainingHistory,
         sink: Sink,
         say: Callable[[str], None],
-        step_flops: Callable[[], float] = lambda: 0.0,
+        flops_per_step: Callable[[], float] = lambda: 0.0,
         use: Callable[[float], dict[str, Any]] = lambda flops_per_second: {},
         *,
         starts_over: bool = False,
     ):
-        """step_flops: FLOP of a step of this process's program, over all replicas. use: FLOP per second ->
+        """flops_per_step: of this process's program, over all replicas. use: FLOP per second ->
         fields of the history about device use. starts_over: whether the run that the folder holds is over,
         also if it was interrupted.
         """
         self._path, self._history, self._sink, self._say = path, history, sink, say
         self._warn = once(say)
-        self._step_flops, self._use, self._starts_over = cache(step_flops), use, starts_over
+        self._flops_per_step, self._use, self._starts_over = cache(flops_per_step), use, starts_over
         self._before: dict[str, float] = {}  # seconds of earlier processes, and what their end cost
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
@@ -79,7 +79,7 @@ class GoodputHook(Hook):
         self._before, self._steps = dict(previous.get("seconds", {})), int(previous.get("steps", 0))
         self._flops, self._peak_bytes = previous.get("flops", 0.0), previous.get("peak_memory_bytes", 0)
         if previous and "flops" not in previous:  # of an earlier version
-            self._flops = self._steps * self._step_flops()
+            self._flops = self._steps * self._flops_per_step()
         if previous and previous["ended"] and previous["step"] == moment.position.step:
             self._previous_s = dict(self._before)
         # A process that has trained before spent most of its time on other runs, or idle.
@@ -133,7 +133,7 @@ class GoodputHook(Hook):
     def _sum_up(self) -> None:
         """Adds the FLOP of the steps since the last call to those of the run."""
         if self._new_steps:
-            self._flops += self._new_steps * self._step_flops()
+            self._flops += self._new_steps * self._flops_per_step()
             self._new_steps = 0
 
     def _add(self, cause: str, seconds: float) -> None:
