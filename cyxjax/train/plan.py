@@ -56,9 +56,7 @@ class Plan(NamedTuple):
     labels: tuple[LabelCheck, ...] = ()  # of the batches of `feed`: of training and validation data
     own: Manifest | None = None  # the checkpoint in the run's folder that the fit resumes from
     steps_at_once: int = 1  # most steps per dispatch
-    step_flops: Callable[[], float] = lambda: (
-        0.0
-    )  # of one replica's program; 0.0: not known, as for an exact step
+    step_flops: Callable[[], float] = lambda: 0.0  # of one replica's program; 0.0: not known (exact steps)
 
 
 def total_steps(plan: Plan, start: Position, first_step: int = 0) -> int | None:
