@@ -99,10 +99,8 @@ class DistributedTrainer:
         data, config = fit_arguments(data, config, validation_data, settings)
         if isinstance(config, TrainConfig):
             reporting.fetch(config, self._group)  # before a checkpoint to resume from is looked for
-        if ckpt_path is not None and own_checkpoint(config, self._group) is None:
-            self.load_checkpoint(ckpt_path)
         schedule = schedule_of(schedule, lr_schedule, self.recipe.optimizer)
-        plan = self.prepare(*data, config=config, schedule=schedule)
+        plan = self.prepare(*data, config=config, schedule=schedule, ckpt_path=ckpt_path)
         if isinstance(config, TrainConfig):
             history = reporting.fit_into_folder(self, plan, config, console)
         else:
@@ -115,10 +113,11 @@ class DistributedTrainer:
         *data: Any,
         config: DistributedTrainingConfig | None = None,
         schedule: Any = None,
+        ckpt_path: str | None = None,
         named: bool = False,
     ) -> Plan:
         """Returns the plan that `fit` makes before it writes or trains anything, for `fit_prepared`.
-        schedule: None for that of `config`. named: whether `config` names model, data and optimizer too.
+        schedule: None for that of `config`. ckpt_path: see `fit`. named: whether `config` names the model.
         Raises: ConfigError and DataError if data, model and configuration do not match.
         """
         self._model_sync.refuse_changed_parameters()
@@ -126,10 +125,12 @@ class DistributedTrainer:
         if config is not None:
             programs.keep(config.compile_cache, tell=self.is_master())
             pages.use(config.memory_pages, self._group.topology.local_world_size)
-        run, given = self._run, (self._recipe, self._group, data, config)
+        run = self._run
         own = None if run.is_loaded else own_checkpoint(config, self._group)
-        tape, loaded = run.ledger.open(run.is_loaded), run.restored if run.is_loaded else {}
-        plan = plan_fit(*given, tape, own, loaded, schedule=schedule, named=named)
+        if own is None and ckpt_path is not None:
+            self.load_checkpoint(ckpt_path)
+        known = run.ledger.open(run.is_loaded), own, run.restored if run.is_loaded else {}
+        plan = plan_fit(self._recipe, self._group, data, config, *known, schedule=schedule, named=named)
         run.stream_positions.begin(self._group, fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program
