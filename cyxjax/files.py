@@ -20,6 +20,12 @@ from cyxjax.errors import CyxjaxError, DataError
 
 PRIVATE = 0o600
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")  # dist: of Debian
+
+
+def is_installed(file: str) -> bool:
+    """Whether a source file belongs to an installed package."""
+    return bool(_INSTALLED.search(file))
 
 
 def write_whole(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cyxjax.command import Parser, number
 from cyxjax.errors import ConfigError
 from cyxjax.launch.backend import pages
-from cyxjax.launch.environment import visible_gpus
+from cyxjax.launch.environment import thread_share, visible_gpus
 from cyxjax.launch.heartbeat import Limits
 from cyxjax.launch.local_ranks import LocalRanks, find_place
 from cyxjax.launch.topology import MAX_WORLD_SIZE, PORTS
@@ -153,4 +153,4 @@ def _count(processes: int | str, env: Mapping[str, str]) -> int:
         raise ConfigError(
             "--nproc-per-node=gpu, but this host shows no NVIDIA GPU. HINT: use a number or `cpu`."
         )
-    return gpus if gpus and processes != "cpu" else os.cpu_count() or 1
+    return gpus if gpus and processes != "cpu" else thread_share(1)

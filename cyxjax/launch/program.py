@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cyxjax import __version__
+from cyxjax.files import is_installed
 from cyxjax.redaction import redact
 
 PACKAGE = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ _SHORT = 12  # hex digits shown and compared: no two are equal by chance
 def code_facts() -> dict[str, str]:
     """A digest of the files of each package of cyxjax, and of the program that was started, by name.
 
-    What is installed as a command, or in site-packages, is not the user's program: its path and first line
+    What is installed, as a command or a package, is not the user's program: its path and first line
     differ between hosts that hold the same code.
     """
     rooms = {f"the code of {room}": _digest(files, PACKAGE) for room, files in _rooms().items()}
@@ -72,7 +73,7 @@ def _source(module: object) -> str | None:
     path = known.get("__file__")
     if not isinstance(path, str) or not path.endswith(".py") or path.startswith(_libraries()):
         return None
-    return None if "-packages" in path else path  # site-packages; dist-packages of Debian
+    return None if is_installed(path) else path
 
 
 @cache
@@ -94,7 +95,7 @@ def _program(main: ModuleType | None) -> Path | None:
     """The file of `__main__`, where it is the user's own."""
     name = getattr(main, "__file__", None)
     path = Path(name) if isinstance(name, str) else None
-    if path is None or not path.is_file() or "site-packages" in path.parts:
+    if path is None or not path.is_file() or is_installed(str(path)):
         return None
     installed = (Path(sys.executable).parent, Path(sys.prefix) / "bin", Path(sys.prefix) / "Scripts")
     return None if path.absolute().parent in installed or PACKAGE in path.absolute().parents else path

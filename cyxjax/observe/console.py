@@ -157,7 +157,7 @@ class _PatientStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        encoding = self._stream.encoding or "utf-8"
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
         with suppress(OSError, ValueError):  # ValueError: it was closed
             # a terminal that knows only ASCII shows "?" for the rest
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
@@ -169,11 +169,14 @@ class _PatientStream:
 
 
 def build_console(is_master: bool, verbose: bool = True) -> Console:
-    """The console for this rank: for a terminal (a launcher's too), a log or notebook, or none."""
-    if not (is_master and verbose):
+    """The console for this rank: for a terminal (a launcher's too), a log or notebook, or none.
+
+    A program's own sys.stdout, which also writes into a file, may have `write` and `flush` only.
+    """
+    if not (is_master and verbose) or sys.stdout is None:  # None: it was closed before Python began
         return NullConsole()
     columns = relayed_columns()
-    is_live = columns is not None or (sys.stdout.isatty() and not _is_dumb())
+    is_live = columns is not None or (getattr(sys.stdout, "isatty", bool)() and not _is_dumb())
     return RichConsole(columns=columns) if is_live else PlainConsole()
 
 

@@ -57,7 +57,7 @@ class JsonlSink(Sink):
     """
 
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
-        kept = _kept(read_json_lines(path), Path(path), resume_step)
+        kept = _kept(partial(read_json_lines, path), Path(path), resume_step)
         write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
         self._path = path
 
@@ -72,7 +72,7 @@ class CsvSink(Sink):
     def __init__(self, path: str | Path, resume_step: int | None = None) -> None:
         self.path = Path(path)
         self._columns: dict[str, None] = {}
-        self._write(_kept(self._rows(), self.path, resume_step))
+        self._write(_kept(self._rows, self.path, resume_step))
 
     def log(self, record: Record) -> None:
         row = plain_tree(record)
@@ -101,10 +101,12 @@ class CsvSink(Sink):
         return [{k: v for k, v in row.items() if k and v not in ("", None)} for row in rows]
 
 
-def _kept(records: Iterable[dict[str, Any]], path: Path, resume_step: int | None) -> list[dict[str, Any]]:
-    """The records to keep; a file of another run is renamed first."""
+def _kept(
+    read: Callable[[], Iterable[dict[str, Any]]], path: Path, resume_step: int | None
+) -> list[dict[str, Any]]:
+    """The records to keep; a file of another run is renamed, and not read."""
     if resume_step:
-        return [record for record in records if not _step_of(record) > resume_step]
+        return [record for record in read() if not _step_of(record) > resume_step]
     if path.exists() and path.stat().st_size:
         path.replace(path.with_name(path.name + ".old"))
     return []

@@ -22,7 +22,7 @@ from cyxjax.errors import (
     ConfigError,
     CyxjaxError,
 )
-from cyxjax.files import PRIVATE, write_whole
+from cyxjax.files import PRIVATE, is_installed, write_whole
 from cyxjax.launch import output
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.output import ranks_text
@@ -175,7 +175,7 @@ def exit_code(error: BaseException) -> int:
 def source_of(error: BaseException) -> str:
     """'train.py:88 load' of the innermost frame outside installed packages; '' without a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or list(frames)
+    own = [frame for frame in frames if not is_installed(frame.filename)] or list(frames)
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno} {own[-1].name}" if own else ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cyxjax.errors import EXIT_OK, GroupError
-from cyxjax.files import text_in
+from cyxjax.files import is_installed, text_in
 from cyxjax.launch import heartbeat
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.output import ranks_text
@@ -112,7 +112,8 @@ def _shown(rank: RunningRank, text: str) -> str:
     return f"--- rank {rank.rank} (pid {rank.pid}): at {at}\n{redact(text)}"
 
 
-_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
+_PACKAGE = Path(__file__).parents[2]
+_OURS = f"{_PACKAGE}{os.sep}", f"{_PACKAGE.resolve()}{os.sep}"  # as it was imported, and without links
 _WAITS = ("threading.py", "queue.py", "_base.py", "selectors.py")  # where Python code waits for a thread
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
 
@@ -127,14 +128,15 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """True for installed packages, the standard library and this package."""
-        folders = ("site-packages", f"{os.sep}lib{os.sep}python", f"cyxjax{os.sep}launch{os.sep}")
-        return self.file[0] == "<" or any(folder in self.file for folder in folders)
+        """True for installed packages, the standard library and the launcher, but not the rest of cyxjax."""
+        if self.is_ours:
+            return f"cyxjax{os.sep}launch{os.sep}" in self.file
+        return self.file[0] == "<" or f"{os.sep}lib{os.sep}python" in self.file or is_installed(self.file)
 
     @property
     def is_ours(self) -> bool:
         """True for the files of this package."""
-        return self.file.startswith(_PACKAGE)
+        return self.file.startswith(_OURS)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line} {self.name}"
@@ -159,8 +161,7 @@ def helpers(dump: str) -> list[Frame]:
     if not main or not (main[0].is_ours or os.path.basename(main[0].file) in _WAITS):
         return []
     stacks = [_frames(block) for block in _blocks(dump) if block.startswith("Thread 0x")]
-    own = [[f for f in frames if not (f.is_library or f.is_ours)] for frames in stacks]
-    return list(dict.fromkeys(frames[0] for frames in own if frames))
+    return list(dict.fromkeys(filter(None, map(users, stacks))))
 
 
 def _blocks(dump: str) -> list[str]:
@@ -193,4 +194,4 @@ def waits_for_others(frames: list[Frame]) -> bool:
 
 def is_inside_jax(frames: list[Frame]) -> bool:
     """True when the innermost frame belongs to jax: the rank is in a compiled step, or waits in one."""
-    return bool(frames) and bool(re.search(r"site-packages[/\\](jax|jaxlib|flax|numpy)[/\\]", frames[0].file))
+    return bool(frames) and bool(re.search(r"-packages[/\\](jax|jaxlib|flax|numpy)[/\\]", frames[0].file))

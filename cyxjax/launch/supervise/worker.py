@@ -2,6 +2,7 @@
 ranks of this host with how it ended.
 """
 
+import math
 import os
 import signal
 import sys
@@ -186,7 +187,7 @@ class Start:
     killed: list[int] = field(default_factory=list)
     ended_early: list[int] = field(default_factory=list)
     step: int = -1
-    deadline_s: float | None = None
+    deadline_s: float = math.inf
     signalled: int | None = None
     signalled_s: float = 0.0
     hurried: str = ""
@@ -204,7 +205,7 @@ class Start:
         """Records that signal `number` asks the ranks to end."""
         self.signalled, self.signalled_s = number, time.monotonic()
         if self.records and all(record.secondary for record in self.records):  # of the same request
-            self.records, self.deadline_s = [], None
+            self.records, self.deadline_s = [], math.inf
         self.end_within(within_s)
 
     def note(self, record: ErrorRecord, within_s: float) -> None:
@@ -222,5 +223,4 @@ class Start:
 
     def end_within(self, seconds: float) -> None:
         """Sets when ranks that still run are killed: after `seconds`, or earlier if so decided before."""
-        at = time.monotonic() + seconds
-        self.deadline_s = at if self.deadline_s is None else min(self.deadline_s, at)
+        self.deadline_s = min(self.deadline_s, time.monotonic() + seconds)

@@ -1,6 +1,7 @@
 """One host's ranks through one start: spawn them, watch them, and end them all when one has failed."""
 
 import itertools
+import math
 import os
 import queue
 import signal
@@ -162,7 +163,7 @@ class WorkerGroup:
                 self._scratch.ensure()
             self._kill_if_due(start)
             # Not after each event: a look is at every rank, and thousands may end at the same moment.
-            if event is None and start.deadline_s is None and (record := watch.look(start.workers)):
+            if event is None and start.deadline_s == math.inf and (record := watch.look(start.workers)):
                 start.note(record, within_s=0.0)
 
     def _note_end(self, start: Start, worker: Worker) -> None:
@@ -188,7 +189,7 @@ class WorkerGroup:
             start.note(record, within_s=WAIT_FOR_CAUSE_S if record.secondary else SETTLE_S)
 
     def _kill_if_due(self, start: Start) -> None:
-        if start.deadline_s is None or time.monotonic() < start.deadline_s:
+        if time.monotonic() < start.deadline_s:
             return
         if start.is_asked_to_end and self._is_saving(start):
             return

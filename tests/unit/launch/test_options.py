@@ -75,8 +75,9 @@ def test_the_program_and_its_arguments_are_left_alone(argv, command):
     assert parse(argv, {}).command == command
 
 
-def test_auto_takes_the_gpus_and_else_the_cores():
-    assert place("--nproc-per-node cpu").nproc == os.cpu_count()
+def test_auto_takes_the_gpus_and_else_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 5, 6})  # of a pinned job
+    assert place("--nproc-per-node cpu").nproc == 3
 
 
 def test_where_the_output_goes(tmp_path):

@@ -14,7 +14,7 @@ def block(kind: str, *frames: str) -> str:
     return "\n".join([f"{kind} 0x00007f (most recent call first):", *(f"  File {frame}" for frame in frames)])
 
 
-SLOW = ('"/home/me/slow.py", line 9 in __getitem__', f'"{stacks._PACKAGE}data/prefetch.py", line 7 in _run')
+SLOW = ('"/home/me/slow.py", line 9 in __getitem__', f'"{stacks._OURS[0]}data/prefetch.py", line 7 in _run')
 WAITING = ('"/usr/lib/python3.11/threading.py", line 320 in wait', '"/home/me/train.py", line 3 in main')
 
 
@@ -83,15 +83,21 @@ def frames_of(*frames: str) -> list[stacks.Frame]:
     return stacks.main_thread(block("Current thread", *frames))
 
 
-EXCHANGE = f'"{stacks._PACKAGE}distributed/agreement.py", line 43 in exchange'
-FIT = f'"{stacks._PACKAGE}train/loop.py", line 9 in evaluate'
-
-
-def test_ranks_that_wait_for_each_other_in_different_calls_are_said_to():
-    alone = frames_of(EXCHANGE, '"/home/me/train.py", line 19 in on_step', FIT, IN_JAX[1])
-    others = frames_of(IN_JAX[0], FIT, IN_JAX[1])
+@pytest.mark.parametrize(
+    ("clone", "installed"),
+    [("/me/src", "/v/lib/python3.12/site-packages"), (None, "/v/site-packages"), (None, "/d/dist-packages")],
+)
+def test_ranks_that_wait_for_each_other_in_different_calls_are_said_to(clone, installed, monkeypatch):
+    ours = f"{clone or installed}/cyxjax/"
+    monkeypatch.setattr(stacks, "_OURS", (ours,))
+    exchange = f'"{ours}distributed/agreement.py", line 43 in exchange'
+    fit = f'"{ours}train/loop.py", line 9 in evaluate'
+    inside = f'"{installed}/jax/array.py", line 1 in value'
+    alone = frames_of(exchange, '"/home/me/train.py", line 19 in on_step', fit, IN_JAX[1])
+    others = frames_of(inside, fit, IN_JAX[1])
+    assert (stacks.where(alone), stacks.where(others)) == ("agreement.py:43 exchange", "loop.py:9 evaluate")
     assert "different calls" in _in_different_calls({0: alone, 1: others})
     assert _in_different_calls({0: others, 1: others}) == ""
-    busy = frames_of('"/home/me/slow.py", line 9 in __getitem__', FIT, IN_JAX[1])  # it does not wait
+    busy = frames_of('"/home/me/slow.py", line 9 in __getitem__', fit, IN_JAX[1])  # it does not wait
     assert _in_different_calls({0: busy, 1: others}) == ""
     assert _in_different_calls({0: alone, 1: []}) == ""  # it could not answer

@@ -43,6 +43,19 @@ class Terminal(io.StringIO):
         return True
 
 
+class Copying:
+    """The stdout of a program that copies what it prints into a file: it has the two methods of `print`."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
 def report_run(console):
     console.note("Process 0/2 started")
     console.note(batch_plan_line(32, 4, 2, {"world_size": 2}))
@@ -52,8 +65,10 @@ def report_run(console):
 
 
 def test_plain_lines():
-    stream = io.StringIO()
+    stream, copying = io.StringIO(), Copying()
     report_run(PlainConsole(stream))
+    report_run(PlainConsole(copying))
+    assert copying.text == stream.getvalue()
     assert stream.getvalue().splitlines() == [
         "Process 0/2 started",
         "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
@@ -97,6 +112,8 @@ def test_a_terminal_gets_the_same_news_in_its_columns():
         (True, True, Terminal(), RichConsole, PlainConsole),
         (False, True, Terminal(), NullConsole, NullConsole),
         (True, False, Terminal(), NullConsole, NullConsole),
+        (True, True, None, NullConsole, NullConsole),  # closed
+        (True, True, Copying(), PlainConsole, PlainConsole),
     ],
 )
 def test_which_console(master, verbose, stream, kind, dumb, monkeypatch):
