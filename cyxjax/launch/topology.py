@@ -128,7 +128,7 @@ def common_fields(
     return {
         "master_addr": env.get("MASTER_ADDR") or master_addr,
         "master_port": read_int(env, "MASTER_PORT", master_port, PORTS),
-        "backend": env.get("DISTRIBUTED_BACKEND", "auto"),
+        "backend": env.get("DISTRIBUTED_BACKEND", "auto").lower(),
         "timeout_ms": read_int(env, "DISTRIBUTED_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, (1, MAX_TIMEOUT_MS)),
         "run_id": env.get("CYXJAX_RUN_ID") or run_id,
         "token": env.get("CYXJAX_TOKEN", ""),

@@ -37,6 +37,8 @@ from cyxjax.train.comparison import (
     naming_settings,
 )
 from cyxjax.train.comparison import to_meta as facts_to_meta
+from cyxjax.train.hooks import all_callbacks
+from cyxjax.train.hooks.all_callbacks import STATES
 from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program
@@ -139,7 +141,7 @@ def restore(
     position = run.stream_positions.restore(meta, moment.position, group.topology.rank)
     run.state = moment._replace(position=position, sums=sums)
     run.class_names = run.class_names or names
-    run.restored, run.first_step = meta, int(meta.get("first_step", 0))
+    run.restored, run.first_step, run.hooks = meta, int(meta.get("first_step", 0)), []
     run.ledger.restore(meta, moment.position)
     history.stopped_by = ""
     run.history = history
@@ -161,7 +163,8 @@ def to_meta(plan: Plan, run: Run, moment: RunState) -> dict[str, Any]:
         "metrics": list(plan.recipe.metrics.names),
         "row_names": plan.recipe.metrics.row_names,
     }
-    meta |= facts_to_meta(plan.facts) | run.stream_positions.meta(moment.position)
+    states = all_callbacks.states(run.hooks) if run.hooks else run.restored.get(STATES, {})
+    meta |= {STATES: states} | facts_to_meta(plan.facts) | run.stream_positions.meta(moment.position)
     meta |= {"classes": list(run.class_names)} if run.class_names else {}
     return meta | run.ledger.meta(moment)
 

@@ -19,7 +19,8 @@ from cyxjax.train import loop, resume, rollback
 from cyxjax.train.checkpoints import checkpointer_for
 from cyxjax.train.comparison import refuse_finished
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.hooks.build import HOOKS, Fit, begin_callbacks, build_hooks
+from cyxjax.train.hooks.all_callbacks import STATES
+from cyxjax.train.hooks.build import Fit, begin_callbacks, build_hooks
 from cyxjax.train.hooks.hook import EpochInfo, Position, RunState
 from cyxjax.train.hooks.progress import HistoryHook
 from cyxjax.train.monitor import watchable_in
@@ -117,6 +118,7 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
 def train(fit: Fit, start: RunState) -> RunState:
     """Trains from `start` to the end, with rollbacks to a checkpoint if the configuration asks for them."""
     settings, course, hooks = fit.plan.settings, fit.plan.settings.course, build_hooks(fit)
+    fit.run.hooks = hooks
     wish = loop.Wish(partial(on_any_rank, fit.plan.group))
 
     def once(begin: RunState) -> RunState:
@@ -172,5 +174,5 @@ def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> Ru
         return None
     fit.run.state, then, meta = found
     fit.run.history.skipped_steps = then.skipped_steps
-    fit.run.restored = fit.run.restored | {HOOKS: meta.get(HOOKS, {})}
+    fit.run.restored = fit.run.restored | {STATES: meta.get(STATES, {})}
     return fit.run.state

@@ -26,7 +26,7 @@ from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.comparison import naming_settings
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.stream_positions import StreamPositions
-from cyxjax.train.hooks.hook import Feed, Position, RunState
+from cyxjax.train.hooks.hook import Feed, Hook, Position, RunState
 from cyxjax.train.hooks.ledger import LedgerHook
 from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.program import Program, build_program
@@ -51,6 +51,7 @@ class Run:
         self.loaded_from: Path | None = None  # the folder of the state that the next fit continues from
         self.folder: Path | None = None  # where the last fit saved
         self.first_step = 0  # at which the optimizer's state was new, and its schedule began
+        self.hooks: list[Hook] = []  # of the last fit; after a load their states are in `restored`
         self.notes: list[str] = []  # about the values that the parameters begin with
         self._now: Callable[[], RunState] | None = None
         self.is_drawn = True  # whether the state is the first one, if any: neither trained nor loaded

@@ -12,9 +12,7 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     common = common_fields(env)
     hosts = [host for host in env.get("TPU_PROCESS_ADDRESSES", env.get(HOSTS, "")).split(",") if host]
     num_slices = read_int(env, "MEGASCALE_NUM_SLICES", 1)
-    on_cpu = common["backend"].lower() in ("cpu", "gloo") or env.get("JAX_PLATFORMS", "").lower().startswith(
-        "cpu"
-    )
+    on_cpu = common["backend"] in ("cpu", "gloo") or env.get("JAX_PLATFORMS", "").lower().startswith("cpu")
     if ID not in env or on_cpu or len(hosts) * num_slices < 2:
         return None
     return Topology(

@@ -14,7 +14,6 @@ from cyxjax.data.loader import DataLoader
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_dataset
 from cyxjax.data.streams import Once, RowBatches, as_rows
-from cyxjax.distributed import process_group
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.loader_reader import EvalLoader, LoaderReader
@@ -115,9 +114,7 @@ def _is_our_share(sampler: Any) -> bool:
 
 def _place() -> tuple[int, int]:
     """(rank, world size); (0, 1) without a group."""
-    if not process_group.is_initialized():
-        return 0, 1
-    return process_group.get_rank(), process_group.get_world_size()
+    return jax.process_index(), jax.process_count()
 
 
 class FitData(NamedTuple):
@@ -204,10 +201,20 @@ def rows_of_a_micro_batch(data: FitData, parts: int) -> int | None:
 def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:
-    """One of our own loaders as its dataset; for other loaders, their batches."""
+    """One of our own loaders as its dataset; for other loaders, their batches.
+
+    Raises: ConfigError for one of our own from which no validation data can be held out.
+    """
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
     val = None if val is None else _validation(val, config.num_workers)
     if order is None:
+        if config.validation_split and val is None and type(train) is DataLoader:
+            raise ConfigError(
+                f"validation_split={config.validation_split} cannot hold out samples of a DataLoader with "
+                f"batch_size={train.batch_size} on {local_replicas} devices, with a sampler of your own, or "
+                "with steps_per_epoch. HINT: pass validation data.",
+                key="validation_split",
+            )
         return FitData(train, val, False), config
     config = config.model_copy(update={"drop_last": config.drop_last or train.drop_last})
     known = FitData(train.dataset, val, True)

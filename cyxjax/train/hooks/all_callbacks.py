@@ -16,6 +16,8 @@ from cyxjax.train.hooks.hook import Hook, overriding
 from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.monitor import Watchable
 
+STATES = "hooks"  # a checkpoint's metadata: states of hooks
+
 
 def around(hooks: Iterable[Hook], optimizer: Optimizer) -> Optimizer:
     """`optimizer` with the parts of all callbacks; averages come outermost, to see final updates."""

@@ -3,8 +3,6 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 
@@ -12,10 +10,6 @@ from cyxjax.core.mesh import local_value
 from cyxjax.core.trees import are_finite, in_groups
 from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
-
-LOSS_SPIKE = "loss_spike"  # a checkpoint's metadata: what the hook has seen
-_NOTHING: Mapping[str, Any] = {}
-
 
 _are_finite = jax.jit(are_finite)
 
@@ -72,19 +66,21 @@ class LossSpikeHook(Hook):
     state that training continues from. Checkpoints store it, so a resumed run judges like an uninterrupted
     one. The rollback follows Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, section 5.1; the detection is
     our own: the median of earlier losses separates noise from a lasting jump.
-
-    memory: the `memory` of the previous hook; {} for a new run.
     """
 
-    def __init__(self, factor: float, window: int, steps: int, memory: Mapping[str, Any] = _NOTHING) -> None:
+    def __init__(self, factor: float, window: int, steps: int) -> None:
         self._factor, self._steps = factor, steps
-        self._usual = deque(map(float, memory.get("usual", ())), maxlen=window)
+        self._usual = deque[float](maxlen=window)
         self._high: list[tuple[int, float]] = []  # (step, loss)
-        self._resumed = [(int(step), float(loss)) for step, loss in memory.get("high", ())]
+        self._resumed = self._high
 
-    def memory(self) -> dict[str, Any]:
-        """The losses seen so far, as JSON values."""
-        return {"usual": list(self._usual), "high": [list(one) for one in self._high]}
+    def state_dict(self) -> tuple[list[float], list[tuple[int, float]]]:
+        return list(self._usual), self._high
+
+    def load_state_dict(self, state: tuple[list[float], list[tuple[int, float]]]) -> None:
+        if not self._usual:  # not after a rollback
+            usual, self._resumed = state
+            self._usual.extend(usual)
 
     def on_start(self, moment: RunState) -> None:
         self._high, self._resumed = self._resumed, []

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cyxjax.checkpoint.checkpointer import Checkpoints
 from cyxjax.core import portable
@@ -16,7 +16,7 @@ from cyxjax.run_folder import RunFolder
 from cyxjax.train import reporting, resume, rollback
 from cyxjax.train.feeding.stream_positions import StreamPositions
 from cyxjax.train.hooks import all_callbacks
-from cyxjax.train.hooks.bad_steps import LOSS_SPIKE, LossSpikeHook, TerminateOnNaN
+from cyxjax.train.hooks.bad_steps import LossSpikeHook, TerminateOnNaN
 from cyxjax.train.hooks.black_box import BlackBoxHook
 from cyxjax.train.hooks.callbacks import EarlyStopping, RunParts
 from cyxjax.train.hooks.goodput import GoodputHook
@@ -30,10 +30,8 @@ from cyxjax.train.monitor import Watchable
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
-from cyxjax.train.settings import Watch
+from cyxjax.train.settings import GuardPolicy, Watch
 from cyxjax.train.signals import StopSignals
-
-HOOKS = "hooks"  # a checkpoint's metadata: states of hooks
 
 
 class Fit(NamedTuple):
@@ -74,9 +72,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
     settings, history = fit.plan.settings, fit.run.history
     monitor, course = fit.watchable.of(settings.watch), settings.course
     recorded = HistoryHook(history, fit.learning_rate)
-    spikes = _loss_spikes(fit)
-    hooks: list[Hook] = []
-    hooks += [
+    return [
         *_black_box(fit),  # first: it writes before another hook ends the run
         recorded,  # before all that read the history
         RecordHook(
@@ -85,7 +81,7 @@ def build_hooks(fit: Fit) -> list[Hook]:
             best=lambda: monitor.name if monitor.is_best(history) else "",
         ),
         TerminateOnNaN(rollback.patience(settings.step)),  # before what would take a NaN for a value
-        *spikes,
+        *_loss_spikes(settings.guard),
         StopHook(history, fit.signals.reason, course.max_time_s, fit.max_steps),
         # After our own hooks, whose numbers they see.
         *_hand_out(fit),
@@ -98,12 +94,11 @@ def build_hooks(fit: Fit) -> list[Hook]:
             starts_over=fit.starts_over,
         ),
         *([] if fit.plan.data.indexed else [fit.run.stream_positions]),  # part of a save
-        _saving(fit, spikes, hooks),  # after all hooks that add to what is saved
+        _saving(fit),  # after all hooks that add to what is saved
         *_profile(fit),
         *_goodput(fit),  # after saves, whose time it counts
         *_events(fit),  # last: the end is logged when all is done
     ]
-    return hooks
 
 
 def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
@@ -118,7 +113,7 @@ def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
         resume.save_at(root / path, fit.plan, fit.program, fit.run, moment)
 
     all_callbacks.begin(hooks, RunParts(fit.run.history, step, fit.watchable, save))
-    all_callbacks.load_states(hooks, fit.run.restored.get(HOOKS, {}))
+    all_callbacks.load_states(hooks, fit.run.restored.get(all_callbacks.STATES, {}))
 
 
 def _black_box(fit: Fit) -> list[Hook]:
@@ -131,12 +126,10 @@ def _black_box(fit: Fit) -> list[Hook]:
     return [BlackBoxHook(fit.folder, experiment, tape, replicas, left_out_too, note)]
 
 
-def _loss_spikes(fit: Fit) -> list[LossSpikeHook]:
-    """Created once per fit, so that its memory outlives rollbacks."""
-    guard, memory = fit.plan.settings.guard, fit.run.restored.get(LOSS_SPIKE, {})
+def _loss_spikes(guard: GuardPolicy) -> list[Hook]:
     if guard.on_loss_spike == "ignore":
         return []
-    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps, memory)]
+    return [LossSpikeHook(guard.spike_factor, guard.spike_window, guard.spike_steps)]
 
 
 def _hand_out(fit: Fit) -> list[Hook]:
@@ -176,16 +169,11 @@ def _digests(fit: Fit) -> list[Hook]:
     return [DigestHook(fit.program.sentinel, path, every, fit.console.note)]
 
 
-def _saving(fit: Fit, spikes: list[LossSpikeHook], hooks: list[Hook]) -> CheckpointHook:
+def _saving(fit: Fit) -> CheckpointHook:
     saving, monitor = fit.plan.settings.saving, fit.watchable.of(fit.plan.settings.watch)
-
-    def describe(moment: RunState) -> dict[str, Any]:
-        memory = {LOSS_SPIKE: spikes[0].memory()} if spikes else {}
-        return resume.to_meta(fit.plan, fit.run, moment) | {HOOKS: all_callbacks.states(hooks)} | memory
-
     return CheckpointHook(
         fit.checkpointer,
-        describe,
+        partial(resume.to_meta, fit.plan, fit.run),
         every_epochs=saving.every_epochs,
         every_steps=saving.every_steps,
         every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save

@@ -209,6 +209,25 @@ def test_after_a_rollback_a_callback_has_the_state_of_that_checkpoint(tmp_path):
     assert counted("cut", 2, 5) == counted("whole", 5) == 5
 
 
+@pytest.mark.parametrize("saved_by", ["save_checkpoint", "BestCheckpoint", "load and save_checkpoint"])
+def test_every_checkpoint_holds_the_state_of_callbacks(saved_by, tmp_path):
+    path = str(tmp_path / "saved")
+    best = [cx.BestCheckpoint(path, monitor="train_loss")] if saved_by == "BestCheckpoint" else []
+    one = trainer(linen.Dense(3), callbacks=[*best, Counting()])
+    one.fit(X[:24], Y[:24], config(epochs=1, batch_size=8))
+    if not best:
+        one.save_checkpoint(path)
+    if saved_by.startswith("load"):
+        between = trainer(linen.Dense(3))
+        between.load_checkpoint(path)
+        between.save_checkpoint(path)
+    counting = Counting()
+    again = trainer(linen.Dense(3), callbacks=[counting])
+    again.load_checkpoint(path)
+    again.fit(X[:24], Y[:24], config(epochs=2, batch_size=8))
+    assert counting.steps == again.history.num_steps == 4
+
+
 def test_true_stops_and_nothing_else():
     for answer in (True, np.True_, jnp.array(True)):
         assert stops(answer)

@@ -168,6 +168,8 @@ def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
 def test_other_loaders_are_asked_for_their_batches(loader):
     assert not parse((loader,), config(), local_replicas=2, num_replicas=2)[0].indexed
     assert trainer(linen.Dense(3)).fit(loader, config(epochs=1)).num_steps == len(loader)
+    with pytest.raises(ConfigError, match="validation_split"):  # no samples can be held out of batches
+        parse((loader,), config(validation_split=0.25), local_replicas=2, num_replicas=2)
 
 
 def test_distributed_loaders_evaluate_every_sample_once():
