@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, local_replicas, refuse_wrapping
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, owned
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
@@ -51,7 +51,7 @@ def place_rows(mesh: Mesh, tree: PyTree, pad_with_zeros: bool = False) -> PyTree
             a = jnp.concatenate([a, jnp.resize(a, (missing, *a.shape[1:]))])
         return jax.device_put(a, sharding)
 
-    return jax.tree.map(place, tree)
+    return jax.tree.map(place, owned(tree))
 
 
 def cut_rows(tree: PyTree, num_rows: int) -> PyTree:

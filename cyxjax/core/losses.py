@@ -17,7 +17,7 @@ import optax
 from cyxjax.core.makers import maker_of
 from cyxjax.core.mesh import refuse_wrapping
 from cyxjax.core.rows import by_sample, check_form, is_whole_batch, mean_of_each, num_rows, whole_batch
-from cyxjax.core.trees import PyTree, as_labels, kind_of
+from cyxjax.core.trees import PyTree, as_labels, kind_of, owned
 from cyxjax.errors import DataError
 
 PerExample = Callable[[PyTree, PyTree], Any]
@@ -37,12 +37,12 @@ class Loss(ABC):
     def forward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """The mean over the batch: float32, shape (). Raises: DataError for a label beyond int32."""
         refuse_wrapping(target)
-        return _mean(self, jnp.asarray(output), jnp.asarray(target))
+        return _mean(self, jnp.asarray(output), jnp.asarray(owned(target)))
 
     def backward(self, output: jax.Array, target: jax.Array) -> jax.Array:
         """Gradient of `forward` with respect to `output`, of its shape and dtype. Raises: as `forward`."""
         refuse_wrapping(target)
-        return _mean_grad(self, jnp.asarray(output), jnp.asarray(target))
+        return _mean_grad(self, jnp.asarray(output), jnp.asarray(owned(target)))
 
     def __call__(self, output: jax.Array, target: jax.Array) -> Any:
         """`forward`; for the output of a wrapped model, a loss with `.backward()`, as in torch."""
@@ -61,7 +61,7 @@ def compiled_for_ours(fn: _Fn) -> _Fn:
     def run(loss: Any, *args: Any) -> Any:
         refuse_wrapping(args)
         is_ours = loss is None or (isinstance(loss, Loss) and type(loss).__module__ == __name__)
-        return (compiled if is_ours else fn)(loss, *args)
+        return (compiled if is_ours else fn)(loss, *owned(args))
 
     return cast(_Fn, run)
 

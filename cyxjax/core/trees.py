@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 """A tree of containers with arrays (or their shapes) as leaves, as in `jax.tree`."""
@@ -46,6 +47,12 @@ def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
         return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(a.dtype))
 
     return jax.tree.map(one, samples)
+
+
+def owned(tree: PyTree) -> PyTree:
+    """`tree` with copies of its NumPy arrays: on CPUs jax reads the memory of the given ones, also after a call
+    has returned, when the caller may have refilled them."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -109,7 +109,7 @@ class DistributedDataParallel:
         carried = since.carried or facade.Carried(here.model_state, None)
         first = np.int32(local_replicas(self._mesh).start)
         draw = facade.Draw(here.key, here.step, np.int32(since.num_rows), first)
-        is_padded = rows % self._local.size > 0
+        is_padded = view.padded_rows(rows, self._local) > rows
         run = self._forward(autocast_dtype(), self.is_frozen, since.carried is None, is_padded)
         weight = view.row_weight(rows, self._local)
         output, pullback, carried = run(here.params, carried, draw, placed, weight)

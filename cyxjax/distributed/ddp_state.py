@@ -115,8 +115,8 @@ class HeldState:
         return self._state
 
     def place(self, host: TrainState) -> None:
-        """Puts host values on the mesh, equal on all ranks; `sync` is the optimizer's state or None."""
-        placed = put_replicated(self._mesh, jax.tree.map(np.asarray, host))
+        """Puts copies of host values on the mesh, equal on all ranks; `sync` is the optimizer's state or None."""
+        placed = put_replicated(self._mesh, jax.tree.map(np.array, host))
         reduced = facade.init_on(self._mesh, *self._hook, placed.params)
         self._take(placed._replace(sync=(reduced, placed.sync)))
 
@@ -125,8 +125,8 @@ class HeldState:
         return jax.tree.map(lambda a: a.addressable_data(0), (self.whole.params, self.whole.model_state))
 
     def set_values(self, params: PyTree, model_state: PyTree) -> None:
-        """Continues from these values, equal on all ranks; keeps the optimizer's state."""
-        values = jax.tree.map(np.asarray, (params, model_state))
+        """Continues from copies of these values, equal on all ranks; keeps the optimizer's state."""
+        values = jax.tree.map(np.array, (params, model_state))
         params, model_state = put_replicated(self._mesh, values)
         self._take(self.whole._replace(params=params, model_state=model_state))
 

@@ -55,12 +55,12 @@ class Spawned:
         # The server of the group, held by the parent: its port is taken before any rank starts.
         self._coordinator = Coordinator(place, log) if place.is_alone else None
         self._folder = tempfile.TemporaryDirectory(prefix="cyxjax-")
-        if self._coordinator is not None:
-            place = self._coordinator.place
-            self._coordinator.open(0, self._folder.name)
         self._processes: dict[int, Any] = {}  # by rank
         context = multiprocessing.get_context("spawn")
         try:
+            if self._coordinator is not None:
+                place = self._coordinator.place
+                self._coordinator.open(0, self._folder.name)
             for local_rank in range(place.nproc):
                 rank = place.base_rank + local_rank
                 variables = place.variables(local_rank, is_hosted=place.is_alone)

@@ -58,7 +58,7 @@ def buckets(leaf_bytes: Sequence[int], limit_bytes: float) -> list[list[int]]:
     found: list[list[int]] = []
     room = 0.0
     for i in reversed(range(len(leaf_bytes))):
-        if leaf_bytes[i] > room:
+        if not found or leaf_bytes[i] > room:
             found.append([])
             room = limit_bytes
         found[-1].append(i)

@@ -101,6 +101,7 @@ def test_buckets_fill_from_the_last_leaf():
     assert buckets([100, 4, 4], 8) == [[2, 1], [0]]  # larger than a bucket: on its own
     assert buckets([4, 100, 4], 8) == [[2], [1], [0]]
     assert buckets([], 8) == []
+    assert buckets([4, 0], 8) == [[1, 0]]
 
 
 def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():

@@ -405,8 +405,9 @@ class Mixed(linen.Module):
 
 def test_a_norm_that_cannot_have_its_statistics_gives_no_numbers():
     x = np.ones((7, 8), np.float32)
-    with pytest.raises(ConfigError, match="BatchNorm .*2 devices"):
-        wrap(Mixed(), 2)(x)  # padding would count
+    for padded in (x, x[:0]):
+        with pytest.raises(ConfigError, match="BatchNorm .*2 devices"):
+            wrap(Mixed(), 2)(padded)  # padding would count
     with pytest.raises(ConfigError, match="BatchNorm .*axis_name='batch'"):
         wrap(Mixed(axis_name="batch"), 2)(x[:6])
 
@@ -429,3 +430,47 @@ def test_a_batch_without_rows_is_a_loss_of_0_and_changes_nothing(loss):
     after = ddp.state_dict()
     for part in ("params", "model_state"):
         jax.tree.map(np.testing.assert_array_equal, before[part], after[part])
+
+
+def in_place(array):
+    """A copy at an address that jax reads from without copying."""
+    raw = np.empty(array.nbytes + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    made = raw[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+class Slow(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        for _ in range(6):
+            x = linen.relu(linen.Dense(1024)(x))
+        return linen.Dense(1)(x)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_buffer_may_be_refilled_before_the_numbers_are_read(num_replicas):
+    x = np.random.default_rng(0).normal(size=(512, 128)).astype(np.float32)
+    ddp, y = wrap(Slow(), num_replicas, seed=0), x[:, :1] * 2
+
+    def kept(inputs, target, wipe):
+        ddp.train()
+        loss = ddp.loss(cx.MSELoss(), ddp(inputs), target)
+        wipe(target)
+        loss.backward()
+        ddp.eval()
+        output = ddp(inputs)
+        wipe(inputs)
+        grads = ddp.sync_gradients()
+        ddp.zero_grad()
+        return loss.item(), np.array(output), jax.tree.map(np.array, grads)
+
+    want = kept(x.copy(), y.copy(), lambda array: None)
+    found = kept(in_place(x), in_place(y), lambda array: array.fill(0.0))
+    jax.tree.map(np.testing.assert_array_equal, want, found)
+    given = jax.tree.map(in_place, ddp.parameters())
+    ddp.load_state_dict({"params": given})
+    before = jax.tree.map(np.array, given)
+    jax.tree.map(lambda array: array.fill(0.0), given)
+    jax.tree.map(np.testing.assert_array_equal, before, ddp.parameters())
