@@ -11,6 +11,7 @@ from cyxjax.launch.group import protocol
 from cyxjax.launch.topology import (
     DEFAULT_ADDR,
     DEFAULT_PORT,
+    HOSTED,
     MAX_WORLD_SIZE,
     PORTS,
     Topology,
@@ -60,7 +61,7 @@ class LocalRanks:
         is_hosted: its parent holds the group's server, which compares run and start.
         """
         hosted = {
-            "CYXJAX_HOSTED": "1",
+            HOSTED: f"{self.master_addr}:{self.master_port}",
             "CYXJAX_TOKEN": self.token,
             "CYXJAX_RUN_ID": self.run_id,
             "RESTART_COUNT": str(start),

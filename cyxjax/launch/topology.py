@@ -12,6 +12,7 @@ from cyxjax.errors import ConfigError
 DEFAULT_ADDR = "127.0.0.1"
 DEFAULT_PORT = 29500
 DEFAULT_TIMEOUT_MS = 30_000
+HOSTED = "CYXJAX_HOSTED"  # where the supervisor of this process holds the group's server, HOST:PORT
 TPU_SLICE = "TPU slice"  # a source whose group jax itself forms
 _BACKENDS = {"auto": "auto", "cpu": "gloo", "gloo": "gloo", "nccl": "nccl"}
 PORTS = (0, 65535)  # 0: any free one
@@ -123,17 +124,21 @@ def common_fields(
 ) -> dict[str, Any]:
     """The fields every source shares: address, port, backend, timeout, run, token, restarts.
 
-    master_addr, master_port, run_id: of an engine; what the user has set takes precedence.
+    master_addr, master_port, run_id: of an engine; what the user has set takes precedence. A process whose
+    supervisor holds the group's server meets there, whatever a program sets for torch.
     """
+    address = env.get("MASTER_ADDR") or master_addr, read_int(env, "MASTER_PORT", master_port, PORTS)
+    if HOSTED in env:
+        address = split_address(HOSTED, env[HOSTED])
     return {
-        "master_addr": env.get("MASTER_ADDR") or master_addr,
-        "master_port": read_int(env, "MASTER_PORT", master_port, PORTS),
+        "master_addr": address[0],
+        "master_port": address[1],
         "backend": env.get("DISTRIBUTED_BACKEND", "auto").lower(),
         "timeout_ms": read_int(env, "DISTRIBUTED_TIMEOUT_MS", DEFAULT_TIMEOUT_MS, (1, MAX_TIMEOUT_MS)),
         "run_id": env.get("CYXJAX_RUN_ID") or run_id,
         "token": env.get("CYXJAX_TOKEN", ""),
         "restart_count": read_int(env, "RESTART_COUNT", 0),
-        "hosted": env.get("CYXJAX_HOSTED") == "1",
+        "hosted": HOSTED in env,
     }
 
 

@@ -85,7 +85,7 @@ def test_arguments_of_init_process_group_change_only_their_own_fields(monkeypatc
     # torchrun's variables: its agent holds MASTER_PORT, so the ranks meet one above
     env = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1234"}
     env |= {"MASTER_ADDR": "10.0.0.1", "TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    env |= {"DISTRIBUTED_TIMEOUT_MS": "5000", "DISTRIBUTED_BACKEND": "cpu", "CYXJAX_HOSTED": "1"}
+    env |= {"DISTRIBUTED_TIMEOUT_MS": "5000", "DISTRIBUTED_BACKEND": "cpu"}
     made = []
     monkeypatch.setattr(process_group, "here", lambda: env)
     monkeypatch.setattr(process_group, "_join", made.append)

@@ -144,9 +144,10 @@ def test_sources_that_agree_are_all_listed():
 
 
 def test_a_launcher_inside_an_engine_wins_without_a_comparison():
-    inner = {"RANK": "0", "WORLD_SIZE": "2", "CYXJAX_RUN_ID": "a", "CYXJAX_HOSTED": "1"}
+    inner = {"RANK": "0", "WORLD_SIZE": "2", "CYXJAX_RUN_ID": "a", "CYXJAX_HOSTED": "h:7"}
     topology = discover(SLURM | inner)
     assert (topology.rank, topology.source, topology.hosted) == (0, "cyxjax.launch", True)
+    assert (topology.master_addr, topology.master_port) == ("h", 7)
 
 
 def test_the_token_is_never_printed():
