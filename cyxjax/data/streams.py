@@ -66,8 +66,13 @@ class Reader:
         return None if self._state is None else packed(self._state())
 
 
+def has_state(loader: Any) -> bool:
+    """Whether a loader itself, not the iterator of a pass, reports and restores its position."""
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader)
+
+
 def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] | None]:
-    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader):
+    if has_state(loader):
         if place is not None:
             loader.load_state_dict(unpacked(place))
         return iter(loader), loader.state_dict

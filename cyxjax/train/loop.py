@@ -95,8 +95,7 @@ def fit(
         # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
         if stop and not last:
             break
-        place = moment.position.place if feed.steps_per_epoch else None  # else the next pass starts over
-        position = Position(moment.position.step, moment.position.epoch + 1, place=place)
+        position = Position(moment.position.step, moment.position.epoch + 1, place=moment.position.place)
         to_evaluate |= evaluations.at_end_of(position.epoch, epochs)
         val = _evaluated(program, feed, moment) if to_evaluate else {}
         to_evaluate = False

@@ -12,7 +12,7 @@ import numpy as np
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import prefetch, tell_epoch, told_the_epoch
 from cyxjax.data.sources import as_batches
-from cyxjax.data.streams import Reader
+from cyxjax.data.streams import Reader, has_state
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.loader_steps import LoaderBatch, agreed, rows_of, steps
@@ -65,6 +65,7 @@ class LoaderReader:
         self._ahead: Generator[HostBatch, None, None] | None = None
         self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
         self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
+        self._next: int | None = None  # the epoch of the next pass, after one that was read to its end
 
     @property
     def first(self) -> HostBatch:
@@ -103,10 +104,13 @@ class LoaderReader:
             ends = done == self._steps_per_epoch
             if self._steps_per_epoch:
                 self._at = (position.epoch + 1, 0) if ends else (position.epoch, done)
-            yield host._replace(stop=seen, places=before + host.places), is_last or ends
+            # A loader with a state of its own has one between two passes too; others start over.
+            place = host.place if has_state(self._loader) or not is_last else None
+            yield host._replace(stop=seen, places=before + host.places, place=place), is_last or ends
             if ends:
                 return
         self.close()
+        self._next = position.epoch + 1
         if not done:
             least = self._size.least
             short = f" (drop_last leaves out batches of fewer than {least} samples)" if least else ""
@@ -150,9 +154,12 @@ class LoaderReader:
     def _read(self, position: Position) -> Iterator[HostBatch]:
         """The steps of this process. Nothing but the reading thread uses what the loader opens."""
         self.close()
+        begins = not position.step_in_epoch
+        is_there, self._next = begins and self._next == position.epoch, None
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
-            batches = one_pass(self._loader, position.place, self._size.is_enough)
+            read = next_pass if begins else one_pass
+            batches = read(self._loader, None if is_there else position.place, self._size.is_enough)
         else:  # passes are repeated without end
             batches = passes(self._loader, position.place, self._size.is_enough)
         each = -(-self._size.first // self._local)
@@ -204,6 +211,18 @@ def one_pass(
         batch = LoaderBatch(pair, own, reader.place())
         if is_used(batch):
             yield batch
+
+
+def next_pass(
+    loader: Iterable[Any], place: Any = None, is_used: Callable[[LoaderBatch], bool] = lambda batch: True
+) -> Iterator[LoaderBatch]:
+    """`one_pass`, where `place` may be the end of the pass before."""
+    is_over = place is not None
+    for batch in one_pass(loader, place, is_used):
+        is_over = False
+        yield batch
+    if is_over:
+        yield from one_pass(loader, None, is_used)
 
 
 def passes(

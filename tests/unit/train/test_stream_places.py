@@ -72,6 +72,26 @@ class OfObject(Batches):
         self.number = state["number"]
 
 
+class Shuffled(Batches):
+    """Each pass has an order of its own, and its number is a part of the loader's position."""
+
+    at = 0, 0
+
+    def __iter__(self):
+        number, begin = self.at
+        for i, part in enumerate(np.random.default_rng(number).permutation(5)[begin:], begin):
+            self.read += 1
+            self.at = number, i + 1
+            yield self.items[part]
+        self.at = number + 1, 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
 class Unknown(Batches):
     """The position is unknown: batches are read again and skipped."""
 
@@ -96,16 +116,18 @@ class Samples:
         (Batches, 2, 3, 1 + 8 - 3),
         (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
-        (OfItself, None, 5, 10 - 5),  # the next pass starts over
+        (OfItself, None, 5, 1 + 10 - 5),  # nothing is left there: the next pass starts over
         (OfObject, None, 3, 1 + 10 - 3),
-        (OfObject, None, 5, 10 - 5),
+        (OfObject, None, 5, 1 + 10 - 5),
+        (Shuffled, None, 3, 1 + 10 - 3),
+        (Shuffled, None, 5, 1 + 10 - 5),
         (Unknown, None, 3, 10),
         (Unknown, 2, 3, 8),
         (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
     ],
     ids=[
         *("steps", "end", "passes", "end of a pass", "of an object", "end of an object's"),
-        *("unknown", "unknown steps", "short"),
+        *("shuffled", "end of a shuffled pass", "unknown", "unknown steps", "short"),
     ],
 )
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
@@ -173,7 +195,7 @@ def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_wei
     reader = LoaderReader(Batches(), 1, accumulation=1, depth=0, steps_per_epoch=None)
     ((host, _),) = reader.epoch(Position(5, 0, 65, 5, end))  # "this rank's loader is empty" in its place
     assert (host.inputs.shape, host.weight.tolist(), host.total) == (X[:12].shape, [0] * 12, 2)
-    assert (host.stop, host.place) == (67, end)
+    assert (host.stop, host.place) == (67, None)  # the last step: the next pass starts over
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
