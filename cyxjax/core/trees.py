@@ -50,8 +50,8 @@ def batch_shapes(samples: PyTree, rows: Any) -> PyTree:
 
 
 def owned(tree: PyTree) -> PyTree:
-    """`tree` with copies of its NumPy arrays: on CPUs jax reads the memory of the given ones, also after a call
-    has returned, when the caller may have refilled them."""
+    """`tree` with copies of its NumPy arrays: on CPUs jax reads the memory of the given ones, also after a
+    call has returned, when the caller may have refilled them."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
