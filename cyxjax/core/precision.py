@@ -16,7 +16,7 @@ from jax import lax
 from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.scopes import holding
-from cyxjax.core.strategy import Stepped, Sync, stepped_if, stored_inside
+from cyxjax.core.strategy import Stepped, Sync, loss_is_finite, stepped_if, stored_inside
 from cyxjax.core.trees import PyTree, times
 
 
@@ -95,10 +95,11 @@ class LossScaleState(NamedTuple):
 
 
 def skip_nonfinite(sync: Sync) -> Sync:
-    """`sync` that keeps params and state unchanged in a step where any replica's gradient is not finite."""
+    """`sync` that keeps params and state unchanged in a step whose loss, or any replica's gradient, is not
+    finite."""
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
-        finite = all_finite(grads)
+        finite = all_finite(grads) & loss_is_finite()
         return stepped_if(finite, sync, grads, state, params)._replace(counts=finite)
 
     return sync._replace(update=update)

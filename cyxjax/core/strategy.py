@@ -194,8 +194,17 @@ _value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)
 
 
 def step_value(row: jax.Array) -> AbstractContextManager[None]:
-    """Sets the loss for `with_value`. row: float32 (2,), the global batch's sums of losses and weights."""
+    """Sets the loss for `with_value` and `loss_is_finite`.
+
+    row: float32 (2,), the global batch's sums of losses and weights.
+    """
     return holding(_value, jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0))
+
+
+def loss_is_finite() -> Any:
+    """Whether the loss of the step is finite, bool (); True outside of a step."""
+    value = _value.get()
+    return True if value is None else jnp.isfinite(value)
 
 
 def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -115,7 +115,7 @@ class HeldState:
         return self._state
 
     def place(self, host: TrainState) -> None:
-        """Puts copies of host values, equal on all ranks, on the mesh; `sync`: the optimizer's state or None."""
+        """Puts copies of host values, equal on all ranks, on the mesh; `sync`: the optimizer's or None."""
         placed = put_replicated(self._mesh, jax.tree.map(np.array, host))
         reduced = facade.init_on(self._mesh, *self._hook, placed.params)
         self._take(placed._replace(sync=(reduced, placed.sync)))

@@ -142,6 +142,17 @@ def test_only_the_step_of_a_bad_sample_is_left_out_and_the_recorded_rate_counts_
     assert history.learning_rates == pytest.approx([0.1 * 0.5**1, 0.1 * 0.5**3])
 
 
+def test_a_step_is_left_out_where_only_its_loss_is_infinite(as_users_promote):
+    def loss(output, target):  # as cross entropy where the label's logit is masked
+        return jnp.where(target == 9, jnp.inf, (output[:, 0] - target) ** 2)
+
+    targets = np.where(np.arange(24) == 9, 9.0, 1.0).astype(np.float32)  # of the second of 3 steps
+    options = config(**SAVING | {"on_nonfinite": "skip", "shuffle": False, "checkpoint_every_n_epochs": 0})
+    history = trainer(linen.Dense(1), loss).fit(X[:24], targets, options)
+    assert (history.num_steps, history.skipped_steps) == (3, 1)
+    assert np.isfinite(history.train_losses[0])
+
+
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_a_run_that_ended_at_a_bad_sample_resumes_past_it(policy, tmp_path, as_users_promote):
     bad = X[:24].copy()
