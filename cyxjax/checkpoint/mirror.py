@@ -246,9 +246,14 @@ class Mirror:
         self._logs_at_s = now_s + max(_LOGS_EVERY_S, 10 * (now_s - began_s))
 
     def _put(self, path: Path, remote: str) -> None:
+        """Uploads a file; `remote` has it completely, or as it was before."""
         from fsspec.callbacks import Callback
 
-        self._store.put_file(str(path), remote, callback=Callback(hooks={"moved": self._moved}))
+        # An object store replaces an object at once; a folder truncates the file that it copies over.
+        part = f"{remote}.part" if getattr(self._store, "local_file", False) else remote
+        self._store.put_file(str(path), part, callback=Callback(hooks={"moved": self._moved}))
+        if part != remote:
+            self._store.mv(part, remote)
 
     def _moved(self, size: int, done: int, **_: Any) -> None:
         if done:

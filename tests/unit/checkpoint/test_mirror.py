@@ -155,6 +155,28 @@ def test_a_start_that_is_cut_off_in_the_logs_takes_the_step_and_the_logs_again(h
     assert other.folder.metrics.read_bytes() == here.folder.metrics.read_bytes()
 
 
+def test_a_log_in_a_folder_is_whole_also_where_its_copy_was_cut_off(tmp_path, monkeypatch):
+    here = Place(tmp_path / "a", f"file://{tmp_path}/store/run")
+    here.save(1)
+    here.copy()
+    log = tmp_path / "store" / "run" / here.folder.metrics.name
+    before = log.read_text()
+
+    def cut_off(source, target):
+        open(target, "w").close()
+        raise OSError("killed")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "copyfile", cut_off)
+        here.save(2)
+        with pytest.raises(OSError, match="killed"):
+            here.mirror()._send_logs()
+    assert log.read_text() == before
+    here.copy()
+    assert log.read_text() == here.folder.metrics.read_text() != before
+    assert not list((tmp_path / "store").rglob("*.part"))
+
+
 def test_the_course_that_was_saved_last_counts_whatever_its_steps_are_called(here, other):
     here.save(4, 8)
     here.copy()
