@@ -100,6 +100,11 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
 
     Raises: ConfigError for an unknown name or option, naming the nearest; DataError for an unreadable file.
     """
+    return splits_of(name, root, options)
+
+
+def splits_of(name: str, root: str | Path | None, options: dict[str, Any]) -> Splits:
+    """`load_dataset`; a loader's options may be called `name` and `root` too."""
     loader = named("dataset", name, _LOADERS, unknown=f"unknown dataset {name!r}.")
     wanted = inspect.signature(loader).parameters.get("root")
     is_missing = root is None and wanted is not None and wanted.default is wanted.empty
@@ -108,7 +113,7 @@ def load_dataset(name: str, root: str | Path | None = None, **options: Any) -> S
             f"root={root} of dataset {name!r} does not exist. HINT: set root to its file or folder.",
             key="root",
         )
-    options |= {} if root is None else {"root": Path(root)}
+    options = options | ({} if root is None else {"root": Path(root)})
     options = checked_options(f"dataset {name!r}", loader, options, "options", hands_on=split_rows)
     return as_splits(name, loader(**options))
 

@@ -9,7 +9,7 @@ from cyxjax.config.errors import blamed
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run
 from cyxjax.core.metrics import numbers
-from cyxjax.data.catalog import load_dataset
+from cyxjax.data.catalog import splits_of
 from cyxjax.data.splits import DatasetInfo, Splits
 from cyxjax.distributed import process_group
 from cyxjax.errors import EXIT_OK, CheckpointError, CyxjaxError, NotSavedError
@@ -192,7 +192,7 @@ def prepare(config: TrainConfig, *, goes_on: bool = False, step: int | None = No
 def data_of(config: TrainConfig) -> Splits:
     """Train, validation and test samples. Raises: ConfigError, DataError."""
     with blamed(config, "data"):
-        return load_dataset(config.data.name, config.data.root, **config.data.options)
+        return splits_of(config.data.name, config.data.root, config.data.options)
 
 
 def trainer_of(config: TrainConfig, info: DatasetInfo) -> DistributedTrainer:

@@ -118,8 +118,7 @@ class DistributedTrainer:
     ) -> Plan:
         """Returns the plan that `fit` makes before it writes or trains anything, for `fit_prepared`.
         schedule: None for that of `config`. ckpt_path: see `fit`. named: whether `config` names the model.
-        Raises: ConfigError and DataError if data, model and configuration do not match.
-        """
+        Raises: ConfigError and DataError if data, model and configuration do not match."""
         self._model_sync.refuse_changed_parameters()
         self._run.refuse_in_fit("fit")
         if config is not None:

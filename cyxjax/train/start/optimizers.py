@@ -219,13 +219,13 @@ def AdamWOptimizer(
 def RMSPropOptimizer(
     lr: Rate = 0.01, decay: float = 0.99, eps: float = 1e-8, momentum: float = 0.0
 ) -> Optimizer:
-    """Defaults as torch.optim.RMSprop; eps is added outside the root, as there."""
+    """Defaults as torch.optim.RMSprop, eps outside the root. Momentum sums updates times their rates (optax)."""
     return named_rate(optax.rmsprop(lr, decay, eps, momentum=momentum or None, eps_in_sqrt=False), lr)
 
 
 @_remembering
 def AdaGradOptimizer(lr: Rate = 0.01, eps: float = 1e-10) -> Optimizer:
-    """Source: Duchi, Hazan and Singer 2011; accumulators start at 0, as in torch.optim.Adagrad."""
+    """Source: Duchi, Hazan and Singer 2011; accumulators start at 0; eps is in the root (torch: outside)."""
     return named_rate(optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps), lr)
 
 

@@ -101,9 +101,9 @@ def test_what_cannot_be_had_is_one_line_that_names_the_key(experiment, words, me
 
 def test_data_of_another_form_is_told_what_to_return(experiment, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "two_brought.py").write_text("def data(rows=1):\n    return 1, 2\n")
+    (tmp_path / "two_brought.py").write_text("def data(rows, name):\n    return 1, 2\n")
     with pytest.raises(DataError, match=r"tuple.*\(train, val, test\)"):
-        prepare(experiment("--data.name", "two_brought:data"))
+        prepare(experiment("--data.name", "two_brought:data", "--data.options.name", "own"))
 
 
 def test_packages_offer_things_by_name(monkeypatch):
