@@ -10,7 +10,7 @@ import pytest
 from flax import linen
 
 import cyxjax as cx
-from cyxjax.errors import ConfigError, DataError
+from cyxjax.errors import ConfigError
 from tests.support.by_hand import assert_as_by_hand
 from tests.support.models import Dense
 from tests.support.trainers import FEATURES, X, Y, ce, config, trained, trainer
@@ -138,11 +138,6 @@ def test_what_cuts_the_batch_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=message):
         trainer(TwoViews(), loss).fit(X[:16], Y[:16], config(**kept | options))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_loss_of_another_shape_is_refused(two_devices):
-    with pytest.raises(DataError, match=r"\(4, 4\).* \(4,\)"):
-        trainer(EMBED(), cx.GlobalLoss(lambda o, t, w: o)).fit(X, Y, config())
 
 
 def test_on_the_facade_of_one_process_it_is_the_loss_of_its_batch(two_devices):

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
 
@@ -11,9 +10,8 @@ import cyxjax as cx
 from cyxjax.core.mesh import PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.model.adapter import adapt
 from cyxjax.core.replica import model_map, psum, sync_map
-from cyxjax.train.trainer import DistributedTrainer
 from tests.support.models import Dense
-from tests.support.trainers import FEATURES, X, config, trained, use_devices
+from tests.support.trainers import FEATURES, X, trained
 
 SAMPLES = 19
 TARGET = np.abs(X[:SAMPLES].sum(1))
@@ -35,20 +33,6 @@ class Phased(linen.Module):
         seen = self.variable("statistics", "mean", lambda: jnp.zeros((), jnp.complex64))
         if train:
             seen.value = jax.lax.complex(x.mean(), -x[:, 0].mean())
-        return Dense(1)(x)[:, 0]
-
-
-CONSTANTS = {
-    "mask": np.float32([np.finfo(np.float32).min, 1 + 2**-22]),  # times 7: overflows; is rounded
-    "half": np.float16([65504, 0.1]),
-}
-
-
-class WithConstants(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        for name, value in CONSTANTS.items():
-            self.variable("constants", name, jnp.asarray, value)
         return Dense(1)(x)[:, 0]
 
 
@@ -80,15 +64,6 @@ def test_complex_statistics_are_those_of_the_global_batch():
     train = trained(Phased(), cx.MSELoss(), X[:16], TARGET[:16])
     found, last = train.state.model_state["statistics"]["mean"], X[8:16]
     np.testing.assert_allclose(found, last.mean() - 1j * last[:, 0].mean(), rtol=1e-5)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_constants_in_the_state_keep_their_bits(count, group):
-    use_devices(count)
-    train = DistributedTrainer(WithConstants(), cx.MSELoss(), optax.sgd(0.05))
-    train.fit(X[:SAMPLES], TARGET, config(epochs=1, batch_size=7))
-    found = jax.tree.map(lambda a: np.asarray(a).tobytes(), dict(train.state.model_state["constants"]))
-    assert found == jax.tree.map(np.ndarray.tobytes, CONSTANTS)
 
 
 @jax.tree_util.register_pytree_node_class

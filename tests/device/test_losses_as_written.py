@@ -208,13 +208,14 @@ def test_half_precision_is_no_difference():
 
 
 @pytest.mark.parametrize(
-    ("loss", "replicas"),
+    ("loss", "replicas", "message"),
     [
-        (lambda o, t: (mse(o, t), {"aux": 1}), 2),
-        (lambda o, t: jnp.square(o - t).sum(0), 1),
+        (lambda o, t: (mse(o, t), {"aux": 1}), 2, "loss"),
+        (lambda o, t: jnp.square(o - t).sum(0), 1, "loss"),
+        (cx.GlobalLoss(lambda o, t, w: o), 2, r"\(8, 3\).* \(8,\)|\(4, 3\).* \(4,\)"),
     ],
-    ids=["loss and aux", "a value per class"],
+    ids=["loss and aux", "a value per class", "matrix"],
 )
-def test_what_is_neither_values_nor_one_number_is_refused_before_training(loss, replicas):
-    with pytest.raises(DataError):
+def test_what_is_neither_values_nor_one_number_is_refused_before_training(loss, replicas, message):
+    with pytest.raises(DataError, match=message):
         trained(LINEAR, loss, X, REAL, replicas=replicas)

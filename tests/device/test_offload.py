@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 import cyxjax as cx
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.mesh import HOST_MEMORY
-from cyxjax.errors import ConfigError
 from cyxjax.observe.compiled_plan import plan_lines, state_bytes
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import held_by
@@ -92,8 +90,3 @@ def test_a_restored_state_waits_on_the_host_again(tmp_path):
     third.fit(X, Y, again)
     for ended in (other, moved):
         assert_near(ended.params, third.params, 1e-4, 1e-5)
-
-
-def test_an_exact_run_refuses_it():
-    with pytest.raises(ConfigError, match="reproducibility = 'exact' .*offload = 'optimizer'"):
-        DistributedTrainingConfig(reproducibility="exact", global_batch_size=8, offload="optimizer")

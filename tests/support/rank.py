@@ -164,15 +164,15 @@ def fail_to_stop(number, frame):
 
 
 if __name__ == "__main__":
+    handlers = {
+        "save": save_and_stop,
+        "fail to save": fail_to_save,
+        "raise": fail_to_stop,
+        "ignore": signal.SIG_IGN,
+    }
+    signal.signal(signal.SIGTERM, handlers.get(os.environ.get("ON_TERM", ""), signal.SIG_DFL))
     if os.environ.get("ON_TERM") == "save":
-        signal.signal(signal.SIGTERM, save_and_stop)
         signal.signal(signal.SIGUSR1, lambda number, frame: print("asked to save", flush=True))
-    if os.environ.get("ON_TERM") == "fail to save":
-        signal.signal(signal.SIGTERM, fail_to_save)
-    if os.environ.get("ON_TERM") == "raise":
-        signal.signal(signal.SIGTERM, fail_to_stop)
-    if os.environ.get("ON_TERM") == "ignore":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         main()
     except Stop:

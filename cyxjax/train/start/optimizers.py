@@ -219,7 +219,7 @@ def AdamWOptimizer(
 def RMSPropOptimizer(
     lr: Rate = 0.01, decay: float = 0.99, eps: float = 1e-8, momentum: float = 0.0
 ) -> Optimizer:
-    """Defaults as torch.optim.RMSprop, eps outside the root. Momentum sums updates times their rates (optax)."""
+    """Defaults as torch.optim.RMSprop, eps outside the root. Momentum sums updates times rates (optax)."""
     return named_rate(optax.rmsprop(lr, decay, eps, momentum=momentum or None, eps_in_sqrt=False), lr)
 
 

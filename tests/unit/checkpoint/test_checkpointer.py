@@ -115,15 +115,6 @@ def test_keeps_the_newest_and_the_best_of_the_newest_ones_monitor(tmp_path, metr
         assert checkpointer.steps() == kept
 
 
-def test_rewind_sets_the_later_steps_aside(tmp_path):
-    with Checkpointer(tmp_path, async_save=False) as checkpointer:
-        for step in (1, 2, 3):
-            checkpointer.save(step, {"a": jnp.full(1, step)})
-        assert checkpointer.rewind(1) == [2, 3]
-        assert checkpointer.restore({"a": jnp.ones(1, jnp.int32)}).step == 1
-    assert len(list(tmp_path.glob("step_*.abandoned-*"))) == 2
-
-
 @pytest.mark.parametrize(
     ("target", "named"),
     [

@@ -43,7 +43,7 @@ def test_a_second_job_is_refused_with_the_name_of_the_first_until_that_is_killed
 def test_released_on_errors_and_free_again(tmp_path):
     run = tmp_path / "run"
     with suppress(ZeroDivisionError), locked(run):
-        assert (run / LOCK).stat().st_mode & 0o777 == 0o600
+        assert (run.stat().st_mode & 0o777, (run / LOCK).stat().st_mode & 0o777) == (0o700, 0o600)
         with pytest.raises(CheckpointError):
             owner_of(run)  # also within this process
         raise ZeroDivisionError

@@ -183,12 +183,6 @@ def test_a_program_that_ends_in_an_error_waits_for_no_peer(tmp_path, monkeypatch
     assert os.listdir(tmp_path) == []
 
 
-def test_all_stop_after_so_many_failures(tmp_path, monkeypatch):
-    monkeypatch.setattr(writers, "write_file", lambda *args: (_ for _ in ()).throw(OSError(5, "broken")))
-    ended = save(tmp_path, 2, max_failures=1, async_save=False)
-    assert [type(error) for error in ended] == [CheckpointError] * 2
-
-
 def test_a_process_that_does_not_see_the_folder_says_so(tmp_path):
     """Hosts whose checkpoint_dir is on a local disk."""
 

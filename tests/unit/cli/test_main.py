@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -256,12 +255,3 @@ def test_a_run_tells_the_commit_and_whether_it_was_changed(cwd):
     assert re.fullmatch(r"[0-9a-f]{12}, clean", provenance()["git commit"])
     (cwd / "model.py").write_text("x = 1")
     assert provenance()["git commit"].endswith(", with changes")
-
-
-def test_an_audit_is_one_document_for_a_script(tmp_path, printed):
-    run = Path(shutil.copytree(Path(__file__).parents[2] / "data" / "run_folder_0_2_0", tmp_path / "run"))
-    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
-    (run / "ledger.jsonl").write_text("".join(lines[:4] + lines[5:]))
-    report = json.loads(printed(main.main, "audit", run, "--json", code=1))
-    assert not report["good"]
-    assert report["findings"]

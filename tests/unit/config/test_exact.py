@@ -22,6 +22,7 @@ def exact(**options):
         *(({"comm": name}, f"comm = 'mean' .*'{name}'") for name in STRATEGIES if name != "mean"),
         ({"sync_batchnorm": True}, "sync_batchnorm.* virtual_replicas"),
         ({"virtual_replicas": 0}, "virtual_replicas = 0"),
+        ({"offload": "optimizer"}, "reproducibility = 'exact' .*offload = 'optimizer'"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(options, message):

@@ -1,7 +1,6 @@
 """The configuration as an object: attributes, bounds, and refused values."""
 
 import pytest
-import yaml
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
@@ -41,9 +40,6 @@ def test_lora_says_its_rank():
 
 
 def test_both_batch_sizes_are_never_given():
-    assert DistributedTrainingConfig(global_batch_size=128).global_batch_size == 128
-    with pytest.raises(ConfigError, match="batch_size = 32 .*global_batch_size = 128"):
-        DistributedTrainingConfig(batch_size=32, global_batch_size=128)
     config = DistributedTrainingConfig()
     config.batch_size = 32
     with pytest.raises(ConfigError, match="batch_size = 32 .*global_batch_size = 128"):
@@ -103,19 +99,3 @@ def test_short_forms(field, short, value):
 )
 def test_spans_of_time(text, value):
     assert seconds(text) == value
-
-
-def test_resolved_values_load_again():
-    for config in (TrainConfig(global_batch_size=96), TrainConfig(batch_size=7, max_time="1h")):
-        again = TrainConfig(**yaml.safe_load(config.to_yaml()))
-        assert again.model_dump() == config.model_dump()
-
-
-def test_checkpoints_of_an_experiment_lie_in_its_run_folder():
-    assert str(TrainConfig(run_dir="runs/a").checkpoint_path) == "runs/a/checkpoints"
-    assert str(TrainConfig(run_dir="runs/a", checkpoint_dir="/big/disk").checkpoint_path) == "/big/disk"
-    assert str(DistributedTrainingConfig().checkpoint_path) == "checkpoints"
-
-
-def test_a_path_is_a_folder_s_name(tmp_path):
-    assert DistributedTrainingConfig(checkpoint_dir=tmp_path).checkpoint_dir == str(tmp_path)

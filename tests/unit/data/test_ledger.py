@@ -251,16 +251,6 @@ def test_whatever_tears_or_changes_it_the_end_is_the_checkpoint_s(tmp_path_facto
     assert tallies(records)[-1] == ENDS[at]
 
 
-def test_a_link_is_refused_and_its_target_untouched(path, tmp_path):
-    target = tmp_path / "target"
-    target.write_text("mine")
-    path.symlink_to(target)
-    for use in (read_ledger, lambda p: cut_back(p, ENDS[0], PLACES[0], FACTS)):
-        with pytest.raises(DataError, match="is a link"):
-            use(path)
-    assert target.read_text() == "mine"
-
-
 HEAD, SPAN, STEP = FACTS._asdict(), MADE[0].span.to_json(), OLD | {"first": 8}
 NO_SPANS = [
     *({"steps": -1}, {"steps": "1"}, {"steps": 0}, {"stop": 0}, {"samples": True}, {"epoch": None}),

@@ -306,6 +306,11 @@ ENDINGS = {
     "the same error at step 3": (10, [(BUG, 3), (BUG, 3)], EXIT_USER_ERROR),
     "all 2000 restarts are used": (2000, [(failure(), -1)] * 2001, EXIT_INFRASTRUCTURE),  # no steps reported
     "came no further than step 3": (100, [(failure(), 3)] * 4, EXIT_INFRASTRUCTURE),
+    "all 19 restarts are used": (
+        19,
+        [(failure(), 3)] * 3 + [(failure(), step) for step in range(4, 21)],
+        EXIT_INFRASTRUCTURE,
+    ),
     "a configuration error": (5, [(failure("ConfigError", EXIT_CONFIG), -1)], EXIT_CONFIG),
     "--max-restarts is 0": (0, [(BUG, 3)], EXIT_USER_ERROR),
 }
@@ -318,12 +323,6 @@ def test_a_job_is_not_started_again_for_ever(request, restarts, failures, code):
     assert all(decision.again for decision in before)
     assert (last.again, last.exit_code) == (False, code)
     assert request.node.callspec.id in last.line
-
-
-def test_progress_renews_the_patience():
-    budget = Budget(100)
-    assert all(budget.decide(failure(), 3).again for _ in range(3))
-    assert all(budget.decide(failure(), step).again for step in range(4, 20))
 
 
 def test_a_host_with_a_wrong_clock_does_not_get_another_rank_blamed(monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 
 import cyxjax.models as models
 from cyxjax.core.model.adapter import adapt
-from cyxjax.core.model.batch_stats import batch_scope
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.models import (
     BatchNormModule,
@@ -88,15 +87,6 @@ def test_batch_norm_uses_the_batch_then_the_running_statistics():
     np.testing.assert_allclose([state["mean"][0], state["var"][0]], [0.3, 1.4], rtol=1e-6)
     np.testing.assert_allclose(model.eval()(x)[:, 0], (x[:, 0] - 0.3) / np.sqrt(1.4 + 1e-5), rtol=1e-6)
     assert model.model_state()["0_batch_norm"]["mean"] == state["mean"]
-
-
-def test_batch_norm_leaves_padding_out():
-    fns = adapt(SequentialModel([BatchNormModule(1)]))
-    params, state = fns.init(KEY, None)
-    x = jnp.array([[0.0], [2.0], [4.0], [999.0]])  # real rows: mean 2
-    with batch_scope(jnp.array([1.0, 1.0, 1.0, 0.0])):
-        _, new = fns.apply(params, state, x, KEY, True)
-    assert new["0_batch_norm"]["mean"][0] == pytest.approx(0.2)
 
 
 def test_embedding_answers_nan_to_ids_it_does_not_have():

@@ -1,14 +1,11 @@
 """An experiment names objects of cyxjax, of installed packages, and the user's own `module:attribute`."""
 
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
-
 import jax
 import pytest
 
 from cyxjax.config.load import load_config
 from cyxjax.distributed import process_group
-from cyxjax.errors import ConfigError, DataError
-from cyxjax.plugins import GROUPS, named, offered
+from cyxjax.errors import DataError
 from cyxjax.train.experiment import prepare, run
 from tests.support import brought
 from tests.support.refusals import refused_in_a_line
@@ -104,19 +101,3 @@ def test_data_of_another_form_is_told_what_to_return(experiment, tmp_path, monke
     (tmp_path / "two_brought.py").write_text("def data(rows, name):\n    return 1, 2\n")
     with pytest.raises(DataError, match=r"tuple.*\(train, val, test\)"):
         prepare(experiment("--data.name", "two_brought:data", "--data.options.name", "own"))
-
-
-def test_packages_offer_things_by_name(monkeypatch):
-    offers = (("tiny", "Net"), ("mlp", "number"))
-    points = EntryPoints(EntryPoint(name, f"{HERE}:{value}", GROUPS["model"]) for name, value in offers)
-    monkeypatch.setattr("cyxjax.plugins.entry_points", points.select)
-    assert named("model", "tiny", {}) is brought.Net
-    assert named("model", "mlp", {"mlp": "ours"}) == "ours"  # a package cannot override our names
-    with pytest.raises(ConfigError, match="'tinny'.*'tiny'"):
-        named("model", "tinny", {})
-
-
-def test_the_groups_are_asked_of_the_installation():
-    assert {kind: offered(kind) for kind in GROUPS} == {
-        kind: {p.name: p.value for p in entry_points(group=group)} for kind, group in GROUPS.items()
-    }

@@ -17,7 +17,7 @@ from cyxjax.train.feeding import fit_data, loader_reader, loader_steps
 from cyxjax.train.plan import plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 from tests.support.resuming import bits
-from tests.support.trainers import config, trainer, use_devices
+from tests.support.trainers import config, same_bits, trainer, use_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -188,13 +188,15 @@ def test_rows_of_floats_are_probabilities_and_whole_numbers_and_words_are_refuse
 
 
 def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
-    one, other, renamed = fit(X, Y), untrained(), untrained()
+    one, other, renamed = fit(X, Y), untrained(), fit(X, Y, seed=3)
+    before = renamed.params
     one.class_names, renamed.class_names = NAMES, ("ant", "dog", "emu")
     one.save_checkpoint(str(tmp_path / "saved"))
     other.load_checkpoint(str(tmp_path / "saved"))
     assert other.class_names == NAMES
     with pytest.raises(CheckpointError, match=r"cat\W+dog\W+emu.* ant\W+dog\W+emu"):
         renamed.load_checkpoint(str(tmp_path / "saved"))
+    assert same_bits(renamed.params, before)
     for found in (NAMES, (), ("0", "1", "2")):  # pandas numbers columns without names
         check_columns("more.parquet", found, NAMES)
     check_names("more.csv", "classes", NAMES, NAMES)

@@ -4,35 +4,21 @@ A resumed run continues with the next sample, at any batch and world size.
 """
 
 import json
-import shutil
-from pathlib import Path
 from unittest.mock import Mock
 
-import jax
 import pytest
 from flax import linen
 
 from cyxjax.cli import audit
-from cyxjax.config.load import load_config
-from cyxjax.core.mesh import build_mesh
-from cyxjax.data.batches import BatchPlan
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.data.order import Order
-from cyxjax.data.sources import ArrayDataset
-from cyxjax.distributed import process_group
 from cyxjax.errors import DataError
-from cyxjax.train import experiment
-from cyxjax.train.feeding import feed
-from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks import ledger
-from cyxjax.train.hooks.hook import Position
-from cyxjax.train.hooks.ledger import Tape
 from tests.support.trainers import X, Y, batches, fitted, loaded, use_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
 SAMPLES = 50  # 16 a step: 4 steps an epoch, the last of 2 samples
-OLD_RUN = Path(__file__).parents[2] / "data" / "run_folder_0_2_0"
 ONE_SAVE = {"global_batch_size": None, "checkpoint_every_n_steps": 100, "verbose": True}
 
 
@@ -107,6 +93,8 @@ def test_one_sample_read_in_the_place_of_another_is_found(tmp_path, monkeypatch,
         "step 6: altered: steps 6 to 8 have 34 samples that are not the 34 of places 16"
     )
     assert len(lines) == 2
+    report = json.loads(printed(audit.main, tmp_path, "--json", code=1))
+    assert (report["good"], len(report["findings"])) == (False, 1)
 
 
 @pytest.mark.parametrize("start", ["resume", "load"])
@@ -153,19 +141,6 @@ def test_loaders_have_no_ids_and_leave_no_ledger(tmp_path):
         audit.main([str(tmp_path)])
 
 
-def test_what_the_feed_notes_does_not_depend_on_the_replicas():
-    spans, data = [], ArrayDataset(X[:SAMPLES], Y[:SAMPLES])
-    for devices in (1, 4):
-        tape, plan = Tape(), BatchPlan(SAMPLES, 16 // devices, devices)
-        mesh = build_mesh(jax.devices()[:devices])
-        ours = feed.dataset_feed(RowPlacer(mesh), data, plan, None, seed=3, shuffle=True, depth=0, tape=tape)
-        assert len(list(ours.train(Position(0, 0, 16, 1), lambda: (False, False), 1))) == 3
-        spans.append(tape.take((1, 0)))
-    assert spans[0] == spans[1]
-    assert [(span.first, span.stop) for span in spans[0]] == [(16, 32), (32, 48), (48, 50)]
-    assert [span.found.samples for span in spans[0]] == [16, 16, 2]
-
-
 # ---- another size ------------------------------------------------------------------------------------------
 
 
@@ -191,16 +166,3 @@ def test_drop_last_at_another_size_leaves_out_less_than_one_of_its_steps(tmp_pat
     fit(tmp_path, batch_size=12, max_steps=5, drop_last=True, **ONE_SAVE)
     assert places(tmp_path) == [(0, 0, 32), (1, 0, 48), (2, 0, 24)]  # 18 left: no step of 24
     assert "drop_last" in printed(audit.main, tmp_path)
-
-
-def test_a_run_folder_of_0_2_0_goes_on_at_another_size(tmp_path, capsys, one_device):
-    run = tmp_path / "run"
-    shutil.copytree(OLD_RUN, run)
-    words = ["--config", str(run / "config.yaml"), "--run-dir", str(run), "--batch-size", "128"]
-    config = load_config([*words, "--max-steps", "36"])
-    process_group.finalize()  # the run makes its own
-    with jax.numpy_dtype_promotion("standard"):
-        assert experiment.run(config) == 0
-    assert "epoch 2, sample 896)" in capsys.readouterr().out
-    assert places(run)[34:] == [(1, 896, 1152)]
-    assert audit.main([str(run)]) == 0

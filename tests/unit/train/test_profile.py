@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cyxjax.config.load import load_config
-from cyxjax.errors import ConfigError
 from cyxjax.observe.profile import Op, busy_s, page, read
 from cyxjax.train.hooks import profile
 from cyxjax.train.hooks.hook import Position, RunState
@@ -80,10 +78,3 @@ def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
     hook.on_end(at(1), True)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("WARNING: no profile: ")
-
-
-@pytest.mark.parametrize("steps", ["10", "a:b", "-1:5"])
-def test_what_is_no_range_of_steps_is_refused(steps):
-    assert load_config(["--profile", "10:15"]).profile == "10:15"
-    with pytest.raises(ConfigError, match="profile"):
-        load_config(["--profile", steps])

@@ -263,8 +263,10 @@ def test_a_ledger_swapped_for_a_link_is_told_and_not_followed(tmp_path, capsys):
     run(tmp_path / "run", 3, lambda: link_the_ledger(tmp_path))
     assert "ledger.jsonl was not written" in capsys.readouterr().err
     assert (tmp_path / "target").read_text() == "mine"
-    with pytest.raises(DataError, match="is a link"):
-        audit.main([str(tmp_path / "run")])
+    for use in (lambda: audit.main([str(tmp_path / "run")]), lambda: run(tmp_path / "run", 4, lambda: None)):
+        with pytest.raises(DataError, match="is a link"):
+            use()
+    assert (tmp_path / "target").read_text() == "mine"
 
 
 @pytest.mark.parametrize("run_dir", [None, "run"])

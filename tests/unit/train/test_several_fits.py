@@ -214,19 +214,6 @@ def test_the_end_of_a_run_is_saved_also_after_a_rollback_at_its_last_step(tmp_pa
     assert one_layer().fit(x, DATA[1], rolls_back).rollback_steps == [1]  # nothing is trained again
 
 
-def test_a_load_that_is_refused_leaves_the_parameters(tmp_path):
-    one = one_layer()
-    one.class_names = ("a", "b", "c")
-    one.fit(*DATA, config(checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=1))
-    other = one_layer()
-    other.class_names = ("x", "y", "z")
-    other.fit(*DATA, config(seed=3))
-    before = other.params
-    with pytest.raises(CheckpointError, match="classes"):
-        other.load_checkpoint(str(tmp_path))
-    assert same_bits(before, other.params)
-
-
 def test_what_was_trained_elsewhere_is_not_replaced_and_a_finished_run_says_so(tmp_path, capsys):
     one, settings = one_layer(), {"run_dir": str(tmp_path / "run"), "checkpoint_every_n_epochs": 1}
     first = one.fit(*DATA, config(), **settings)

@@ -100,13 +100,6 @@ def test_a_run_that_max_steps_ended_says_so_and_trains_no_further_when_it_is_sta
     assert (whole.num_steps, whole.stopped_by) == (15, "")  # it had come to its end
 
 
-def test_the_learning_rate_falls_within_an_epoch():
-    slower = cx.ReduceLROnPlateau(factor=0.5, patience=2)
-    # It looks at 3 (best), 6 and 9: halved, 12 and 15: halved again.
-    after_fit(*WORSE, by_steps(3, epochs=1), callbacks=[slower])
-    assert slower.learning_rate_factor() == 0.25
-
-
 def test_the_best_checkpoint_is_of_the_best_evaluation(tmp_path):
     one = trainer(callbacks=[cx.BestCheckpoint(str(tmp_path / "best"), mode="max")])  # the highest loss
     history = one.fit(*ALL, by_steps(2, epochs=1))
