@@ -33,9 +33,12 @@ class CheckpointHook(SavingHook):
         self._checkpointer, self._describe, self._portable = checkpointer, describe, portable
         self._measured = measured
         self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
+        self._is_regular = bool(every_epochs or every_steps or every_minutes)
         self._requested, self._saved_at = requested, time.monotonic()
 
     def on_start(self, moment: RunState) -> None:
+        if self._is_regular:  # a callback's state that cannot be stored is an error before training
+            self._describe(moment)
         self._saved = moment.position
         self._newest = -1, 0.0  # the step of the newest value, and the value
 
@@ -65,9 +68,8 @@ class CheckpointHook(SavingHook):
         self._saved_at, self._saved = time.monotonic(), moment.position
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        regular = self._every_epochs or self._every_steps or self._every_s
         self._checkpointer.forgive()
-        if regular and moment.position != self._saved:
+        if self._is_regular and moment.position != self._saved:
             self.on_state(moment)
         patience_s = PATIENCE_S if finished else HURRIED_S
         self._checkpointer.finish(patience_s, lambda: report_progress(moment.position.step, "checkpoint"))

@@ -174,9 +174,11 @@ def test_a_callback_s_state_goes_on_in_a_resumed_run(tmp_path):
     whole = losses("whole", 9)
     assert len(whole[0]) == 4
     assert losses("cut", 1, 2, 9) == whole
-    one, saved = trainer(linen.Dense(3), callbacks=[Patient(unlike={1})]), config(checkpoint_every_n_epochs=1)
+    unlike = Patient(unlike={1})
+    one, saved = trainer(linen.Dense(3), callbacks=[unlike]), config(checkpoint_every_n_epochs=1)
     with pytest.raises(ConfigError, match="Patient"):
         one.fit(X[:24], Y[:24], saved, checkpoint_dir=str(tmp_path / "unlike"))
+    assert not unlike.losses.size  # nothing was trained
 
 
 class Counting(cx.Callback):
