@@ -153,16 +153,11 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
 def describe_failure(snapshot: Snapshot, error: BaseException, directory: Path, in_a_row: int) -> str:
-    """One line for a failed save whose own files are gone; for a full disk with the missing bytes."""
+    """One line for a failed save whose own files are gone; for a full disk with the bytes of the arrays."""
     what = f"{type(error).__name__}: {str(error)[:300]}"
     if any(text in str(error) for text in _FULL_TEXTS):  # also in the error of another process
-        need_bytes = snapshot.num_bytes
-        free_bytes = shutil.disk_usage(directory).free
-        missing_bytes = max(need_bytes - free_bytes, 0)
-        what = (
-            f"the disk is full: {scaled(need_bytes, 'B')} needed, {scaled(free_bytes, 'B')} free, "
-            f"{scaled(missing_bytes, 'B')} missing"
-        )
+        free = scaled(shutil.disk_usage(directory).free, "B")
+        what = f"the disk is full: {scaled(snapshot.num_bytes, 'B')} needed for its arrays, {free} free"
     return (
         f"Checkpoint step {snapshot.step} was not saved in {directory} ({in_a_row} in a row): {what}. "
         "Training goes on; earlier steps are unchanged. HINT: check the disk."

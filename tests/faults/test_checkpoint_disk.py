@@ -37,7 +37,7 @@ def broken_disk(monkeypatch):
         # 0.4 MB free
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            "full: 1.2 MB needed, 400.0 kB free, 800.0 kB missing",
+            "full: 1.2 MB needed for its arrays, 400.0 kB free",
         ),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
