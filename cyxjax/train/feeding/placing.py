@@ -1,9 +1,9 @@
 """Puts host batches on the devices, as rows of one mesh or as the parts of an exact step; samples to be
 augmented carry their random keys."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,23 +22,11 @@ Signal = tuple[float, bool]
 NO_SIGNAL: Signal = (0.0, False)
 
 
-class Placer(Protocol):
-    """Says which shares of each step this process feeds, and puts their rows on its devices."""
-
-    num_shares: int  # among which a batch plan divides a step's samples
-    shares: Sequence[int]  # those of this process
-
-    def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Any:
-        """The batch that the step takes. host: rows of `shares`, in their order."""
-
-
 class RowPlacer:
     """One share per replica; arrays that are the same in every full batch are put on the mesh once.
 
     unpadded: on one replica, a short batch keeps its own size; a separate program is compiled for it.
     """
-
-    shares: Sequence[int]
 
     def __init__(self, mesh: Mesh, *, unpadded: bool = False):
         self._unpadded = unpadded and num_replicas(mesh) == 1
@@ -49,6 +37,7 @@ class RowPlacer:
         self._kept: dict[tuple, tuple[jax.Array, ...]] = {}
 
     def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Batch:
+        """The batch that the step takes. host: rows of `shares`, in their order."""
         if self.has_own_size(host):  # padding comes last
             inputs, targets, weight = jax.tree.map(lambda a: a[: host.total], host[:3])
             host = host._replace(inputs=inputs, targets=targets, weight=weight)
@@ -102,14 +91,13 @@ class RowPlacer:
 class PartPlacer:
     """One share per part of an exact step; the rows stay NumPy arrays until their program is called."""
 
-    shares: Sequence[int]
-
     def __init__(self, layout: Layout):
         self._layout = layout
         self.num_shares = layout.num_parts
         self.shares = [number for parts in layout.parts for number in parts]
 
-    def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> PartsBatch:
+    def put(self, host: HostBatch, signal: Signal = NO_SIGNAL) -> Any:
+        """The `PartsBatch` that the step takes. host: rows of `shares`, in their order."""
         refuse_wrapping((host.inputs, host.targets))
         size = len(host.weight) // len(self.shares)
         cut = jax.tree.map(lambda a: np.asarray(a).reshape(-1, size, *a.shape[1:]), tuple(host[:3]))
@@ -124,6 +112,9 @@ class PartPlacer:
         mine = slice(start, start + len(numbers))
         return Parts(np.array(numbers, np.int32), *jax.tree.map(lambda a: a[mine], cut))
 
+
+Placer = RowPlacer | PartPlacer
+"""Says which `shares`, of `num_shares`, of a step this process feeds, and puts their rows on its devices."""
 
 Keying = Callable[[HostBatch, int, np.ndarray], HostBatch]
 """(batch, epoch, places of its rows in the order of that epoch) -> the batch as the step takes it."""
