@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps
@@ -19,7 +20,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line, line_of_test
 from cyxjax.observe.records import Sink, write_atomic
-from cyxjax.observe.sinks import NullSink, check_names, warn_on_stderr
+from cyxjax.observe.sinks import check_names, warn_on_stderr
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.plan import Plan
@@ -54,22 +55,16 @@ def train(experiment: Experiment) -> int:
     """Trains, evaluates on the test samples unless a signal ended the training, and returns the exit code."""
     config, _, trainer, plan = experiment
     console = build_console(trainer.is_master(), config.verbose)
-    sink: Sink = NullSink()
     unsaved = None
-
-    def open_sink(step: int) -> Sink:
-        nonlocal sink
-        sink = _begin_folder(experiment, step)
-        return sink
-
-    with recorded(trainer, plan, config, console, open_sink) as opening:
+    begin = partial(_begin_folder, experiment)
+    with recorded(trainer, plan, config, console, begin) as (open_sink, opened):
         try:
-            trainer.fit_prepared(plan, console=console, open_sink=opening)
+            trainer.fit_prepared(plan, console=console, open_sink=open_sink)
         except NotSavedError as error:
             unsaved = error
         history = trainer.history
         if reason_of(history.stopped_by).exit_code == EXIT_OK:
-            _test(experiment, sink, console)
+            _test(experiment, opened, console)
     console.note(done_line(history, str(config.run_folder.root)), style="green")
     _say_how_to_go_on(config, history, console)
     if unsaved is None and not config.fast_dev_run:
@@ -129,14 +124,18 @@ def _warn_of_starting_over(config: TrainConfig) -> None:
             )
 
 
-def _test(experiment: Experiment, sink: Sink, console: Console) -> None:
-    """Evaluates on the test samples; the results go to the console and the sinks, outputs to the report."""
+def _test(experiment: Experiment, opened: list[Sink], console: Console) -> None:
+    """Evaluates on the test samples; the results go to the console and the sinks, outputs to the report.
+
+    opened: the sinks of this run; none if nothing was left to train.
+    """
     config, splits, trainer, _ = experiment
     found = numbers(trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches))
     console.note(line_of_test(found))
     step = trainer.history.num_steps
     results = {f"test_{name}": value for name, value in found.items() if not math.isnan(value)}
-    sink.log({"kind": "test", "step": step, **results})
+    for sink in opened:
+        sink.log({"kind": "test", "step": step, **results})
     if config.report:
         from cyxjax.train.feeding import samples  # here: not needed before a run's end
 

@@ -135,7 +135,7 @@ def fit_into_folder(
     check_names(config.sinks)
     console = console or build_console(trainer.is_master(), config.verbose)
     open_sinks = partial(sinks_of, config, plan, trainer.is_master())
-    with recorded(trainer, plan, config, console, open_sinks) as open_sink:
+    with recorded(trainer, plan, config, console, open_sinks) as (open_sink, _):
         return trainer.fit_prepared(plan, console=console, open_sink=open_sink)
 
 
@@ -169,11 +169,12 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
 @contextmanager
 def recorded(
     trainer: Any, plan: Plan, config: TrainConfig, console: Console, open_sink: OpenSink
-) -> Iterator[OpenSink]:
+) -> Iterator[tuple[OpenSink, list[Sink]]]:
     """Locks the run folder and copies it to its mirror; at the end, also after an error, the sink is closed
     and history and report are written.
 
-    Yields an `open_sink` for the fit: a fit that is refused before it opens its sinks has changed nothing.
+    Yields an `open_sink` for the fit, and what it has opened: a fit that is refused before it opens its sinks
+    has changed nothing.
     """
     folder, is_master = config.run_folder, trainer.is_master()
     opened: list[Sink] = []
@@ -188,7 +189,7 @@ def recorded(
                     opened.append(at_end.enter_context(closing(open_sink(step))))
                     return opened[-1]
 
-                yield open_and_close
+                yield open_and_close, opened
         finally:
             if is_master and opened:
                 with warn_if_unwritten(folder.history, console.note):
