@@ -143,10 +143,8 @@ class RecordHook(Hook):
     def state_dict(self) -> tuple[int, np.ndarray, list[str], float]:
         return self._at.step, self._sums, self._metrics.row_names, self._epoch_began_s
 
-    def load_state_dict(self, state: tuple[Any, ...]) -> None:
-        step, sums, *later = state  # a checkpoint of an earlier version has less
-        row_names = later[0] if later else []
-        began_s = later[1] if len(later) > 1 else self._total_seconds()
+    def load_state_dict(self, state: tuple[int, np.ndarray, list[str], float]) -> None:
+        step, sums, row_names, began_s = state
         self._stored = step, self._metrics.arranged(sums, row_names), began_s
 
     def on_step(self, info: StepInfo) -> None:
