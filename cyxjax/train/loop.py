@@ -226,8 +226,6 @@ def _dispatches(
         if fed.at in (None, at_once - 1) or fed.is_last or due(position):
             yield some, fed.is_last
             some = []
-    if some:
-        yield some, False
 
 
 def _tell(

@@ -144,7 +144,7 @@ class Fed(NamedTuple):
 
     batch: Batch
     samples: int  # of the epoch, consumed up to and including it, over all replicas
-    is_last: bool = False  # of the epoch
+    is_last: bool = False  # of the epoch; the feed ends with it
     at: int | None = None  # which step of `batch` it is, if that holds the batches of several steps
     place: Any = None  # of this rank's loader, see `Position`
 
