@@ -50,9 +50,14 @@ def checkpointer_for(saving: SavePolicy, group: ProcessGroup, best: Best = "min"
     """
     if not saving.saves:
         return NullCheckpointer()
-    kept: dict[str, Any] = {"keep_last": saving.keep_last, "keep_best": saving.keep_best, "best": best}
-    kept["async_save"] = saving.in_background
-    return open_checkpoints(saving.folder, group, **kept)
+    return open_checkpoints(
+        saving.folder,
+        group,
+        keep_last=saving.keep_last,
+        keep_best=saving.keep_best,
+        best=best,
+        async_save=saving.in_background,
+    )
 
 
 def open_checkpoints(
