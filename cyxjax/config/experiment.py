@@ -16,16 +16,16 @@ from cyxjax.config.sections import (
     SinkName,
     WandbConfig,
 )
-from cyxjax.config.values import Count, Named, NameOrNamed, on_this_machine
+from cyxjax.config.values import Count, Here, Named, NameOrNamed
 from cyxjax.run_folder import RunFolder
 
 
 class TrainConfig(DistributedTrainingConfig):
     """One experiment: how to train, and what."""
 
-    run_dir: View[str] = "runs/train"
+    run_dir: View[Here[str]] = "runs/train"
     """Folder of all results; a run with the same folder resumes."""
-    checkpoint_dir: View[str] = "checkpoints"
+    checkpoint_dir: View[Here[str]] = "checkpoints"
     """Folder of the checkpoints: inside run_dir, or an absolute path."""
     mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S(.*\S)?$")
     """s3://..., gs://..., file:///...: a copy of the run folder; a new machine can resume from it."""
@@ -54,8 +54,6 @@ class TrainConfig(DistributedTrainingConfig):
     """FIRST:STOP: trace steps FIRST to STOP - 1 of each rank into run_dir/profile, with a summary."""
     fast_dev_run: Course[bool] = False
     """Run two steps and two evaluation batches, to check that everything works; no checkpoint is kept."""
-
-    _local_run = field_validator("run_dir")(on_this_machine)
 
     @field_validator("checkpoint_dir")
     @classmethod

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from cyxjax.config.effects import Arrays, Course, Length, Numbers, Speed, View, not_exact
 from cyxjax.config.errors import Source, explain
 from cyxjax.config.sections import InitFrom, InitFromConfig, LoraConfig, Patterns
-from cyxjax.config.values import Amount, Count, Options, Seconds, Strict, on_this_machine
+from cyxjax.config.values import Amount, Count, Here, Options, Seconds, Strict
 from cyxjax.errors import ConfigError
 from cyxjax.run_folder import RunFolder
 
@@ -139,7 +139,7 @@ class DistributedTrainingConfig(Strict):
     memory_pages: Speed[Literal["auto", "kept", "off"]] = "auto"
     """Memory pages on CPUs: kept between steps, off (this also undoes the launcher's setting), or auto."""
 
-    checkpoint_dir: View[str] = "./checkpoints"
+    checkpoint_dir: View[Here[str]] = "./checkpoints"
     """Folder of the checkpoints; in an experiment, a folder inside run_dir or an absolute path."""
     checkpoint_every_n_epochs: Course[Count] = Field(default=5, ge=0)
     """Epochs between checkpoints; 0: none by epochs. The end of the run is saved unless all three are 0."""
@@ -183,8 +183,6 @@ class DistributedTrainingConfig(Strict):
             raise ConfigError(explain(err, type(self), source)) from None
         # Not a field, like a cached property: two configurations from different sources can be equal.
         object.__setattr__(self, "_source", source)
-
-    _local = field_validator("checkpoint_dir")(on_this_machine)
 
     @field_validator("save_on_master_only")
     @classmethod

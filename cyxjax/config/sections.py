@@ -10,12 +10,11 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
-    field_validator,
     model_serializer,
     model_validator,
 )
 
-from cyxjax.config.values import Amount, Count, Named, Options, Strict, on_this_machine, one_of
+from cyxjax.config.values import Amount, Count, Here, Named, Options, Strict, one_of
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lamb", "lion", "adagrad", "rmsprop")
 OPTAX = (  # by optax's names; a test checks that these are all others that need only gradients
@@ -64,14 +63,12 @@ class DataConfig(Strict):
 
     name: str = "digits"
     """A name in the catalogue (digits, mnist, cifar10, npz, csv, text, ...) or `package.module:function`."""
-    root: str | None = None
+    root: Here[str | None] = None
     """Folder or file the data is read from; none for data that comes with a library."""
     options: Options = {}
     """Options of the format, for example `sequence_length: 64`."""
     augment: tuple[Named, ...] = ()
     """Augmentations of training samples on the device: functions of dm-pix, or `module:function`."""
-
-    _local = field_validator("root")(on_this_machine)
 
 
 class GroupConfig(Strict):
@@ -160,14 +157,12 @@ class ScheduleConfig(Strict):
 class InitFromConfig(Strict):
     """Initial parameters that were trained elsewhere: a path, or a path with rules for names."""
 
-    path: str | None = None
+    path: Here[str | None] = None
     """A path: safetensors (file or folder of shards), a run folder, orbax, flax msgpack, torch state_dict."""
     map: dict[str, str | None] = {}
     """Name in the file -> in the model; `*`: any text; null: ignore. "enc.*.weight": "Enc_*/kernel"."""
     strict: bool = True
     """Every array of the model must be found, and every array of the file used; false: use what matches."""
-
-    _local = field_validator("path")(on_this_machine)
 
 
 class LoraConfig(Strict):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -79,6 +79,24 @@ def one_of(kind: str, names: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _on_this_machine(path: str | None) -> str | None:
+    """Returns `path`. Raises: ValueError for a URL, which would be taken for a local folder, and for an
+    empty text, which would be taken for the current folder.
+    """
+    if path is not None and (not path.strip() or _SCHEME.match(path)):
+        raise ValueError(
+            "expected a path on this machine; a URL is neither read nor written here (mount it or "
+            "copy it; `mirror` is the URL that a run folder is copied to)"
+        )
+    return path
+
+
+T = TypeVar("T")
+Here = Annotated[T, AfterValidator(_on_this_machine)]
+"""A path on this machine. One that may be missing is `Here[str | None]`: `Here[str] | None` would have a text
+"none" mean that it is missing."""
+
+
 def accepts_bool(annotation: Any) -> bool:
     """Whether a field of this type may hold true/false."""
     if get_origin(annotation) is not None:
@@ -96,18 +114,6 @@ def _refuse_shell(value: Any) -> None:
             "only a shell expands `~` and variables; write the full path, or ${env:NAME} or "
             "${env:NAME:default} in a file, or give the value on the command line"
         )
-
-
-def on_this_machine(path: str | None) -> str | None:
-    """Returns `path`. Raises: ValueError for a URL, which would be taken for a local folder, and for an
-    empty text, which would be taken for the current folder.
-    """
-    if path is not None and (not path.strip() or _SCHEME.match(path)):
-        raise ValueError(
-            "expected a path on this machine; a URL is neither read nor written here (mount it or "
-            "copy it; `mirror` is the URL that a run folder is copied to)"
-        )
-    return path
 
 
 class Strict(BaseModel):
