@@ -24,7 +24,6 @@ from cyxjax.launch.output import ranks_text
 from cyxjax.launch.supervise.scratch import error_folder
 from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup
-from cyxjax.launch.topology import join_address
 
 
 class Supervisor:
@@ -38,7 +37,7 @@ class Supervisor:
         if self._first is not None:
             self._place = self._first.place
         warn_without_token(self._place, output.say)
-        self._address = join_address(self._place.master_addr, self._place.master_port)
+        self._server = client.Server(self._place, f"host {socket.gethostname()}", "the launcher's flags")
         self._workers = WorkerGroup(options, env)
         self._failed: Start | None = None  # the last start, if its error is yet to be shown
         self._followed = False  # whether its error was only the consequence of another host's
@@ -73,7 +72,9 @@ class Supervisor:
                 elif "decided" in message:
                     self._show(message["decided"])
                 elif "refused" in message:
-                    raise GroupError(f"refused by {self._address}: {output.printable(message['refused'])}")
+                    raise GroupError(
+                        f"refused by {self._server.address}: {output.printable(message['refused'])}"
+                    )
                 elif "over" in message:
                     code = self._end(message)
                 elif "start" in message:
@@ -96,12 +97,14 @@ class Supervisor:
         if self._first is not None:
             channel = self._first.lead(self._size, self._options.max_restarts, self._workers.folder)
         else:
-            name = socket.gethostname()
-            base_rank = place.base_rank if world_size else -1
-            hello = {"host": name, "nproc": place.nproc, "base_rank": base_rank, "world_size": world_size}
-            hello |= {"run_id": place.run_id}
-            server = client.Server(place, f"host {name}", "the launcher's flags")
-            channel = client.connect(server, hello, output.say, sleep=self._workers.sleep)
+            hello = {
+                "host": socket.gethostname(),
+                "nproc": place.nproc,
+                "base_rank": place.base_rank if world_size else -1,
+                "world_size": world_size,
+                "run_id": place.run_id,
+            }
+            channel = client.connect(self._server, hello, output.say, sleep=self._workers.sleep)
         words = (channel, self._workers.put)
         threading.Thread(target=_pass_on, args=words, name="cyxjax-link", daemon=True).start()
         return channel
@@ -133,7 +136,7 @@ class Supervisor:
 
     def _without_first_host(self) -> int | None:
         """The exit code after the first host was lost; None where the job may go on once it is back."""
-        line = f"the first host is gone ({self._address})"
+        line = f"the first host is gone ({self._server.address})"
         if self._first is not None or (self._size.is_fixed and self._options.max_restarts == 0):
             self._show(line)
             return EXIT_SECONDARY
