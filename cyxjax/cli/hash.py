@@ -120,13 +120,13 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     """(lines to print, whether both runs are equal), comparing the checkpoints of common steps."""
     steps = {run: steps_of(run) for run in (one, other)}
     common = sorted(set(steps[one]) & set(steps[other]))
-    between = first_other_state(one, other)
-    if not common and between is None:
+    recorded, equal = first_other_state(one, other)
+    if not common and not recorded:
         raise CheckpointError(
             f"no step has a checkpoint in both runs: {steps[one]} and {steps[other]}. "
             "HINT: save both with the same checkpoint_every_n_steps."
         )
-    lines = [between.text] if between is not None and not (between.equal and common) else []
+    lines = [recorded] if recorded and not (equal and common) else []
     before = 0
     for step in common:
         bits = read_bits(one, step), read_bits(other, step)
@@ -137,18 +137,14 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
         lines.append(f"equal: every bit of {counted(len(common), 'checkpoint')}, the last of step {before}")
         later = {run: of[-1] for run, of in steps.items() if of[-1] > before}
         lines += [f"not compared: {run} continues to step {end}" for run, end in later.items()]
-    return lines, between is None or between.equal
+    return lines, equal
 
 
-class States(NamedTuple):
-    """The comparison of the recorded digests of two runs."""
+def first_other_state(one: Path, other: Path) -> tuple[str, bool]:
+    """(line about the first step whose digests differ, whether they are equal in all common steps).
 
-    equal: bool
-    text: str
-
-
-def first_other_state(one: Path, other: Path) -> States | None:
-    """The first step whose digests differ; None if the runs have no step in common in their `bits.jsonl`."""
+    The line is empty if the runs have no step in common in their `bits.jsonl`.
+    """
     left, right = (read_digests(open_run(run).bits) for run in (one, other))
     common = sorted(left.keys() & right.keys())
     different = next((step for step in common if left[step] != right[step]), None)
@@ -157,14 +153,14 @@ def first_other_state(one: Path, other: Path) -> States | None:
         later = [
             f"; not compared: {run} continues to step {end}" for run, end in ends.items() if end > common[-1]
         ]
-        return States(True, f"equal: digests of {len(common)} steps, the last {common[-1]}{''.join(later)}")
+        return f"equal: digests of {len(common)} steps, the last {common[-1]}{''.join(later)}", True
     if different is None:
-        return None
+        return "", True
     names = sorted(left[different].keys() | right[different].keys())
     leaf = next(name for name in names if left[different].get(name) != right[different].get(name))
     before = max((step for step in common if step < different), default=0)
     since = f"; at step {before} they were equal" if before else ""
-    return States(False, f"recorded digests: step {different} is the first that differs, in {leaf}{since}")
+    return f"recorded digests: step {different} is the first that differs, in {leaf}{since}", False
 
 
 def _differences(one: StepBits, other: StepBits) -> list[str]:
