@@ -25,7 +25,7 @@ from cyxjax.files import write_whole
 from cyxjax.redaction import describe
 from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
-PATIENCE_S, HURRIED_S = 30.0, 8.0  # longest wait at the end without progress: usual, after a request to stop
+STALL_S, HURRIED_STALL_S = 30.0, 8.0  # longest wait at the end without progress: usual, after a stop
 _MOST_S = 300.0  # how long `end` waits at most
 _POLL_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -157,7 +157,7 @@ class Mirror:
     def end(self, hurried: bool, alive: Callable[[], None] = lambda: None) -> None:
         """Waits for a limited time until everything is in the store; warns if it is not."""
         began_s = self._moved_s = time.monotonic()
-        patience_s = HURRIED_S if hurried else PATIENCE_S
+        patience_s = HURRIED_STALL_S if hurried else STALL_S
         self._ending.set()
         while self._thread.is_alive():
             now_s = time.monotonic()

@@ -23,7 +23,7 @@ from cyxjax.launch.backend import jax_private
 from cyxjax.launch.environment import collective_timeout_s, here
 from cyxjax.launch.output import disagreement, unequal_facts
 
-PATIENCE_S = 3600.0  # of one process waiting while another writes or reads its files
+PEER_WORK_S = 3600.0  # how long a process waits while another writes or reads its files
 _LATE = re.compile(r"timed out task names:\s*((?:\d+[\s,]*)+)")
 
 
@@ -129,7 +129,7 @@ def on_any_rank(group: ProcessGroup, what: str, mine: bool = False) -> bool:
 
     One rank may write, draw or upload for an hour: it is the supervisor's watchdog that detects a hang.
     """
-    return any(agree(group, what, note=mine, timeout_s=PATIENCE_S))
+    return any(agree(group, what, note=mine, timeout_s=PEER_WORK_S))
 
 
 def describe(tree: PyTree) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from cyxjax.checkpoint.checkpointer import Checkpointer, Checkpoints, NullCheckp
 from cyxjax.checkpoint.manifest import Manifest
 from cyxjax.checkpoint.store import Best
 from cyxjax.checkpoint.writers import ALONE, Writers
-from cyxjax.distributed.agreement import PATIENCE_S, agree
+from cyxjax.distributed.agreement import PEER_WORK_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.train.settings import SavePolicy
@@ -74,6 +74,6 @@ def open_checkpoints(
 
 def _writers(group: ProcessGroup, channel: str) -> Writers:
     def exchange(what: str, note: Any) -> list[Any]:
-        return agree(group, what, note=note, timeout_s=PATIENCE_S, channel=channel)
+        return agree(group, what, note=note, timeout_s=PEER_WORK_S, channel=channel)
 
     return Writers(group.topology.rank, exchange)

@@ -27,7 +27,7 @@ def patience(step: StepPlan) -> int:
     return 1 if step.on_nonfinite == "rollback" and not step.uses_float16 else _FLOAT16_STEPS
 
 
-def fit(
+def with_rollbacks(
     run: Callable[[RunState], RunState],
     start: RunState,
     go_back: Callable[[int], RunState | None],

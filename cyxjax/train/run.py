@@ -64,7 +64,7 @@ def run_fit(
         fit = Fit(plan, program, run, *opened, starts_over, hand_out)
         console.begin(total_steps(plan, start.position, run.first_step), course.epochs)
         try:
-            end = train(fit, start)
+            end = train_with_hooks(fit, start)
         finally:
             console.end()
         run.state = end
@@ -115,7 +115,7 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
     return error
 
 
-def train(fit: Fit, start: RunState) -> RunState:
+def train_with_hooks(fit: Fit, start: RunState) -> RunState:
     """Trains from `start` to the end, with rollbacks to a checkpoint if the configuration asks for them."""
     settings, course, hooks = fit.plan.settings, fit.plan.settings.course, build_hooks(fit)
     fit.run.hooks = hooks
@@ -148,7 +148,7 @@ def train(fit: Fit, start: RunState) -> RunState:
 
     saves_at = lambda position: any(hook.saves_at(position) for hook in hooks)  # noqa: E731
     go_back = lambda good_step: _saved(fit, good_step, saves_at)  # noqa: E731
-    return rollback.fit(once, start, go_back, fit.console.note, settings, fit.run.history)
+    return rollback.with_rollbacks(once, start, go_back, fit.console.note, settings, fit.run.history)
 
 
 def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:

@@ -35,11 +35,11 @@ def plan_fault(text: str, rank: int) -> None:
     elif what == "PATIENCE":
         from cyxjax.checkpoint import mirror
 
-        mirror.PATIENCE_S = float(step)
+        mirror.STALL_S = float(step)
     elif what == "FILL":
         from cyxjax.train.hooks import saving
 
-        saving.PATIENCE_S = saving.HURRIED_S = 0.5
+        saving.LAST_SAVE_S = saving.HURRIED_SAVE_S = 0.5
         strike_in_a_write(int(step), lambda: fill(Path(*rest)))
     elif what == "STALL":
         strike_at_a_beat(phase, int(step), lambda: time.sleep(float(*rest)))

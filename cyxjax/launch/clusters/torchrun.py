@@ -12,8 +12,8 @@ def detect(env: Mapping[str, str]) -> Topology | None:
     """The place RANK and WORLD_SIZE name; None when neither is set. Raises ConfigError when half set."""
     source = _source(env)
     # WORLD_SIZE alone, beside a Job's index, is Kubernetes' to read: the manifest cannot write RANK.
-    alone = "JOB_COMPLETION_INDEX" in env or "WORLD_SIZE" not in env
-    if alone and "RANK" not in env and "LOCAL_RANK" not in env:
+    size_is_ours = "WORLD_SIZE" in env and "JOB_COMPLETION_INDEX" not in env
+    if not (size_is_ours or "RANK" in env or "LOCAL_RANK" in env):
         return None
     if env.get("WORLD_SIZE") != "1":  # WORLD_SIZE=1 alone is complete: there is only rank 0
         refuse_half_set(env, (*NAMES, "LOCAL_RANK") if "LOCAL_RANK" in env else NAMES, source)

@@ -177,8 +177,8 @@ class Start:
     """One start of the group on this host.
 
     step: the furthest that a rank has reported, once all have ended. deadline_s: when ranks that still run
-    are killed. signalled, signalled_s: what asked it to end, and when; hurried: when ranks that save are
-    killed too, in words. nudged: the first host, or its loss, asked it to end, not a signal.
+    are killed. signalled: the signal that asked it to end; nudged: the first host, or its loss, asked it;
+    asked_s: when it was asked. hurried: when ranks that save are killed too, in words.
     """
 
     number: int
@@ -189,7 +189,7 @@ class Start:
     step: int = -1
     deadline_s: float = math.inf
     signalled: int | None = None
-    signalled_s: float = 0.0
+    asked_s: float = 0.0
     hurried: str = ""
     nudged: bool = False
 
@@ -203,7 +203,7 @@ class Start:
 
     def ask_to_end(self, number: int, within_s: float) -> None:
         """Records that signal `number` asks the ranks to end."""
-        self.signalled, self.signalled_s = number, time.monotonic()
+        self.signalled, self.asked_s = number, time.monotonic()
         if self.records and all(record.secondary for record in self.records):  # of the same request
             self.records, self.deadline_s = [], math.inf
         self.end_within(within_s)

@@ -204,7 +204,7 @@ class WorkerGroup:
         It matters where a failure was noted just before the signal: a scheduler signals all processes, and a
         data worker ends first.
         """
-        within = time.monotonic() < start.signalled_s + self.options.grace_s
+        within = time.monotonic() < start.asked_s + self.options.grace_s
         return within and not start.hurried and any(w.progress().phase == "checkpoint" for w in start.running)
 
     # -- signals --------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class WorkerGroup:
             _suspend(start)
             return
         if start.signalled is not None and name != "SIGUSR1":
-            if time.monotonic() > start.signalled_s + ONE_REQUEST_S:
+            if time.monotonic() > start.asked_s + ONE_REQUEST_S:
                 start.hurried = "at the second signal"
                 start.end_within(0.0)
             return
@@ -249,7 +249,7 @@ class WorkerGroup:
         is_repeated = start.nudged and (is_polite or message is LOST)
         if not ends or start.signalled is not None or is_repeated:
             return
-        start.nudged, start.signalled_s = True, time.monotonic()
+        start.nudged, start.asked_s = True, time.monotonic()
         if not is_polite:
             start.hurried = "when the group ended"
             start.end_within(0.0)

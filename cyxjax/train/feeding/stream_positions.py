@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyxjax.distributed import process_group
-from cyxjax.distributed.agreement import PATIENCE_S, agree
+from cyxjax.distributed.agreement import PEER_WORK_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CheckpointError
 from cyxjax.observe.sinks import warn_on_stderr
@@ -33,7 +33,7 @@ class StreamPositions(SavingHook):
     def on_state(self, moment: RunState) -> None:
         """Collects all ranks' places at this moment, to be stored."""
         position = moment.position
-        places = agree(self._group, "the places of streams", note=position.place, timeout_s=PATIENCE_S)
+        places = agree(self._group, "the places of streams", note=position.place, timeout_s=PEER_WORK_S)
         at = [position.epoch, position.step_in_epoch, position.samples]
         known = all(place is not None for place in places)
         ranks = places if known else [None] * len(places)

@@ -16,7 +16,7 @@ import numpy as np
 from cyxjax.data import ledger_file
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.ledger import BEGINNING, Delivered, Place, Span, StreamFacts, Tally, delivered
-from cyxjax.distributed.agreement import PATIENCE_S, agree
+from cyxjax.distributed.agreement import PEER_WORK_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.files import append
 from cyxjax.observe.records import warn_if_unwritten
@@ -200,7 +200,7 @@ def _of_all_ranks(group: ProcessGroup, mine: list[Span]) -> list[Span]:
     """Sums the shares of all ranks, span by span; every rank calls it after the same steps."""
     if not mine:
         return mine
-    ranks = agree(group, "the ledger", note=[span.found for span in mine], timeout_s=PATIENCE_S)
+    ranks = agree(group, "the ledger", note=[span.found for span in mine], timeout_s=PEER_WORK_S)
     shares = ([Delivered(*found) for found in of_span] for of_span in zip(*ranks, strict=True))
     return [
         span._replace(found=reduce(Delivered.plus, found)) for span, found in zip(mine, shares, strict=True)

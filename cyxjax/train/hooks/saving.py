@@ -10,7 +10,7 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK, MAX_STEPS, MAX_TIME, StopReason, strongest
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
 
-PATIENCE_S, HURRIED_S = 30.0, 8.0
+LAST_SAVE_S, HURRIED_SAVE_S = 30.0, 8.0
 """How long the last save is retried: after a run that finished, and after a stop, which may come from a
 signal with a deadline."""
 
@@ -71,7 +71,7 @@ class CheckpointHook(SavingHook):
         self._checkpointer.forgive()
         if self._is_regular and moment.position != self._saved:
             self.on_state(moment)
-        patience_s = PATIENCE_S if finished else HURRIED_S
+        patience_s = LAST_SAVE_S if finished else HURRIED_SAVE_S
         self._checkpointer.finish(patience_s, lambda: report_progress(moment.position.step, "checkpoint"))
 
 

@@ -88,8 +88,8 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(saves, "_RETRY_S", 0.01)
-    monkeypatch.setattr(saving, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(saving, "HURRIED_S", 0.5)
+    monkeypatch.setattr(saving, "LAST_SAVE_S", 0.5)
+    monkeypatch.setattr(saving, "HURRIED_SAVE_S", 0.5)
 
 
 def fail(monkeypatch, writes):
