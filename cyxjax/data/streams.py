@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
-from cyxjax.data.loader import tell_epoch
+from cyxjax.data.loader import tell_epoch, told_the_epoch
 from cyxjax.errors import CheckpointError, DataError
 
 
@@ -66,13 +66,23 @@ class Reader:
         return None if self._state is None else packed(self._state())
 
 
-def has_state(loader: Any) -> bool:
+def _has_state(loader: Any) -> bool:
     """Whether a loader itself, not the iterator of a pass, reports and restores its position."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader)
 
 
+def end_place(loader: Any) -> Any:
+    """The position of a loader that was read to its end, as JSON; None if its next pass starts over, as that
+    of one which is told the epoch."""
+    if isinstance(loader, RowBatches):
+        place = end_place(loader.rows.source)
+        return None if place is None else packed({"given": 0, "place": place})
+    keeps = _has_state(loader) and told_the_epoch(loader) is None
+    return packed(loader.state_dict()) if keeps else None
+
+
 def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] | None]:
-    if has_state(loader):
+    if _has_state(loader):
         if place is not None:
             loader.load_state_dict(unpacked(place))
         return iter(loader), loader.state_dict

@@ -208,7 +208,7 @@ def _from_loader(
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
     val = None if val is None else _validation(val, config.num_workers)
     if order is None:
-        if config.validation_split and val is None and type(train) is DataLoader:
+        if config.validation_split and val is None and isinstance(train, DataLoader):
             raise ConfigError(
                 f"validation_split={config.validation_split} cannot hold out samples of a DataLoader with "
                 f"batch_size={train.batch_size} on {local_replicas} devices, with a sampler of your own, or "

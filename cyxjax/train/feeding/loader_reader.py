@@ -12,7 +12,7 @@ import numpy as np
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.loader import prefetch, tell_epoch, told_the_epoch
 from cyxjax.data.sources import as_batches
-from cyxjax.data.streams import Reader, has_state
+from cyxjax.data.streams import Reader, end_place
 from cyxjax.errors import DataError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.feeding.loader_steps import LoaderBatch, agreed, rows_of, steps
@@ -66,6 +66,7 @@ class LoaderReader:
         self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
         self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
         self._next: int | None = None  # the epoch of the next pass, after one that was read to its end
+        self._end: Any = None  # the loader's own position after that pass
 
     @property
     def first(self) -> HostBatch:
@@ -104,8 +105,7 @@ class LoaderReader:
             ends = done == self._steps_per_epoch
             if self._steps_per_epoch:
                 self._at = (position.epoch + 1, 0) if ends else (position.epoch, done)
-            # A loader with a state of its own has one between two passes too; others start over.
-            place = host.place if has_state(self._loader) or not is_last else None
+            place = self._end if is_last else host.place
             yield host._replace(stop=seen, places=before + host.places, place=place), is_last or ends
             if ends:
                 return
@@ -159,12 +159,18 @@ class LoaderReader:
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
             read = next_pass if begins else one_pass
-            batches = read(self._loader, None if is_there else position.place, self._size.is_enough)
+            place = None if is_there else position.place
+            batches = self._to_the_end(read(self._loader, place, self._size.is_enough))
         else:  # passes are repeated without end
             batches = passes(self._loader, position.place, self._size.is_enough)
         each = -(-self._size.first // self._local)
         self._ahead = prefetch(steps(batches, self._local, self._accumulation, each), self._depth)
         return self._ahead
+
+    def _to_the_end(self, batches: Iterator[LoaderBatch]) -> Iterator[LoaderBatch]:
+        self._end = None
+        yield from batches
+        self._end = end_place(self._loader)
 
 
 class EvalLoader:

@@ -79,7 +79,7 @@ class Shuffled(Batches):
 
     def __iter__(self):
         number, begin = self.at
-        for i, part in enumerate(np.random.default_rng(number).permutation(5)[begin:], begin):
+        for i, part in enumerate(np.random.default_rng(number).permutation(len(self.items))[begin:], begin):
             self.read += 1
             self.at = number, i + 1
             yield self.items[part]
@@ -133,6 +133,20 @@ class Samples:
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
     assert check_goes_on(tmp_path, make, cut, **more)[1].read == read
+
+
+def test_a_step_that_is_dropped_is_not_left_of_its_pass(tmp_path):
+    more = {"epochs": 2, "drop_last": True, "gradient_accumulation_steps": 2}
+    check_goes_on(tmp_path, Shuffled, 2, **more)  # the fifth batch is in no step
+
+
+def test_a_stream_of_samples_with_a_state_keeps_it_between_two_epochs(tmp_path):
+    def samples():
+        stream = Shuffled()
+        stream.items = list(zip(X[:60], Y[:60], strict=True))
+        return Rows(stream)
+
+    check_goes_on(tmp_path, samples, 5, epochs=2, batch_size=12)
 
 
 def test_single_samples_are_batched_and_gone_on_from(tmp_path):
