@@ -39,16 +39,16 @@ def in_turn(sync: Sync, every: int, offset: int) -> Sync:
     )
 
 
-def in_groups(syncs: Mapping[str, Sync], owner: PyTree) -> Sync:
+def in_groups(syncs: Mapping[Any, Sync], owner: PyTree) -> Sync:
     """One strategy made of several of one kind. State: {group: state}.
 
-    owner: a tree like params of the names of groups. Each of `syncs` is made for the tree with None in place
+    owner: a tree like params of the keys of `syncs`. Each of `syncs` is made for the tree with None in place
     of the other groups' leaves, so each clips and scales by its own gradients only.
     """
     first = next(iter(syncs.values()))
 
-    def of(tree: PyTree, name: str) -> PyTree:
-        return jax.tree.map(lambda group, leaf: leaf if group == name else None, owner, tree)
+    def of(tree: PyTree, name: Any) -> PyTree:
+        return part_of(tree, owner, name)
 
     def each(call: str, tree: PyTree, *more: Any) -> PyTree:
         return joined(*[getattr(sync, call)(of(tree, name), *more) for name, sync in syncs.items()])
@@ -102,44 +102,37 @@ def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(params), chosen)
 
 
-def part_of(tree: PyTree, chosen: PyTree, which: bool = True) -> PyTree:
-    """The leaves of `tree` that are `chosen` (which=False: those that are not); None for the rest."""
-    return jax.tree.map(lambda mine, leaf: leaf if mine is which else None, chosen, tree)
+def part_of(tree: PyTree, owner: PyTree, group: Any = True) -> PyTree:
+    """The leaves of `tree` whose owner is `group`; None in place of the others."""
+    return jax.tree.map(lambda one, leaf: leaf if one == group else None, owner, tree)
 
 
 def for_part(sync: Sync, still: Sync, chosen: PyTree) -> Sync:
     """`sync` for the chosen leaves; the others are kept as `still` keeps them, and never change.
 
-    sync, still: each is made for the tree with None in place of the other's leaves.
+    sync, still: each is made for the tree with None in place of the other's leaves. The state is that of
+    `sync`.
     """
-    mine = lambda tree: part_of(tree, chosen)  # noqa: E731
-    rest = lambda tree: part_of(tree, chosen, False)  # noqa: E731
+    if not sync.keeps_parts:
+        still = still._replace(consensus=partial(_same, sync))
+    both = in_groups({True: sync, False: still}, chosen)
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
-        stepped = Stepped(*sync.update(mine(grads), state, mine(params)))
-        return stepped._replace(params=joined(stepped.params, rest(params)))
-
-    def consensus(params: PyTree) -> PyTree:
-        kept = still.consensus(rest(params)) if sync.keeps_parts else _same(rest(params), sync)
-        return joined(sync.consensus(mine(params)), kept)
+        stepped = Stepped(*sync.update(part_of(grads, chosen), state, part_of(params, chosen)))
+        return stepped._replace(params=joined(stepped.params, part_of(params, chosen, False)))
 
     def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-        inner, moved = sync.stored_as(state, mine(params))
-        return inner, joined(moved, still.stored_as((), rest(params))[1])
+        states, kept = both.stored_as({True: state, False: ()}, params)
+        return states[True], kept
 
-    made = sync._replace(
-        init=lambda params: sync.init(mine(params)),
+    return both._replace(
+        init=lambda params: sync.init(part_of(params, chosen)),
         update=update,
-        consensus=consensus,
-        hold=lambda params: joined(sync.hold(mine(params)), still.hold(rest(params))),
+        state_spec=sync.state_spec,
         stored_as=stored_as,
     )
-    if not sync.keeps_parts:
-        return made
-    whole = lambda parts, dtype: joined(sync.whole(mine(parts), dtype), still.whole(rest(parts), dtype))  # noqa: E731
-    return made._replace(whole=whole)
 
 
-def _same(params: PyTree, sync: Sync) -> PyTree:
+def _same(sync: Sync, params: PyTree) -> PyTree:
     """`params`, equal on all replicas, as replicated; bit for bit, since a mean of equals may round."""
     return params if sync.params_spec == REPLICATED else jax.tree.map(partial(held_by, 0), params)

@@ -15,7 +15,7 @@ from cyxjax.core.objective.terms import Term, terms_of
 from cyxjax.core.strategy import Sync, with_value
 from cyxjax.core.trees import PyTree, leaf_names, matches
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.sync.in_groups import in_groups, in_turn
+from cyxjax.sync.in_groups import in_groups, in_turn, part_of
 from cyxjax.train.start.optimizers import Optimizer, named_rate
 
 
@@ -102,7 +102,7 @@ def build_grouped(
     owner = jax.tree.unflatten(jax.tree.structure(params), owners(groups, leaf_names(params)))
     syncs = {}
     for group in groups:
-        mine = jax.tree.map(lambda one, leaf, name=group.name: leaf if one == name else None, owner, params)
+        mine = part_of(params, owner, group.name)
         syncs[group.name] = in_turn(make(group.optimizer, lambda mine=mine: mine), group.every, group.offset)
     return in_groups(syncs, owner)
 
