@@ -95,15 +95,9 @@ def joined(f: Callable) -> Callable:
 
 def trace(f: Callable[..., Any], *args: Any) -> tuple[Any, list[Any], Any]:
     """(the equations of `f(*args)`, the leaves of `args`, the tree structure of the result)."""
-    flat, structure = jax.tree.flatten(args)
-    made: list[Any] = []
-
-    def leaves(*flat: Any) -> list[Any]:
-        out, tree = jax.tree.flatten(f(*jax.tree.unflatten(structure, flat)))
-        made.append(tree)
-        return out
-
-    return jax.make_jaxpr(leaves)(*flat), flat, made[0]
+    # A new function each time: jax keeps the trace of a function, and `f` may read more than its arguments.
+    traced, out = jax.make_jaxpr(lambda *args: f(*args), return_shape=True)(*args)
+    return traced, jax.tree.leaves(args), jax.tree.structure(out)
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
