@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from cyxjax.core.exact.calls import Made, tree_of_each
 from cyxjax.core.exact.step import Layout, by_device
-from cyxjax.core.exchange import concatenated
+from cyxjax.core.exchange import concatenated, cut
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.phases import widened
 from cyxjax.core.replica import model_map
@@ -113,9 +113,9 @@ class TreeSum:
     def _summed(self, mine: jax.Array) -> jax.Array:
         """(numbers,) from this device's (nodes, numbers): a reduce-scatter in the order of the tree."""
         replicas, (count, numbers) = self._layout.mesh.size, mine.shape
-        cut = -(-numbers // replicas)
-        mine = jnp.pad(mine, ((0, 0), (0, cut * replicas - numbers))).reshape(count, replicas, cut)
-        every = lax.all_to_all(mine, AXIS, 1, 0, tiled=True).reshape(replicas, count, cut)
+        share = -(-numbers // replicas)
+        mine = jnp.pad(mine, ((0, 0), (0, share * replicas - numbers))).reshape(count, replicas, share)
+        every = lax.all_to_all(mine, AXIS, 1, 0, tiled=True).reshape(replicas, count, share)
         known = {node: every[r, i] for r, nodes in enumerate(self._nodes) for i, node in enumerate(nodes)}
         total = climb(root(self._layout.num_parts), known, self._layout.num_parts, _join)
         return lax.all_gather(total, AXIS, tiled=True)[:numbers]
@@ -144,11 +144,9 @@ def _pack(tree: PyTree) -> dict[str, jax.Array]:
 
 def _unpack(packed: dict[str, jax.Array], shapes: PyTree) -> PyTree:
     """Inverse of `_pack`."""
-    begin = dict.fromkeys(packed, 0)
-
-    def take(like: jax.ShapeDtypeStruct) -> jax.Array:
-        name = str(like.dtype)
-        start, begin[name] = begin[name], begin[name] + like.size
-        return packed[name][start : start + like.size].reshape(like.shape)
-
-    return jax.tree.map(take, shapes)
+    leaves, structure = jax.tree.flatten(shapes)
+    sizes = {name: [leaf.size for leaf in leaves if str(leaf.dtype) == name] for name in packed}
+    pieces = {name: iter(cut(flat, sizes[name])) for name, flat in packed.items()}
+    return jax.tree.unflatten(
+        structure, [next(pieces[str(leaf.dtype)]).reshape(leaf.shape) for leaf in leaves]
+    )
