@@ -53,7 +53,7 @@ def build_all_gather(mesh: Mesh) -> Callable[[PyTree], list[PyTree]]:
     """A function (rows) -> list of all rows, replicated."""
 
     def gather(tree: PyTree) -> list[PyTree]:
-        rows = jax.tree.map(lambda a: _from_bits(_gathered(_to_bits(a)), a.dtype), tree)
+        rows = jax.tree.map(lambda a: _from_bits(_gathered(to_bits(a)), a.dtype), tree)
         return [jax.tree.map(lambda a, i=i: a[i], rows) for i in range(mesh.size)]
 
     return _program(mesh, gather, REPLICATED)
@@ -64,7 +64,7 @@ def build_all_to_all(mesh: Mesh) -> Callable[[list[PyTree]], list[PyTree]]:
     """A function (rows of R trees each) -> rows: process i gets the i-th tree of every process, in order."""
 
     def swap(trees: list[PyTree]) -> list[PyTree]:
-        stacked = jax.tree.map(lambda *a: jnp.stack([_to_bits(x) for x in a]), *trees)
+        stacked = jax.tree.map(lambda *a: jnp.stack([to_bits(x) for x in a]), *trees)
         moved = jax.tree.map(lambda a: lax.all_to_all(a, AXIS, 0, 0), stacked)
         return [
             jax.tree.map(lambda a, like, i=i: _from_bits(a[i], like.dtype), moved, trees[0])
@@ -78,7 +78,7 @@ def held_by(replica: Any, a: jax.Array) -> jax.Array:
     """The array `a` of `replica`, bit for bit: a sum of floats would lose -0.0 and NaN payloads."""
     if jnp.iscomplexobj(a):
         return lax.complex(held_by(replica, a.real), held_by(replica, a.imag))
-    bits = _to_bits(a)
+    bits = to_bits(a)
     # A sum with zeros: half the traffic of a gather, and memory for one row only.
     mine = jnp.where(lax.axis_index(AXIS) == replica, bits, jnp.zeros_like(bits))
     return _from_bits(lax.psum(mine, AXIS), a.dtype)
@@ -122,7 +122,7 @@ def _gathered(a: jax.Array) -> jax.Array:
     return lax.all_gather(a, AXIS, to="invarying")
 
 
-def _to_bits(a: jax.Array) -> jax.Array:
+def to_bits(a: jax.Array) -> jax.Array:
     """`a` as unsigned integers of the same width; booleans as uint8."""
     if a.dtype == jnp.bool_:
         return a.astype(jnp.uint8)

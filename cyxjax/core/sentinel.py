@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from cyxjax.core.collectives import held_by
+from cyxjax.core.collectives import held_by, to_bits
 from cyxjax.core.mesh import AXIS, REPLICATED, local_value
 from cyxjax.core.replica import by_spec, model_map
 from cyxjax.core.trees import (
@@ -129,7 +129,5 @@ def _bits(leaf: jax.Array) -> jax.Array:
     numbers, the bits of both parts."""
     if jnp.iscomplexobj(leaf):
         return _bits(jnp.stack([leaf.real, leaf.imag]))
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.uint8)
-    width = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
-    return lax.bitcast_convert_type(leaf, width)
+    bits = to_bits(leaf)
+    return lax.bitcast_convert_type(bits, jnp.uint32) if leaf.dtype.itemsize == 8 else bits
