@@ -29,7 +29,6 @@ _POLICIES = {
     "dots_with_no_batch_dims_saveable": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "everything_saveable": jax.checkpoint_policies.everything_saveable,
 }
-REMAT = ("none", *_POLICIES)
 
 
 def with_remat(fns: ModelFns, policy: str = "full") -> ModelFns:
