@@ -73,9 +73,7 @@ powerSGD_hook.powerSGD_hook = powerSGD_hook  # type: ignore[attr-defined]
 
 def from_config(comm_hook: Any) -> CommHook:
     """The hook of a `DDPConfig`: None, a hook, (its state, the hook), or a reducer."""
-    if comm_hook is None:
-        return allreduce_hook()
-    return resolve(*(comm_hook if type(comm_hook) is tuple else (None, comm_hook)))
+    return resolve(*(comm_hook if type(comm_hook) is tuple else (None, comm_hook or allreduce_hook)))
 
 
 def resolve(state: Any, hook: Any) -> CommHook:
