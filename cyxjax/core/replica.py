@@ -19,10 +19,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cyxjax.core.exchange import joined, over, sends_one_by_one
+from cyxjax.core.exchange import over, sends_one_by_one, with_joint_sums
 from cyxjax.core.mesh import AXIS, PER_REPLICA
-from cyxjax.core.trees import PyTree
-from cyxjax.core.trees import joined as joined_trees
+from cyxjax.core.trees import PyTree, overlaid
 
 
 def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
@@ -36,7 +35,7 @@ def sync_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Ca
     On one replica nothing is checked, so that `psum` may return values unchanged. Sums over replicas in `f`
     are sent as one exchange (`core/exchange.py`).
     """
-    f = joined(f) if sends_one_by_one(mesh) else f
+    f = with_joint_sums(f) if sends_one_by_one(mesh) else f
     return _mapped(f, mesh, in_specs, out_specs, checked=mesh.size > 1)
 
 
@@ -57,7 +56,7 @@ def _mapped(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree, checke
 
         def run(*entered: Any) -> Any:
             with over(mesh):
-                return f(*(joined_trees(entered, by_spec(empty, args, in_specs)) if has_empty else entered))
+                return f(*(overlaid(entered, by_spec(empty, args, in_specs)) if has_empty else entered))
 
         entering = jax.tree.map(lambda a: None if 0 in jnp.shape(a) else a, args) if has_empty else args
         into = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=checked)

@@ -20,11 +20,11 @@ from cyxjax.core.replica import by_spec, model_map
 from cyxjax.core.trees import (
     PyTree,
     bits_as_keys,
-    in_groups,
-    joined,
+    chunks,
     keys_as_bits,
     leaf_names,
     on_device,
+    overlaid,
     unchanged,
 )
 
@@ -69,15 +69,15 @@ def build_sentinel(mesh: Mesh, spec: PyTree, fetch: Move = unchanged, stow: Move
         tree = keys_as_bits(tree)
         leaves, shape = jax.tree.flatten(replicated_part(tree, spec))
         chosen = [held_by(source, leaf) for leaf, source in zip(leaves, sources, strict=True)]
-        return bits_as_keys(joined(jax.tree.unflatten(shape, chosen), tree))
+        return bits_as_keys(overlaid(jax.tree.unflatten(shape, chosen), tree))
 
     sums = _build_sums(mesh)
     heal = model_map(local_heal, mesh, (spec, REPLICATED), spec)
 
     def fingerprints(tree: PyTree) -> np.ndarray:
-        groups = in_groups(jax.tree.leaves(replicated_part(tree, spec)))
+        parts = chunks(jax.tree.leaves(replicated_part(tree, spec)))
         # Read one after another: collectives of programs that run side by side could meet in another order.
-        return np.concatenate([local_value(sums(group)) for group in groups], axis=1)
+        return np.concatenate([local_value(sums(chunk)) for chunk in parts], axis=1)
 
     @jax.jit
     def healed(tree: PyTree, sources: jax.Array) -> PyTree:

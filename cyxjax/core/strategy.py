@@ -18,7 +18,7 @@ from jax import lax
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree, in_groups, times, unchanged
+from cyxjax.core.trees import PyTree, chunks, times, unchanged
 
 Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
@@ -170,7 +170,7 @@ def written_after(row: jax.Array, stepped: Stepped) -> PyTree:
 def _squares_if(due: jax.Array, leaves: list[jax.Array]) -> jax.Array:
     """The sum of all squares if `due`, else zero; added leaf by leaf, as in one branch."""
     squares = jnp.float32(0.0)
-    for some in in_groups(leaves):
+    for some in chunks(leaves):
         squares = lax.cond(due, _with_squares, _nothing, [squares, *some])
     return squares
 

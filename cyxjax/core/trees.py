@@ -104,8 +104,8 @@ def on_device(leaf: jax.Array) -> jax.Array:
 _AT_ONCE = 64
 
 
-def in_groups(leaves: list[Any]) -> list[list[Any]]:
-    """`leaves` in groups of at most 64, for reductions that are compiled group by group."""
+def chunks(leaves: list[Any]) -> list[list[Any]]:
+    """`leaves` in lists of at most 64, for reductions that are compiled list by list."""
     return [leaves[start : start + _AT_ONCE] for start in range(0, len(leaves), _AT_ONCE)]
 
 
@@ -130,7 +130,7 @@ def as_labels(target: jax.Array) -> jax.Array:
     return target.astype(jnp.int32) if is_label else target
 
 
-def joined(*parts: PyTree) -> PyTree:
+def overlaid(*parts: PyTree) -> PyTree:
     """A tree with, at each position, the first leaf among `parts` that is not None."""
 
     def first(*leaves: Any) -> Any:

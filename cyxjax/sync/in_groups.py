@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from cyxjax.core.collectives import held_by
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.strategy import Stepped, Sync, stepped_if, stored_inside
-from cyxjax.core.trees import PyTree, joined, leaf_names, matches
+from cyxjax.core.trees import PyTree, leaf_names, matches, overlaid
 from cyxjax.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ def in_groups(syncs: Mapping[Any, Sync], owner: PyTree) -> Sync:
         return part_of(tree, owner, name)
 
     def each(call: str, tree: PyTree, *more: Any) -> PyTree:
-        return joined(*[getattr(sync, call)(of(tree, name), *more) for name, sync in syncs.items()])
+        return overlaid(*[getattr(sync, call)(of(tree, name), *more) for name, sync in syncs.items()])
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
         done = {
@@ -60,16 +60,16 @@ def in_groups(syncs: Mapping[Any, Sync], owner: PyTree) -> Sync:
         }
         means = [one.mean_grads for one in done.values()]
         return Stepped(
-            joined(*[one.params for one in done.values()]),
+            overlaid(*[one.params for one in done.values()]),
             {name: one.state for name, one in done.items()},
-            None if any(mean is None for mean in means) else joined(*means),
+            None if any(mean is None for mean in means) else overlaid(*means),
             any(one.in_parts for one in done.values()),
         )
 
     def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         stored = {name: sync.stored_as(state[name], of(params, name)) for name, sync in syncs.items()}
         states = {name: inner for name, (inner, _) in stored.items()}
-        return states, joined(*[kept for _, kept in stored.values()])
+        return states, overlaid(*[kept for _, kept in stored.values()])
 
     made = first._replace(
         init=lambda params: {name: sync.init(of(params, name)) for name, sync in syncs.items()},
@@ -119,7 +119,7 @@ def for_part(sync: Sync, still: Sync, chosen: PyTree) -> Sync:
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
         stepped = Stepped(*sync.update(part_of(grads, chosen), state, part_of(params, chosen)))
-        return stepped._replace(params=joined(stepped.params, part_of(params, chosen, False)))
+        return stepped._replace(params=overlaid(stepped.params, part_of(params, chosen, False)))
 
     def stored_as(state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         states, kept = both.stored_as({True: state, False: ()}, params)

@@ -31,7 +31,7 @@ def sums(replicas, f, *rows):
     mesh = build_mesh(jax.devices()[:replicas])
     view = lambda *rows: f(*(row[0] for row in rows))  # noqa: E731
     apart, together = (
-        jax.jit(sync_map(g, mesh, PER_REPLICA, REPLICATED)) for g in (view, exchange.joined(view))
+        jax.jit(sync_map(g, mesh, PER_REPLICA, REPLICATED)) for g in (view, exchange.with_joint_sums(view))
     )
     return together(*rows), apart(*rows), collectives(together.lower(*rows).compile().as_text())
 
