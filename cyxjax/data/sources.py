@@ -151,6 +151,12 @@ class ItemDataset:
         each: Any = map if self._pool is None else self._pool.map
         return stack_rows(list(each(self._item, wanted)), self._columns, wanted)
 
+    def close(self) -> None:
+        """Ends the worker threads; the dataset then reads in the calling thread."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
     def _item(self, index: int) -> Any:
         try:
             return own_arrays(self._source[index])
