@@ -66,7 +66,7 @@ class LoaderReader:
         self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
         self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
         self._next: int | None = None  # the epoch of the next pass, after one that was read to its end
-        self._end: Any = None  # the loader's own position after that pass
+        self._end: list[Any] = []  # the loader's own position after that pass
 
     @property
     def first(self) -> HostBatch:
@@ -105,7 +105,7 @@ class LoaderReader:
             ends = done == self._steps_per_epoch
             if self._steps_per_epoch:
                 self._at = (position.epoch + 1, 0) if ends else (position.epoch, done)
-            place = self._end if is_last else host.place
+            place = next(iter(self._end), None) if is_last else host.place
             yield host._replace(stop=seen, places=before + host.places, place=place), is_last or ends
             if ends:
                 return
@@ -160,17 +160,13 @@ class LoaderReader:
             tell_epoch(self._loader, position.epoch)
             read = next_pass if begins else one_pass
             place = None if is_there else position.place
-            batches = self._to_the_end(read(self._loader, place, self._size.is_enough))
+            self._end = []
+            batches = to_the_end(read(self._loader, place, self._size.is_enough), self._loader, self._end)
         else:  # passes are repeated without end
             batches = passes(self._loader, position.place, self._size.is_enough)
         each = -(-self._size.first // self._local)
         self._ahead = prefetch(steps(batches, self._local, self._accumulation, each), self._depth)
         return self._ahead
-
-    def _to_the_end(self, batches: Iterator[LoaderBatch]) -> Iterator[LoaderBatch]:
-        self._end = None
-        yield from batches
-        self._end = end_place(self._loader)
 
 
 class EvalLoader:
@@ -229,6 +225,17 @@ def next_pass(
         yield batch
     if is_over:
         yield from one_pass(loader, None, is_used)
+
+
+def to_the_end(
+    batches: Iterator[LoaderBatch], loader: Iterable[Any], found: list[Any]
+) -> Iterator[LoaderBatch]:
+    """`batches` of a pass; then adds the position of `loader` to `found`.
+
+    The thread that reads must not hold the reader: it ends when the reader is gone.
+    """
+    yield from batches
+    found.append(end_place(loader))
 
 
 def passes(

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import threading
 from types import SimpleNamespace
 
 import jax
@@ -23,6 +24,7 @@ from cyxjax.train.hooks.hook import Position
 from tests.support.brought import Place, Stream
 from tests.support.resuming import bits, check_goes_on, kept
 from tests.support.trainers import X, Y, after_fit, config, loaded, trainer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -133,6 +135,15 @@ class Samples:
 def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, steps, cut, read):
     more = {"steps_per_epoch": steps, "epochs": 4 if steps else 2, "prefetch": 0}
     assert check_goes_on(tmp_path, make, cut, **more)[1].read == read
+
+
+def test_the_thread_of_a_reader_ends_with_it():
+    before = set(threading.enumerate())
+    reader = LoaderReader(Shuffled(), 1, accumulation=1, depth=2, steps_per_epoch=None)
+    assert reader.first.total == 12
+    assert set(threading.enumerate()) > before
+    del reader  # as of a fit that was refused
+    assert until(lambda: set(threading.enumerate()) <= before, 20)
 
 
 def test_a_step_that_is_dropped_is_not_left_of_its_pass(tmp_path):
