@@ -127,7 +127,7 @@ def _warn_of_starting_over(config: TrainConfig) -> None:
 def _test(experiment: Experiment, opened: list[Sink], console: Console) -> None:
     """Evaluates on the test samples; the results go to the console and the sinks, outputs to the report.
 
-    opened: the sinks of this run; none if nothing was left to train.
+    opened: the sinks of this run; none where it ended before it opened them.
     """
     config, splits, trainer, _ = experiment
     found = numbers(trainer.evaluate_metrics(splits.test, max_batches=config.max_eval_batches))

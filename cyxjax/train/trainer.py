@@ -200,8 +200,8 @@ class DistributedTrainer:
     def save_checkpoint(self, path: str) -> None:
         """Saves everything that the next step depends on in the folder `path`, and deletes the older steps
         there but for the best, also those of a run (`./checkpoints`). Rank 0 writes; all ranks must call it
-        where each keeps a part of the state (zero1, ...). Raises: CheckpointError if it cannot be written.
-        """
+        where each keeps a part of the state (zero1, ...). Raises: CheckpointError if it cannot be written,
+        ConfigError for a callback's state that it cannot hold."""
         resume.save_at(path, self.plan, self.program, self._run, self.run_state)
 
     def load_checkpoint(self, path: str, step: int | None = None) -> None:

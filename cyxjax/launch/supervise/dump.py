@@ -194,4 +194,6 @@ def waits_for_others(frames: list[Frame]) -> bool:
 
 def is_inside_jax(frames: list[Frame]) -> bool:
     """True when the innermost frame belongs to jax: the rank is in a compiled step, or waits in one."""
-    return bool(frames) and bool(re.search(r"-packages[/\\](jax|jaxlib|flax|numpy)[/\\]", frames[0].file))
+    return bool(frames) and bool(
+        re.search(r"(site|dist)-packages[/\\](jax|jaxlib|flax|numpy)[/\\]", frames[0].file)
+    )

@@ -65,8 +65,8 @@ class LoaderReader:
         self._ahead: Generator[HostBatch, None, None] | None = None
         self._batches: Iterator[tuple[HostBatch, bool]] = iter(())
         self._at: tuple[int, int] | None = None  # (epoch, steps of it) given so far, for an endless stream
-        self._next: int | None = None  # the epoch of the next pass, after one that was read to its end
-        self._end: list[Any] = []  # the loader's own position after that pass
+        self._next: int | None = None  # the epoch of the next pass, if the last one was read to its end
+        self._end: list[Any] = []  # the loader's own position after that pass; empty during a pass
 
     @property
     def first(self) -> HostBatch:
@@ -155,13 +155,13 @@ class LoaderReader:
         """The steps of this process. Nothing but the reading thread uses what the loader opens."""
         self.close()
         begins = not position.step_in_epoch
-        is_there, self._next = begins and self._next == position.epoch, None
+        # A loader that this reader has just read to its end is at the place: it loads no state.
+        place = None if begins and self._next == position.epoch else position.place
+        self._next, self._end = None, []
         if self._steps_per_epoch is None:
             tell_epoch(self._loader, position.epoch)
             read = next_pass if begins else one_pass
-            place = None if is_there else position.place
-            self._end = []
-            batches = to_the_end(read(self._loader, place, self._size.is_enough), self._loader, self._end)
+            batches = noting_the_end(read(self._loader, place, self._size.is_enough), self._loader, self._end)
         else:  # passes are repeated without end
             batches = passes(self._loader, position.place, self._size.is_enough)
         each = -(-self._size.first // self._local)
@@ -227,10 +227,10 @@ def next_pass(
         yield from one_pass(loader, None, is_used)
 
 
-def to_the_end(
+def noting_the_end(
     batches: Iterator[LoaderBatch], loader: Iterable[Any], found: list[Any]
 ) -> Iterator[LoaderBatch]:
-    """`batches` of a pass; then adds the position of `loader` to `found`.
+    """`batches` of a pass; adds the position of `loader` after them to `found`.
 
     The thread that reads must not hold the reader: it ends when the reader is gone.
     """
