@@ -1,219 +1,230 @@
-"""The training loop, a function of values. Logging, saving and stopping are hooks.
+"""The training loop. Logging, saving and stopping are hooks.
 
 batches -> step -> (state, sums) -> hooks, which read sums up to `in_flight` steps behind the device
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from cyxjax.core.step import Batch, TrainState
-from cyxjax.core.trees import unchanged
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.stop_reasons import CALLBACK
 from cyxjax.train.hooks.hook import EpochInfo, Fed, Feed, Hook, Position, RunState, overriding, stops
 from cyxjax.train.program import Program
-from cyxjax.train.settings import Evaluations
-
-Follow = Callable[[Callable[[], RunState]], None]
+from cyxjax.train.settings import Course, Evaluations
 
 
-class Wish:
-    """Whether a hook of this rank asks to stop; a request made before a rollback stays.
-
-    All ranks receive it with the next step, or by an exchange if there is none: a rank that stopped alone
-    would leave the others waiting in the next step.
-    any_rank: (what, mine) -> whether `mine` is true on one rank at least; all ranks call it.
-    """
-
-    def __init__(self, any_rank: Callable[[str, bool], bool]) -> None:
-        self._any_rank, self.to_stop = any_rank, False
-
-    def on_any_rank(self, name: str, position: Position, answers: list[bool | None]) -> bool:
-        """Whether a hook of any rank asks to stop; `answers`: what those of this rank returned at `name`.
-
-        The exchange also detects a rank that alone called a collective function, such as `evaluate`.
-        """
-        self.to_stop |= any(map(stops, answers))
-        return self._any_rank(f"{name} of the callbacks, after step {position.step}", self.to_stop)
-
-
-def fit(
-    program: Program,
-    feed: Feed,
-    start: RunState,
-    hooks: Iterable[Hook],
-    *,
-    epochs: int,
-    in_flight: int,
-    at_once: int,
-    evaluations: Evaluations,
-    max_steps: int | None,
-    evaluated: bool,
-    follow: Follow,
-    wish: Wish,
-    skipped: Callable[[], int],
-) -> RunState:
-    """Trains from `start` until `epochs` or `max_steps` are done or a hook of any rank stops it; returns the
-    final state of the run.
+class Loop:
+    """Trains a run; its attributes are the run after the last dispatched step, also after an error.
 
     at_once: most steps per dispatch; hooks that act on the state or ask to stop take effect at its end.
-    evaluated: whether an evaluation due after the step of `start` was made; if not, it is made first.
-    follow: called with functions that return the current state, for hooks and after errors: a step deletes
+    any_rank: (what, mine) -> whether `mine` is true on one rank at least; all ranks call it.
+    follow: called with a function that returns the current state, for hooks and after errors: a step deletes
         the state before it.
     skipped: number of steps that the run has left out.
     """
-    hooks = list(hooks)
-    evaluations = evaluations if feed.val is not None else Evaluations(0, 0)
-    moment = start
-    stop = wish.on_any_rank("on_start", start.position, [hook.on_start(start) for hook in hooks])
-    stop |= max_steps is not None and start.position.step >= max_steps  # the run had already ended
-    look = program.check.watch()
-    to_evaluate = not evaluated and evaluations.after(start.position.step)
-    compiled: set[Any] = set()  # shapes of the batches so far: each has a program of its own
-    while moment.position.epoch < epochs and not stop:
-        first = moment.position
-        moment, last, to_evaluate, stop, save = _epoch(
-            program,
-            feed,
-            moment,
-            hooks,
-            in_flight,
-            at_once,
-            evaluations,
-            to_evaluate,
-            max_steps,
-            follow,
-            look,
-            wish,
-            compiled,
+
+    def __init__(
+        self,
+        program: Program,
+        feed: Feed,
+        hooks: list[Hook],
+        course: Course,
+        *,
+        at_once: int,
+        any_rank: Callable[[str, bool], bool],
+        follow: Callable[[Callable[[], RunState]], None],
+        skipped: Callable[[], int],
+    ) -> None:
+        self._program, self._feed, self._hooks, self._course = program, feed, hooks, course
+        self._at_once, self._any_rank, self._follow, self._skipped = at_once, any_rank, follow, skipped
+        self._evaluations = course.evaluations if feed.val is not None else Evaluations(0, 0)
+        self._watching, self._asking, self._acting = (
+            overriding(hooks, *names) for names in (["on_step"], ["ask"], ["wants_state", "saves_at"])
         )
-        # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
-        if stop and not last:
-            break
-        position = Position(moment.position.step, moment.position.epoch + 1, place=moment.position.place)
-        to_evaluate |= evaluations.at_end_of(position.epoch, epochs)
-        val = _evaluated(program, feed, moment) if to_evaluate else {}
-        to_evaluate = False
-        info = EpochInfo(position, program.training_means(first, moment, skipped()), val)
-        moment = RunState(position, moment.state, np.zeros_like(moment.sums))
-        follow(partial(unchanged, moment))
-        report_progress(position.step, "eval")  # callbacks may draw, print samples, upload
-        moment, enough = _tell("on_epoch", hooks, info, moment, follow, wish)
-        stop |= enough
-        moment = _show_state(hooks, moment, save)  # also if a save was requested during the last steps
-        follow(partial(unchanged, moment))
-    report_progress(moment.position.step, "checkpoint")
-    for hook in hooks:
-        hook.on_end(moment, moment.position.epoch >= epochs)
-    report_progress(moment.position.step, "idle")
-    return moment
+        # All ranks receive it with the next step, or by an exchange if there is none: a rank that stopped
+        # alone would leave the others waiting in the next step. A request made before a rollback stays.
+        self._asks_to_stop = False  # whether a hook of this rank does
+        self._compiled: set[Any] = set()  # shapes of the batches so far: each has a program of its own
 
+    def run(self, start: RunState, *, evaluated: bool) -> RunState:
+        """Trains from `start` until all epochs or `max_steps` are done or a hook of any rank stops it.
+        Returns the final state of the run.
 
-def _epoch(
-    program: Program,
-    feed: Feed,
-    moment: RunState,
-    hooks: list[Hook],
-    in_flight: int,
-    at_once: int,
-    evaluations: Evaluations,
-    to_evaluate: bool,
-    max_steps: int | None,
-    follow: Follow,
-    look: Callable[[np.ndarray], None],
-    wish: Wish,
-    compiled: set[Any],
-) -> tuple[RunState, bool, bool, bool, bool]:
-    """Trains the rest of the epoch. Returns (moment, last step reached, evaluation due, to stop, to save)."""
-    position, state, sums = moment
-    waiting: deque[tuple[Position, jax.Array, Any]] = deque()
-    stop = save = last = False
-    half = max(in_flight // 2, at_once)
+        evaluated: whether an evaluation due after the step of `start` was made; if not, it is made first.
+        """
+        self._position, self._state, self._sums = start
+        self._waiting: deque[tuple[Position, jax.Array, Any]] = deque()  # steps whose numbers were not read
+        self._look = self._program.check.watch()
+        self._stop = self._to_save = False
+        self._to_evaluate = not evaluated and self._evaluations.after(start.position.step)
+        self._follow(self._now)
+        self._hear("on_start", [hook.on_start(start) for hook in self._hooks])
+        most, epochs = self._course.max_steps, self._course.epochs
+        self._stop |= most is not None and start.position.step >= most  # the run had already ended
+        while self._position.epoch < epochs and not self._stop:
+            first = self._position
+            # A stop at the very last step ends the epoch as usual, so that its evaluation is not lost.
+            if not self._train_epoch() and self._stop:
+                break
+            self._end_epoch(first)
+        self._report("checkpoint")
+        end = self._now()
+        for hook in self._hooks:
+            hook.on_end(end, end.position.epoch >= epochs)
+        self._report("idle")
+        return end
 
-    def settle(room: int) -> None:
-        """Waits until at most `room` steps are running, and passes the numbers of finished ones to hooks."""
-        nonlocal sums, stop, save
-        while len(waiting) > room:
-            info = program.read_sums(*waiting.popleft())
-            look(info.compared)
-            sums = sums + info.sums
-            stop |= info.signals[0] > 0
-            for hook in watching:  # a step is short: no generator, no list
-                wish.to_stop |= stops(hook.on_step(info))
-            save |= info.signals[1] > 0
-
-    def now() -> RunState:
+    def _now(self) -> RunState:
         """The run after the last dispatched step, including numbers that no hook has seen yet."""
-        return RunState(position, state, sum((program.read_sums(*step).sums for step in waiting), sums))
+        unseen = (self._program.read_sums(*step).sums for step in self._waiting)
+        return RunState(self._position, self._state, sum(unseen, self._sums))
 
-    def pause() -> None:
-        """Between two steps: makes the evaluation that is due, and passes the state to hooks that want it."""
-        nonlocal state, to_evaluate, stop, save
-        if to_evaluate:
-            settle(0)
-            info = EpochInfo(position, {}, _evaluated(program, feed, now()))
-            moment, enough = _tell("on_evaluation", hooks, info, now(), follow, wish)
-            state, to_evaluate, stop = moment.state, False, stop | enough
-            follow(now)
-        if _wanting(acting, position, save):
-            settle(0)
-            state = _show_state(hooks, now(), save).state
-            save = False
+    def _train_epoch(self) -> bool:
+        """Trains the rest of the epoch, or until a stop. Returns whether its last step was reached."""
+        at_once, in_flight = self._at_once, self._course.in_flight
+        most, half = max(in_flight, 2 * at_once), max(in_flight // 2, at_once)
+        is_last = False
+        self._report("data")
+        feed = self._feed.train(self._position, self._asked, at_once)
+        for some, is_last in _dispatches(feed, self._position, at_once, self._is_due):
+            if self._to_evaluate:  # only before the first step
+                self._pause()
+                if self._stop:
+                    return False
+            self._dispatch(some)
+            self._to_evaluate = self._evaluations.after(self._position.step)
+            if len(self._waiting) >= most:
+                self._settle(half)  # half at a time: the host waits rarely, the device never
+            if not is_last:
+                self._pause()
+            self._stop |= self._position.step == self._course.max_steps
+            if self._stop:
+                break
+            self._report("data")
+        self._report("step")
+        self._settle(0)
+        return is_last
 
-    follow(now)
-    watching, asking, acting = (
-        overriding(hooks, *names) for names in (["on_step"], ["ask"], ["wants_state", "saves_at"])
-    )
-    ask = lambda: _asked(asking, wish.to_stop)  # noqa: E731
-    report_progress(position.step, "data")
-    due = lambda at: (  # noqa: E731
-        evaluations.after(at.step) or at.step == max_steps or bool(_wanting(acting, at, False))
-    )
-    for some, ends in _dispatches(feed.train(position, ask, at_once), position, at_once, due):
-        if to_evaluate:  # only before the first step
-            pause()
-        if stop:
-            break
+    def _dispatch(self, some: list[tuple[Position, Fed]]) -> None:
         batch, first = some[0][1].batch, some[0][1].at
         shapes = (first is None, *[leaf.shape for leaf in jax.tree.leaves(batch)])
-        is_new = shapes not in compiled
+        is_new = shapes not in self._compiled
         # For the supervisor's watchdog, which has a limit for each phase, and for a run's time by cause.
-        report_progress(position.step, "compile" if is_new else "step")
-        compiled.add(shapes)
+        self._report("compile" if is_new else "step")
+        self._compiled.add(shapes)
         if first is None:
-            state, handle = program.train_step(state, batch)
-            waiting.append((some[0][0], handle, ...))
+            self._state, handle = self._program.train_step(self._state, batch)
+            self._waiting.append((some[0][0], handle, ...))
         else:
-            state, handle = program.train_steps(state, batch, first, first + len(some))
-            waiting.extend((when, handle, first + i) for i, (when, _) in enumerate(some))
+            self._state, handle = self._program.train_steps(self._state, batch, first, first + len(some))
+            self._waiting.extend((when, handle, first + i) for i, (when, _) in enumerate(some))
         if is_new:
-            report_progress(position.step, "step")  # it is compiled, and runs
-        position, last = some[-1][0], ends
-        to_evaluate = evaluations.after(position.step)
-        if len(waiting) >= max(in_flight, 2 * at_once):
-            settle(half)  # half at a time: the host waits rarely, the device never
-        if not last:
-            pause()
-        stop |= position.step == max_steps
-        if stop:
-            break
-        report_progress(position.step, "data")
-    report_progress(position.step, "step")
-    settle(0)
-    return RunState(position, state, sums), last, to_evaluate, stop, save
+            self._report("step")  # it is compiled, and runs
+        self._position = some[-1][0]
+
+    def _settle(self, room: int) -> None:
+        """Waits until at most `room` steps are running, and passes the numbers of finished ones to hooks."""
+        while len(self._waiting) > room:
+            info = self._program.read_sums(*self._waiting.popleft())
+            self._look(info.compared)
+            self._sums = self._sums + info.sums
+            self._stop |= info.signals[0] > 0
+            for hook in self._watching:  # a step is short: no generator, no list
+                self._asks_to_stop |= stops(hook.on_step(info))
+            self._to_save |= info.signals[1] > 0
+
+    def _pause(self) -> None:
+        """Between two steps: makes the evaluation that is due, and passes the state to hooks that want it."""
+        if self._to_evaluate:
+            self._settle(0)
+            self._tell("on_evaluation", EpochInfo(self._position, {}, self._evaluated()))
+        if self._wanting(self._position):
+            self._settle(0)
+            self._show_state()
+
+    def _end_epoch(self, first: Position) -> None:
+        """Evaluates if that is due, and passes the epoch's numbers and the state to the hooks.
+
+        first: the position from which the epoch was trained.
+        """
+        self._to_evaluate |= self._evaluations.at_end_of(first.epoch + 1, self._course.epochs)
+        val = self._evaluated() if self._to_evaluate else {}
+        train = self._program.training_means(first, self._now(), self._skipped())
+        self._position = Position(self._position.step, first.epoch + 1, place=self._position.place)
+        self._sums = np.zeros_like(self._sums)
+        self._report("eval")  # callbacks may draw, print samples, upload
+        self._tell("on_epoch", EpochInfo(self._position, train, val))
+        self._show_state()  # also if a save was requested during the last steps
+
+    def _evaluated(self) -> dict[str, Any]:
+        assert self._feed.val is not None
+        self._to_evaluate = False
+        self._report("eval")
+        return evaluate(self._program, self._state, self._feed.val())
+
+    def _tell(self, name: str, info: EpochInfo) -> None:
+        """Calls `on_epoch` or `on_evaluation`, as `name` says.
+
+        The state that a hook returns is the current one for the hooks after it, which may save it.
+        """
+        answers = []
+        for hook in self._hooks:
+            answers.append(getattr(hook, name)(info))
+            self._state = hook.next_state(info, self._state)
+        self._hear(name, answers)
+
+    def _show_state(self) -> None:
+        """Passes the state to the hooks that want it, and continues from what they return."""
+        for hook in self._wanting(self._position):
+            self._report("checkpoint")
+            self._state = hook.on_state(self._now()) or self._state
+        self._to_save = False
+
+    def _wanting(self, position: Position) -> list[Hook]:
+        """The hooks that want to see the state after the step at `position`, also if a rank asked to save."""
+        saving = self._to_save or any([hook.saves_at(position) for hook in self._acting])
+        return [hook for hook in self._acting if hook.wants_state(position, saving)]
+
+    def _is_due(self, at: Position) -> bool:
+        """Whether a dispatch has to end at this step."""
+        return (
+            self._evaluations.after(at.step) or at.step == self._course.max_steps or bool(self._wanting(at))
+        )
+
+    def _hear(self, name: str, answers: list[bool | None]) -> None:
+        """Stops if a hook of any rank asks to; `answers`: what those of this rank returned at `name`.
+
+        The exchange also detects a rank that alone called a collective function, such as `evaluate`.
+        """
+        self._asks_to_stop |= any(map(stops, answers))
+        what = f"{name} of the callbacks, after step {self._position.step}"
+        self._stop |= self._any_rank(what, self._asks_to_stop)
+
+    def _asked(self) -> tuple[float, bool]:
+        """(stop, save): what the hooks of this rank ask for, sent with the next step."""
+        strongest, save = CALLBACK.sent * self._asks_to_stop, False
+        for hook in self._asking:
+            stop, wants = hook.ask()
+            # The strongest request to stop: its strength encodes the reason, see StopHook.
+            strongest = max(strongest, CALLBACK.sent if stops(stop) else stop)
+            save = save or wants
+        return strongest, save
+
+    def _report(self, phase: str) -> None:
+        report_progress(self._position.step, phase)
 
 
 def _dispatches(
-    feed: Iterable[Fed], position: Position, at_once: int, due: Callable[[Position], bool]
+    feed: Iterable[Fed], position: Position, at_once: int, is_due: Callable[[Position], bool]
 ) -> Iterator[tuple[list[tuple[Position, Fed]], bool]]:
     """Yields (steps of one dispatch, each with the position after it; whether the last is the epoch's last).
 
-    A dispatch has steps whose batches were fed together, and ends at a step that is `due`.
+    A dispatch has steps whose batches were fed together, and ends at a step that is due.
     """
     some: list[tuple[Position, Fed]] = []
     for fed in feed:
@@ -223,54 +234,9 @@ def _dispatches(
         done = position.step_in_epoch + 1
         position = Position(position.step + 1, position.epoch, fed.samples, done, fed.place)
         some.append((position, fed))
-        if fed.at in (None, at_once - 1) or fed.is_last or due(position):
+        if fed.at in (None, at_once - 1) or fed.is_last or is_due(position):
             yield some, fed.is_last
             some = []
-
-
-def _tell(
-    name: str, hooks: list[Hook], info: EpochInfo, moment: RunState, follow: Follow, wish: Wish
-) -> tuple[RunState, bool]:
-    """Calls `on_epoch` or `on_evaluation`, as `name` says: (the moment to continue from, whether to stop).
-
-    The state that a hook returns is the current one for the hooks after it, which may save it.
-    """
-    answers = []
-    for hook in hooks:
-        answers.append(getattr(hook, name)(info))
-        moment = moment._replace(state=hook.next_state(info, moment.state))
-        follow(partial(unchanged, moment))
-    return moment, wish.on_any_rank(name, info.position, answers)
-
-
-def _wanting(hooks: list[Hook], position: Position, save: bool) -> list[Hook]:
-    """The hooks that want to see the state after this step. save: whether a rank asked for a save."""
-    saving = save or any([hook.saves_at(position) for hook in hooks])
-    return [hook for hook in hooks if hook.wants_state(position, saving)]
-
-
-def _show_state(hooks: list[Hook], moment: RunState, save: bool) -> RunState:
-    """Passes the state to the hooks that want it; returns the moment with the state that they return."""
-    for hook in _wanting(hooks, moment.position, save):
-        report_progress(moment.position.step, "checkpoint")
-        moment = moment._replace(state=hook.on_state(moment) or moment.state)
-    return moment
-
-
-def _asked(hooks: list[Hook], to_stop: bool) -> tuple[float, bool]:
-    strongest, save = CALLBACK.sent * to_stop, False
-    for hook in hooks:
-        stop, wants = hook.ask()
-        # The strongest request to stop: its strength encodes the reason, see StopHook.
-        strongest = max(strongest, CALLBACK.sent if stops(stop) else stop)
-        save = save or wants
-    return strongest, save
-
-
-def _evaluated(program: Program, feed: Feed, moment: RunState) -> dict[str, Any]:
-    assert feed.val is not None
-    report_progress(moment.position.step, "eval")
-    return evaluate(program, moment.state, feed.val())
 
 
 def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cyxjax.observe.lines import batch_plan_line, left_out_line
 from cyxjax.observe.records import Sink
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.stop_reasons import CALLBACK, EARLY_STOPPING, EPOCHS, MAX_STEPS, reason_of
-from cyxjax.train import loop, resume, rollback
+from cyxjax.train import resume, rollback
 from cyxjax.train.checkpoints import checkpointer_for
 from cyxjax.train.comparison import refuse_finished
 from cyxjax.train.feeding import fit_data
@@ -23,6 +23,7 @@ from cyxjax.train.hooks.all_callbacks import STATES
 from cyxjax.train.hooks.build import Fit, begin_callbacks, build_hooks
 from cyxjax.train.hooks.hook import EpochInfo, Position, RunState
 from cyxjax.train.hooks.progress import HistoryHook
+from cyxjax.train.loop import Loop
 from cyxjax.train.monitor import watchable_in
 from cyxjax.train.plan import Plan, total_steps
 from cyxjax.train.program import Program
@@ -117,38 +118,33 @@ def _unsaved(fit: Fit, step: int) -> NotSavedError | None:
 
 def train_with_hooks(fit: Fit, start: RunState) -> RunState:
     """Trains from `start` to the end, with rollbacks to a checkpoint if the configuration asks for them."""
-    settings, course, hooks = fit.plan.settings, fit.plan.settings.course, build_hooks(fit)
+    settings, hooks, history = fit.plan.settings, build_hooks(fit), fit.run.history
     fit.run.hooks = hooks
-    wish = loop.Wish(partial(on_any_rank, fit.plan.group))
+    training = Loop(
+        fit.program,
+        fit.plan.feed,
+        hooks,
+        settings.course._replace(max_steps=fit.max_steps),
+        at_once=fit.plan.steps_at_once,
+        any_rank=partial(on_any_rank, fit.plan.group),
+        follow=fit.run.follow,
+        skipped=lambda: history.skipped_steps,
+    )
 
     def once(begin: RunState) -> RunState:
         place, going_back = begin.position, begin is not start
         # A rollback goes back to a checkpoint of this run, which is saved after the evaluation of its step;
         # one made after an epoch has it too. A callback may save before it.
-        evaluated = going_back or not place.step_in_epoch or place.step in fit.run.history.val_steps
+        evaluated = going_back or not place.step_in_epoch or place.step in history.val_steps
         if place.step_in_epoch:
-            fit.run.history.reopen(place.epoch)  # before callbacks read it
+            history.reopen(place.epoch)  # before callbacks read it
         begin_callbacks(hooks, fit, place.step)
         with translated(OutOfMemoryError):
-            return loop.fit(
-                fit.program,
-                fit.plan.feed,
-                begin,
-                hooks,
-                epochs=course.epochs,
-                in_flight=course.in_flight,
-                at_once=fit.plan.steps_at_once,
-                evaluations=course.evaluations,
-                max_steps=fit.max_steps,
-                evaluated=evaluated,
-                follow=fit.run.follow,
-                wish=wish,
-                skipped=lambda: fit.run.history.skipped_steps,
-            )
+            return training.run(begin, evaluated=evaluated)
 
     saves_at = lambda position: any(hook.saves_at(position) for hook in hooks)  # noqa: E731
     go_back = lambda good_step: _saved(fit, good_step, saves_at)  # noqa: E731
-    return rollback.with_rollbacks(once, start, go_back, fit.console.note, settings, fit.run.history)
+    return rollback.with_rollbacks(once, start, go_back, fit.console.note, settings, history)
 
 
 def _saved(fit: Fit, good_step: int, saves_at: Callable[[Position], bool]) -> RunState | None:

@@ -82,17 +82,17 @@ def strike_at_a_beat(phase: str, step: int, strike: Any) -> None:
 
 def flip_a_bit(step: int) -> None:
     """Flips a mantissa bit of the first parameter, only in this process, when hooks next see the state."""
-    from cyxjax.train import loop
+    from cyxjax.train.loop import Loop
 
-    real, left = loop._show_state, [step]
+    real, left = Loop._show_state, [step]
 
-    def showing(hooks: Any, moment: Any, save: bool) -> Any:
-        if moment.position.step >= step and left:
+    def showing(self: Any) -> None:
+        if self._position.step >= step and left:
             left.clear()
-            moment = moment._replace(state=moment.state._replace(params=flipped(moment.state.params)))
-        return real(hooks, moment, save)
+            self._state = self._state._replace(params=flipped(self._state.params))
+        real(self)
 
-    loop._show_state = showing
+    Loop._show_state = showing  # type: ignore[method-assign]
 
 
 def flipped(params: Any) -> Any:
