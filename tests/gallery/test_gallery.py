@@ -37,6 +37,12 @@ def test_an_example_learns_on_two_devices(name, group, cwd, two_devices):
     assert {path.name for path in cwd.iterdir()} <= {"runs"}
 
 
+def test_a_loop_that_resumes_from_its_file_has_the_losses_of_one_that_was_not_interrupted(group, tmp_path):
+    path = tmp_path / "new" / "loop.pkl"
+    losses("ddp_loop", epochs=1, path=path)
+    assert losses("ddp_loop", epochs=3, path=path) == losses("ddp_loop", epochs=3)
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.timeout(600)  # one after another, on a busy machine
