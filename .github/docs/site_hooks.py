@@ -50,13 +50,14 @@ def keys() -> str:
     """A table of keys for each section of an experiment file."""
     parts = []
     for section, sentence, entries in config_help.sections(TrainConfig()):
-        rows = [
-            f"| `{one.key}` | {one.text.replace('|', chr(92) + '|')}<br>`{one.kind}`{_default(one)} |"
-            for one in entries
-        ]
+        rows = [f"| `{one.key}` | {_line(one.text)}<br>`{one.kind}`{_default(one)} |" for one in entries]
         head = f"### `{section}`\n\n{sentence}\n" if section else "### Top level\n"
         parts.append("\n".join([head, "| key | |", "| --- | --- |", *rows]))
     return "\n\n".join(parts)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _default(key: config_help.Key) -> str:
@@ -91,7 +92,7 @@ def examples() -> str:
 
 def strategies() -> str:
     """The table of strategies, from their entries."""
-    head = ["`comm`", "a replica sends per optimizer step", "state besides the optimizer's", "take it for"]
+    head = ["`comm`", "a replica sends per optimizer step", "state besides the optimizer's", "use for"]
     head.append("`comm_options` with their defaults")
     rows = []
     for name, one in registry.STRATEGIES.items():

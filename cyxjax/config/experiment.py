@@ -24,7 +24,8 @@ class TrainConfig(DistributedTrainingConfig):
     """One experiment: how to train, and what."""
 
     run_dir: View[Here[str]] = "runs/train"
-    """Folder of all results; a run with the same folder resumes."""
+    """Folder of all results; a run with the same folder resumes. With a configuration file: `runs/` and its
+    name; of several, the name of the last one."""
     checkpoint_dir: View[Here[str]] = "checkpoints"
     """Folder of the checkpoints: inside run_dir, or an absolute path."""
     mirror: View[str | None] = Field(default=None, pattern=r"^[a-z][a-z0-9+]*://\S(.*\S)?$")
