@@ -147,6 +147,8 @@ def parse(
     if len(given) == 4:
         return FitData(as_dataset(paired(*given[:2])), _validation(paired(*given[2:])), True), config
     pair = _as_pair(*given) if len(given) == 2 else None
+    if pair is None and len(given) == 2:
+        _refuse_unclear(*given)
     if pair is not None:
         return _split(as_dataset(pair), config), config
     if len(given) in (1, 2):
@@ -224,8 +226,7 @@ def _from_loader(
 
 def one_dataset(data: Any) -> Any:
     """`data` alone as a dataset, where it is arrays or samples: it is not the X of a pair (X, y)."""
-    is_plain = isinstance(data, list) or is_frame(data) or (is_arrays(data) and not isinstance(data, tuple))
-    return as_dataset(data) if is_plain else data
+    return as_dataset(data) if isinstance(data, list) or is_frame(data) or is_arrays(data) else data
 
 
 def paired(X: Any, y: Any) -> Any:
@@ -256,6 +257,19 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
     names = _names_in(inputs)
     are_datasets = are_tuples or (names == _names_in(targets) and not names.isdisjoint(TARGET_NAMES))
     return (inputs, targets) if is_arrays(inputs) and not are_datasets else None
+
+
+def _refuse_unclear(train: Any, val: Any) -> None:
+    """Raises: DataError for two tuples of arrays that may be inputs and targets: all have one length."""
+    if not (type(train) is tuple and type(val) is tuple and is_arrays(train) and is_arrays(val)):
+        return
+    lengths = {len(leaf) for leaf in jax.tree.leaves((train, val)) if np.ndim(leaf)}
+    if len(lengths) == 1:
+        raise DataError(
+            f"two tuples of arrays with {lengths.pop()} samples each: they may be training and validation "
+            "data, or the inputs and targets of a model with several. HINT: fit(X, y, X_val, y_val), or "
+            "fit(((x1, x2), (y1, y2)))."
+        )
 
 
 def _names_in(data: Any) -> set[str]:

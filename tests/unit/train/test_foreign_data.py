@@ -14,7 +14,7 @@ import cyxjax as cx
 from cyxjax.distributed import process_group
 from cyxjax.errors import CheckpointError, ConfigError, DataError
 from cyxjax.train.feeding import fit_data, loader_reader, loader_steps
-from cyxjax.train.plan import plan_of_checkpoint
+from cyxjax.train.plan import fit_arguments, plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 from tests.support.resuming import bits
 from tests.support.trainers import config, same_bits, trainer, use_devices
@@ -143,6 +143,18 @@ def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
     assert (inputs.tolist(), targets.tolist()) == (X.tolist(), Y.tolist())
     both, _ = fit_data.parse((x, y, x, y), None)
     assert both.val.take(np.arange(24))[1].tolist() == Y.tolist()
+
+
+def test_two_tuples_are_training_and_validation_data_unless_they_may_be_inputs_and_targets():
+    with pytest.raises(DataError):
+        fit_data.parse(((X, X), (Y, Y)), None)
+    parsed, _ = fit_data.parse(((X, Y), (X[:8], Y[:8])), None)
+    assert (len(parsed.train), len(parsed.val)) == (24, 8)
+    several, _ = fit_data.parse((((X, X), (Y, Y)),), None)
+    assert [len(part) for part in several.train.take(np.arange(3))] == [2, 2]
+    for data in ((X, Y), ((X, Y),)):
+        given, _ = fit_arguments(data, None, (X, Y), {})
+        assert len(fit_data.parse(given, None)[0].val) == 24
 
 
 def test_a_frame_alone_gives_its_numbers_as_one_array():
