@@ -23,19 +23,20 @@ def differing_values(
     """(key, value of `then`, value of `now`) of the keys that change the numbers.
 
     later: `now` may be of a later version, with keys that `then` lacks. If only one of them names a model,
-    the other came from a program, which names less: keys that both have are compared.
+    the other came from a program, which names less, and callbacks otherwise: other keys that both have are
+    compared.
     """
     before, after = _flat(then), _flat(now)
     both = ("model" in then) == ("model" in now)
     decays = after.get("schedule.name") in ("cosine", "linear") and after.get("schedule.decay_steps") is None
     skipped = NO_NUMBERS if decays else NO_NUMBERS | {"length"}
-    known = dict(dotted(then))  # also None, and sections that are None or empty
+    known, given = dict(dotted(then)), dict(dotted(now))  # also None, and sections that are None or empty
     found = []
     for key in dict.fromkeys([*after, *before]):
         compared = key in before or "options." in key or not later or names(known, key)
         if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
             continue
-        compared &= both or (key in before and key in after)
+        compared &= both or (key in known and key in given and key != "callbacks")
         if compared and effect_of(key) not in skipped and before.get(key) != after.get(key):
             found.append((key, _shown(before, key), _shown(after, key)))
     return found

@@ -142,6 +142,12 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
             ["max_grad_norm", "lora.rank"],
         ),
         ({}, {"model": {"options": {"hidden": [8]}}}, []),  # the first run
+        # A run of a configuration that a program continues, which does not name the model.
+        (
+            {"model": {"name": "mlp"}, "max_grad_norm": 0.5, "loss": "mse", "callbacks": [{"name": "EMA"}]},
+            {"max_grad_norm": None, "callbacks": "EMA"},
+            ["max_grad_norm"],
+        ),
         # Facts from a different version of jax, or missing on one side, are not compared.
         ({"a": 1, "augment": "a function 1 (jax 1)"}, {"a": 1, "augment": "a function 2 (jax 2)"}, []),
         ({"a": 1}, {"a": 1, "augment": "none"}, []),
