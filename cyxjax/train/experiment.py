@@ -179,6 +179,7 @@ def prepare(config: TrainConfig, *, goes_on: bool = False, step: int | None = No
         programs.keep(config.compile_cache, tell=process_group.is_master())
         check_names(config.sinks)
         if goes_on:
+            _warn_of_no_momentum(config)
             fetch(config, process_group.current())
         splits = data_of(config)
         trainer = trainer_of(config, splits.info)
@@ -186,6 +187,15 @@ def prepare(config: TrainConfig, *, goes_on: bool = False, step: int | None = No
             trainer.load_checkpoint(str(config.checkpoint_path), step)
         plan = trainer.prepare(splits.train, splits.val, config=config, named=True)
         return Experiment(config, splits, trainer, plan)
+
+
+def _warn_of_no_momentum(config: TrainConfig) -> None:
+    """Warns if a momentum was given to `sgd`, which has none; with torch's names it would have one."""
+    given = config.optimizer.model_fields_set & {"momentum", "nesterov"}
+    if config.optimizer.name == "sgd" and given and process_group.is_master():
+        warn_on_stderr(
+            f"WARNING: optimizer.name=sgd has no {' and '.join(sorted(given))}. HINT: optimizer.name=momentum."
+        )
 
 
 def data_of(config: TrainConfig) -> Splits:

@@ -48,6 +48,11 @@ def test_everything_may_be_ones_own(experiment, tmp_path):
     assert "val_counted" in lines  # a statistic
 
 
+def test_a_momentum_that_sgd_does_not_have_prints_a_line(experiment, capfd):
+    prepare(experiment("--optimizer.name", "sgd", "--optimizer.momentum", "0.9"), goes_on=True)
+    assert "sgd has no momentum" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "options", "widths"), [("made", "{}", {3, 2}), ("NnxNet", "{width: 5}", {5, 2})]
 )
