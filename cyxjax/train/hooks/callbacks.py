@@ -73,7 +73,7 @@ class Callback(Hook):
 class EarlyStopping(Callback):
     """Stops after `patience` evaluations in which `monitor` did not improve by `min_delta`.
 
-    given: (patience, monitor, min_delta, mode), or the monitor first: EarlyStopping("val_loss", patience=3).
+    given: (patience, monitor, min_delta, mode), or as in Keras and Lightning (monitor, min_delta, patience).
     mode: "min" or "max", whichever values of the monitor are better; None: as the metric says.
     """
 
@@ -91,7 +91,7 @@ class EarlyStopping(Callback):
             "min_delta": min_delta,
             "mode": mode,
         }
-        self._plateau = Plateau(**named | _by_name(given, list(named)))
+        self._plateau = Plateau(**named | _by_name(given, list(named), ["monitor", "min_delta", "patience"]))
 
     def check(self, watchable: Watchable) -> None:
         self._plateau.watch(watchable)
@@ -126,7 +126,7 @@ class ReduceLROnPlateau(Callback):
     from scaling, warm-up and schedule, and does not fall below `min_factor`. All callbacks of a trainer that
     change it share it, as torch's schedulers share a rate. `min_delta` is absolute; mode: see EarlyStopping.
     (torch's scheduler of this name waits one epoch longer.)
-    given: (factor, patience, monitor, ...), or the monitor first: ReduceLROnPlateau("val_loss", 0.5).
+    given: (factor, patience, monitor, ...), or as in Keras (monitor, factor, patience).
     """
 
     changes_learning_rate = True
@@ -149,7 +149,7 @@ class ReduceLROnPlateau(Callback):
             "min_factor": min_factor,
             "mode": mode,
         }
-        named |= _by_name(given, list(named))
+        named |= _by_name(given, list(named), ["monitor", "factor", "patience", "min_delta", "min_factor"])
         self._factor, self._min_factor = named.pop("factor"), named.pop("min_factor")
         self._plateau, self._current = Plateau(**named), 1.0
 
@@ -184,11 +184,9 @@ class ReduceLROnPlateau(Callback):
         return spent
 
 
-def _by_name(given: tuple[Any, ...], names: list[str]) -> dict[str, Any]:
-    """Positional arguments by name; a string given first is the monitor, as in Keras and Lightning."""
-    if given and isinstance(given[0], str):
-        names = ["monitor", *(name for name in names if name != "monitor")]
-    return dict(zip(names, given, strict=False))
+def _by_name(given: tuple[Any, ...], ours: list[str], with_monitor: list[str]) -> dict[str, Any]:
+    """Positional arguments by name: in our order or, if a string is first, in that of Keras and Lightning."""
+    return dict(zip(with_monitor if given and isinstance(given[0], str) else ours, given, strict=False))
 
 
 class EMA(Callback):

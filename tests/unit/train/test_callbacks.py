@@ -136,7 +136,7 @@ def test_a_fit_that_a_signal_stopped_says_so_and_keeps_the_history(capfd, number
 def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
     def stopping(epochs, **more):
         folder = {"checkpoint_dir": str(tmp_path), "checkpoint_every_n_epochs": 1}
-        one = trainer(callbacks=[cx.EarlyStopping(3, min_delta=10)])
+        one = trainer(callbacks=[cx.EarlyStopping("val_loss", 10, 3)])  # the order of Keras
         return one.fit(X, Y, *VAL, config(epochs=epochs, **folder, **more))
 
     assert len(stopping(3).train_losses) == 3  # the first is the best, then two of patience
