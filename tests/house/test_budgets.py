@@ -5,7 +5,7 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 280
-MOST_STATEMENTS = 18_536
+MOST_STATEMENTS = 18_537
 MOST_STATEMENTS_OF_TESTS = 17_710
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
