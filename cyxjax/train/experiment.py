@@ -193,9 +193,8 @@ def _warn_of_no_momentum(config: TrainConfig) -> None:
     """Warns if a momentum was given to `sgd`, which has none; with torch's names it would have one."""
     given = config.optimizer.model_fields_set & {"momentum", "nesterov"}
     if config.optimizer.name == "sgd" and given and process_group.is_master():
-        warn_on_stderr(
-            f"WARNING: optimizer.name=sgd has no {' and '.join(sorted(given))}. HINT: optimizer.name=momentum."
-        )
+        keys = " and ".join(sorted(given))
+        warn_on_stderr(f"WARNING: optimizer.name=sgd has no {keys}. HINT: optimizer.name=momentum.")
 
 
 def data_of(config: TrainConfig) -> Splits:
