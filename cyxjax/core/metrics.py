@@ -34,7 +34,7 @@ def counts(target: jax.Array, ignore_index: int | None) -> jax.Array:
 def accuracy(
     output: PyTree, target: PyTree, ignore_index: int | None = None
 ) -> tuple[jax.Array, jax.Array] | None:
-    """(values, weights) by sample: the part of its labels predicted right, that of its positions labelled.
+    """(values, weights) by sample: the part of its labels predicted right, and their number.
 
     ignore_index: a label that is left out. Returns None unless target holds integer or boolean labels and
     there are two or more outputs: a single output is a number, a rate or a logit, not a class.
@@ -48,7 +48,7 @@ def accuracy(
     right = jnp.argmax(output, -1).astype(jnp.int32) == target
     hit, kept = (a.reshape(len(a), -1) for a in (right, counts(target, ignore_index)))
     labels = kept.sum(1)
-    return (hit & kept).sum(1) / jnp.maximum(labels, 1), labels / kept.shape[1]
+    return (hit & kept).sum(1) / jnp.maximum(labels, 1), labels.astype(jnp.float32)
 
 
 def _mean_of(name: str, metric: Metric) -> Statistic:

@@ -62,6 +62,9 @@ def test_labels_below_0_are_padding_and_one_output_is_no_class():
     assert accuracy(LOGITS.at[3].set(jnp.array([0.0, 1.0])), labels) == [2, 3]
     assert accuracy(LOGITS[:, None], jnp.array([[0], [1], [-100], [0]])) == [3, 3]
     assert accuracy(LOGITS[:, :1], labels) == [0, 0]
+    # Each label counts once, whatever the length that samples are padded to.
+    tokens = jnp.array([[0, 0], [1, -1], [-1, -1], [0, 0]])
+    assert accuracy(jnp.stack([LOGITS, LOGITS], 1), tokens) == [5, 5]
     # A prediction of class 256 is not the label 0 of a small dtype.
     assert accuracy(jnp.eye(300)[jnp.array([256, 1, 2, 3])], jnp.array([0, 1, 2, 3], jnp.uint8)) == [3, 4]
 
