@@ -209,6 +209,7 @@ class RowBatches:
     def __init__(self, rows: Rows, batch_size: int, rank: int, world_size: int, drop_last: bool = False):
         self.rows, self.batch_size, self.drop_last = rows, batch_size, drop_last
         self.deal = (rank, world_size) if rows.shared else (0, 1)
+        self.first_row: Any = None  # of the first pass that began at the beginning
 
     def __iter__(self) -> "_RowPass":
         return _RowPass(self)
@@ -218,13 +219,12 @@ class RowBatches:
         tell_epoch(self.rows.source, epoch)
 
     def first_digest(self) -> str:
-        """Digest of the first sample: equal on all ranks if they read the same stream."""
-        for row in self.rows:
-            parts = [
-                np.ascontiguousarray(np.asarray(leaf)) for _, leaf in leaves(split(row, self.rows.columns))
-            ]
-            return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
-        return ""
+        """Digest of the first sample that was read: equal on all ranks if they read the same stream."""
+        parts = [
+            np.ascontiguousarray(np.asarray(leaf))
+            for _, leaf in leaves(split(self.first_row, self.rows.columns))
+        ]
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 
 class _RowPass:
@@ -250,6 +250,8 @@ class _RowPass:
         wanted = self._of.batch_size * ranks
         count, mine = 0, []
         for row in islice(self._source, wanted):
+            if self._of.first_row is None and self._given == 0:
+                self._of.first_row = _kept(row)
             if count % ranks == rank:
                 mine.append(_kept(row))
             count += 1

@@ -290,9 +290,14 @@ def for_evaluation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
 
 
 def _validation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
-    """`for_evaluation` of the validation data of a fit. Raises: DataError that says so."""
+    """`for_evaluation` of the validation data of a fit, which has read its first batch: of two Hugging Face
+    streams of one source, only the pass that was opened last reports its position. Raises: DataError that
+    says so.
+    """
     try:
-        return for_evaluation(val, num_workers)
+        found = for_evaluation(val, num_workers)
+        unsplit(found)
+        return found
     except DataError as error:
         raise DataError(f"validation data: {error}") from error
 

@@ -238,6 +238,29 @@ def test_ranks_that_share_a_stream_take_each_sample_once_and_go_on_at_any_number
     assert sorted(np.concatenate(seen).tolist()) == list(range(20))
 
 
+class Opened:
+    """A stream that notes each pass which is opened: its position may be that of the newest pass."""
+
+    def __init__(self, name, opened):
+        self.name, self.opened = name, opened
+
+    def __iter__(self):
+        self.opened.append(self.name)
+        return zip(X, Y, strict=True)
+
+
+def test_no_other_pass_is_opened_while_one_is_trained_on():
+    opened, digests = [], []
+    for rank in range(2):
+        batches = RowBatches(Rows(Opened(rank, opened)), 3, rank, 2)
+        next(iter(batches))
+        digests.append(batches.first_digest())
+    assert (opened, digests[0]) == ([0, 1], digests[1])
+    opened.clear()
+    fit_data.parse((Rows(Opened("train", opened)), Rows(Opened("val", opened))), config())
+    assert opened == ["val"]
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_each_rank_predicts_all_samples_of_a_stream(shared, monkeypatch):
     monkeypatch.setattr(fit_data, "_place", lambda: (1, 2))  # its share has 10 samples
