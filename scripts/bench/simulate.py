@@ -109,6 +109,10 @@ class World:
     def now(self) -> float:
         return self._now
 
+    def drop(self, host: Host) -> None:
+        """Takes a host that does not answer for lost."""
+        self.controller.lose(host, self._now)
+
     def log(self, line: str) -> None:
         """Discards the line."""
 

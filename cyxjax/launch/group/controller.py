@@ -22,6 +22,7 @@ from cyxjax.launch.output import NAMED, ranks_text
 
 LAST_CALL_S = 2.0  # after a host joined: time for others to join with it
 LINE_EVERY_S = 10.0
+ANSWER_S = 60.0  # from the order to end immediately; a host that is suspended, or hangs, does not follow it
 ASKED = "a host was asked to stop, and the job ends with it"
 
 
@@ -30,6 +31,9 @@ class Orders(Protocol):
 
     def send(self, host: Member, message: Message) -> None:
         """Sends `message` to `host`."""
+
+    def drop(self, host: Member) -> None:
+        """Ends the connection of `host`; the caller then learns that it is lost."""
 
     def log(self, line: str) -> None:
         """Shows `line` to the person who watches the first host."""
@@ -103,7 +107,7 @@ class Controller:
             current.changed = f"host {host.host} has joined"
             why = f"{current.changed}: the group saves and restarts with it"
             self._orders.log(why)
-            self._ask_to_end(current, why, polite=True)
+            self._ask_to_end(current, why)
         self.act(now)
 
     def lose(self, host: Member, now: float) -> None:
@@ -114,7 +118,7 @@ class Controller:
             current.note_loss(host)
             if current.num_hosts:  # a host that was alone knows why it ends
                 self._orders.log(current.changed)
-            self._ask_to_end(current, current.changed, polite=False)
+            self._end_at_once(current, current.changed, now)
         self.act(now)
 
     def hear(self, host: Member, message: Message, now: float) -> None:
@@ -125,7 +129,7 @@ class Controller:
         if current is not None and message.get("ended") == current.number and host in current.running:
             current.note_end(host, message, now)
         if message.get("how") == "left":  # its connection ends a moment later
-            self._leave(host, is_awaited)
+            self._leave(host, is_awaited, now)
         self.act(now)
 
     def act(self, now: float) -> None:
@@ -137,7 +141,10 @@ class Controller:
             if now >= current.follow_by:  # ends the hosts that have not noticed a failure elsewhere
                 assert current.failure is not None
                 current.follow_by = math.inf
-                self._ask_to_end(current, describe(current.failure), polite=False)
+                self._end_at_once(current, describe(current.failure), now)
+            if now >= current.answer_by:
+                self._give_up(current)
+                return
             if current.running:
                 return
             self._start = None
@@ -158,7 +165,7 @@ class Controller:
     def wake_at(self, now: float) -> float:
         """When `act` is to be called even if nothing happens."""
         if self._start is not None:
-            return self._start.follow_by
+            return min(self._start.follow_by, self._start.answer_by)
         return min(at for at in (self._began, self._settled, self._next_line, self._late) if at > now)
 
     # -- between starts -------------------------------------------------------------------------------
@@ -209,23 +216,35 @@ class Controller:
             del self.hosts[host]
             self._num_ranks -= host.nproc
 
-    def _leave(self, host: Member, is_awaited: bool) -> None:
+    def _leave(self, host: Member, is_awaited: bool, now: float) -> None:
         """Ends a start that waits for `host`, and a fixed job that has no other host for its ranks."""
         self._forget(host)
         if self._start is not None:
             self._start.note_leaving(host)
             if is_awaited:
-                self._ask_to_end(self._start, f"host {host.host} was asked to stop", polite=False)
+                self._end_at_once(self._start, f"host {host.host} was asked to stop", now)
         elif self.size.is_fixed and all(other.base_rank != host.base_rank for other in self.hosts):
             self.finish(EXIT_PREEMPTED, ASKED)
 
-    def _ask_to_end(self, current: GroupStart, why: str, *, polite: bool) -> None:
-        if current.ordered:  # a rack that fails is many losses: one order to the others is enough
+    def _end_at_once(self, current: GroupStart, why: str, now: float) -> None:
+        """Ends the ranks of all hosts that still run."""
+        if not current.ordered:  # a rack that fails is many losses: one order to the others is enough
+            self._ask_to_end(current, why, polite=False)
+            current.ordered, current.answer_by = True, now + ANSWER_S
+
+    def _ask_to_end(self, current: GroupStart, why: str, *, polite: bool = True) -> None:
+        if current.ordered:
             return
-        current.ordered = not polite
         for host in current.running:
             reason = {} if host.is_first else {"say": why}  # the first host has logged it
             self._orders.send(host, {"end": current.number, "polite": polite, **reason})
+
+    def _give_up(self, current: GroupStart) -> None:
+        """Drops hosts that do not end their ranks. The first host is waited for: the job ends with it."""
+        current.answer_by = math.inf
+        for host in [host for host in current.running if not host.is_first]:
+            self._orders.log(f"host {host.host} did not end its ranks within {ANSWER_S:g} s and is given up")
+            self._orders.drop(host)
 
     # -- what follows ---------------------------------------------------------------------------------
 

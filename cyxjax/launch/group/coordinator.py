@@ -191,6 +191,9 @@ class Hosts:
     def send(self, host: Member, message: Message) -> None:
         host.peer.send(message)
 
+    def drop(self, host: Member) -> None:
+        self._first.server.drop(host.peer)
+
     def _refusal(self, host: Member, hello: Message) -> str:
         place, size = self._first.place, self._size
         if hello["run_id"] != place.run_id:

@@ -37,7 +37,7 @@ class GroupStart:
     running: in the order of their ranks. ended: how on each: ok, preempted, interrupted, left or failed.
     step: the furthest that a host has reported. changed: what changes the group's size, in words.
     follow_by: when hosts that have not noticed a failure elsewhere are ended. ordered: all were ordered to
-    end immediately.
+    end immediately. answer_by: when those that have not done so are given up.
     """
 
     number: int
@@ -49,6 +49,7 @@ class GroupStart:
     changed: str = ""
     follow_by: float = math.inf
     ordered: bool = False
+    answer_by: float = math.inf
 
     @property
     def num_hosts(self) -> int:

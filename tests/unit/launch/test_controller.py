@@ -44,6 +44,9 @@ class Job:
     def send(self, host, message):
         self.messages.append((host, message))
 
+    def drop(self, host):
+        self.lose(host)
+
     def log(self, line):
         """Ignores the log."""
 
@@ -143,6 +146,30 @@ def test_an_error_anywhere_decides_for_all_hosts_at_once():
     for host in (a, b):
         assert "rank 2 failed on host b" in job.sent(host, "decided")[0]
         assert job.sent(host, "over") == [EXIT_USER_ERROR]
+
+
+@pytest.mark.parametrize(("size", "code"), [(Size(world_size=2), EXIT_SECONDARY), (Size(1, 3), None)])
+def test_a_host_that_does_not_end_its_ranks_when_it_is_ordered_to_is_given_up(size, code):
+    first, other = Member("a", 0), Member("b", 1)
+    job = Job(size, first, other)
+    job.pass_time(3.0)
+    job.end(first, 0, "failed", 5, FOLLOWS)
+    job.pass_time(3.0)
+    assert job.sent(other, "end") == [0]
+    job.pass_time(59.0)
+    assert (job.code, len(job.starts)) == (None, 1)
+    job.pass_time(1.0)
+    assert job.code == code
+    job.pass_time(3.0)
+    assert job.starts[1:] == ([] if size.is_fixed else [(1, 1)])  # an elastic job continues without it
+
+
+def test_the_first_host_is_not_given_up():
+    job, _, b = pair()
+    job.end(b, 0, "failed", 5, FOLLOWS)
+    job.pass_time(3.0)
+    job.pass_time(600.0)
+    assert job.code is None
 
 
 def test_a_restart_comes_at_once_after_progress_and_later_without():
