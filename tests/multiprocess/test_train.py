@@ -1,9 +1,11 @@
 """The main job in several processes: the same losses as one process with as many devices."""
 
 import json
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -72,6 +74,38 @@ def as_mean(rows):
 )
 def test_parameters_cut_over_two_processes_are_those_of_mean(devices, rows, forked_spawn):
     assert cx.testing.run_ranks(2, as_mean, rows, devices=devices) == [[2, devices]] * 2
+
+
+def batches_of_ranks(sizes):
+    """Batches of a linear regression: a list for each rank, of the sizes that it is given."""
+    rng = np.random.default_rng(0)
+    made = lambda size: (rng.normal(size=(size, n)).astype(np.float32) for n in (3, 1))  # noqa: E731
+    return [[tuple(made(size)) for size in of_rank] for of_rank in sizes]
+
+
+def trained_on_own_batches(sizes):
+    batches = cx.data.Batches(batches_of_ranks(sizes)[jax.process_index()])
+    linear = {"w": jnp.zeros((3, 1))}, lambda params, x: x @ params["w"]
+    one = cx.DistributedTrainer(linear, cx.MSELoss(), optax.sgd(0.1))
+    one.fit(batches, epochs=1, verbose=False, checkpoint_every_n_epochs=0)
+    return [*np.ravel(one.params["w"]).tolist(), one.evaluate(batches)[0]]
+
+
+def by_hand(sizes):
+    """The same on all samples of a step together, in float64."""
+    ranks, w = batches_of_ranks(sizes), np.zeros((3, 1))
+    for step in zip_longest(*ranks):
+        x, y = map(np.concatenate, zip(*filter(None, step), strict=True))
+        w -= 0.1 * 2 * x.T @ (x @ w - y) / len(x)
+    x, y = map(np.concatenate, zip(*chain(*ranks), strict=True))
+    return [*w.ravel(), np.square(x @ w - y).mean()]
+
+
+# Padded to its first batch, a rank can have as many rows as all ranks have samples in the step.
+@pytest.mark.parametrize("sizes", [((4,), (8, 8)), ((8, 4), (12, 12))])
+def test_loaders_with_batches_of_different_sizes_on_each_rank_weigh_every_sample_once(sizes, forked_spawn):
+    for found in cx.testing.run_ranks(2, trained_on_own_batches, sizes):
+        assert found == pytest.approx(by_hand(sizes), rel=1e-5)
 
 
 def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_process):

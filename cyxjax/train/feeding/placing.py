@@ -42,7 +42,8 @@ class RowPlacer:
             inputs, targets, weight = jax.tree.map(lambda a: a[: host.total], host[:3])
             host = host._replace(inputs=inputs, targets=targets, weight=weight)
         rows = len(host.weight)
-        parts = self._put_rows((host.inputs, host.targets) if self._is_full(host) else host[:3])
+        # Ranks may have different numbers of rows, so the total does not say whether this one's have padding.
+        parts = self._put_rows((host.inputs, host.targets) if host.weight.all() else host[:3])
         same = self._kept.get((rows, host.total, signal)) or self._keep((rows,), host.total, signal)
         return Batch(*parts, *same[len(parts) - 2 :])
 
@@ -67,11 +68,6 @@ class RowPlacer:
     def has_own_size(self, host: HostBatch) -> bool:
         """Whether a step's batch is put without padding, and therefore with fewer rows than others."""
         return self._unpadded and host.total < len(host.weight)
-
-    def _is_full(self, host: HostBatch) -> bool:
-        """Whether this process's rows of a step have no padding; only an epoch's last step has padding."""
-        rows = len(host.weight)
-        return bool(rows * self.num_shares == host.total * len(self.shares) or host.weight.all())
 
     def _asked(self, steps: tuple[int, ...], signal: Signal) -> np.ndarray:
         """`signal` of each share of this process, float32 (*steps, shares, 2), in the first step only."""
