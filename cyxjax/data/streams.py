@@ -5,6 +5,7 @@ Iterators of grain have `get_state` and `set_state`; Hugging Face streams and to
 either pair is read again up to the position at which a run continues."""
 
 import base64
+import copy
 import hashlib
 import sys
 from collections import deque
@@ -192,8 +193,22 @@ def as_rows(data: Any) -> Rows | None:
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):
         return Rows(data)
     if hasattr(data, "_ex_iterable") and hasattr(data, "with_format"):
-        return Rows(data.with_format("numpy"), shared=getattr(data, "_distributed", None) is None)
+        own = copy.copy(
+            data
+        )  # training and validation streams of one source would move each other's position
+        own._ex_iterable = _own_source(data._ex_iterable)
+        return Rows(own.with_format("numpy"), shared=getattr(data, "_distributed", None) is None)
     return None
+
+
+def _own_source(part: Any) -> Any:
+    """A copy of a source of a Hugging Face stream, and of those it reads, which each hold their position."""
+    own = copy.copy(part)
+    if hasattr(part, "ex_iterable"):
+        own.ex_iterable = _own_source(part.ex_iterable)
+    if hasattr(part, "ex_iterables"):
+        own.ex_iterables = [_own_source(one) for one in part.ex_iterables]
+    return own
 
 
 def _let_grain_work() -> None:

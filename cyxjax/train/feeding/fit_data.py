@@ -261,13 +261,14 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
 
 def _refuse_unclear(train: Any, val: Any) -> None:
     """Raises: DataError for two tuples of arrays that may be inputs and targets: all have one length."""
-    if not (type(train) is tuple and type(val) is tuple and is_arrays(train) and is_arrays(val)):
+    is_plain = type(train) is tuple and type(val) is tuple and is_arrays(train) and is_arrays(val)
+    if not is_plain or any(isinstance(part, tuple | dict) for part in train):
         return
     lengths = {len(leaf) for leaf in jax.tree.leaves((train, val)) if np.ndim(leaf)}
     if len(lengths) == 1:
         raise DataError(
             f"two tuples of arrays with {lengths.pop()} samples each: they may be training and validation "
-            "data, or the inputs and targets of a model with several. HINT: fit(X, y, X_val, y_val), or "
+            "data, or several inputs and several targets. HINT: fit(X, y, X_val, y_val), or "
             "fit(((x1, x2), (y1, y2)))."
         )
 
@@ -290,14 +291,9 @@ def for_evaluation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
 
 
 def _validation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
-    """`for_evaluation` of the validation data of a fit, which has read its first batch: of two Hugging Face
-    streams of one source, only the pass that was opened last reports its position. Raises: DataError that
-    says so.
-    """
+    """`for_evaluation` of the validation data of a fit. Raises: DataError that says so."""
     try:
-        found = for_evaluation(val, num_workers)
-        unsplit(found)
-        return found
+        return for_evaluation(val, num_workers)
     except DataError as error:
         raise DataError(f"validation data: {error}") from error
 

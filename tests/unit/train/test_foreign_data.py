@@ -152,6 +152,8 @@ def test_two_tuples_are_training_and_validation_data_unless_they_may_be_inputs_a
     assert (len(parsed.train), len(parsed.val)) == (24, 8)
     several, _ = fit_data.parse((((X, X), (Y, Y)),), None)
     assert [len(part) for part in several.train.take(np.arange(3))] == [2, 2]
+    both = (((X, X), (Y, Y)), ((X, X), (Y, Y)))
+    assert [len(part) for part in fit_data.parse(both, None)[0].val.take(np.arange(3))] == [2, 2]
     for data in ((X, Y), ((X, Y),)):
         given, _ = fit_arguments(data, None, (X, Y), {})
         assert len(fit_data.parse(given, None)[0].val) == 24
