@@ -9,6 +9,7 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.files import dotted
 
 _EFFECTS = effects_of(TrainConfig)
+_NAMED_OTHERWISE = ("callbacks", "optimizer.name")  # in a program and in a configuration file
 _LONGEST = 80  # characters of a value that are shown
 
 
@@ -23,8 +24,8 @@ def differing_values(
     """(key, value of `then`, value of `now`) of the keys that change the numbers.
 
     later: `now` may be of a later version, with keys that `then` lacks. If only one of them names a model,
-    the other came from a program, which names less, and callbacks otherwise: other keys that both have are
-    compared.
+    the other came from a program, which names less, and optimizer and callbacks otherwise: other keys that
+    both have are compared.
     """
     before, after = _flat(then), _flat(now)
     both = ("model" in then) == ("model" in now)
@@ -36,7 +37,7 @@ def differing_values(
         compared = key in before or "options." in key or not later or names(known, key)
         if key == "augment" and not _comparable(before.get(key, ""), after.get(key, "")):
             continue
-        compared &= both or (key in known and key in given and key != "callbacks")
+        compared &= both or (names(known, key) and names(given, key) and key not in _NAMED_OTHERWISE)
         if compared and effect_of(key) not in skipped and before.get(key) != after.get(key):
             found.append((key, _shown(before, key), _shown(after, key)))
     return found

@@ -149,7 +149,7 @@ class ReduceLROnPlateau(Callback):
             "min_factor": min_factor,
             "mode": mode,
         }
-        named |= _by_name(given, list(named), ["monitor", "factor", "patience", "min_delta", "min_factor"])
+        named |= _by_name(given, list(named), ["monitor", "factor", "patience"])
         self._factor, self._min_factor = named.pop("factor"), named.pop("min_factor")
         self._plateau, self._current = Plateau(**named), 1.0
 
@@ -185,8 +185,14 @@ class ReduceLROnPlateau(Callback):
 
 
 def _by_name(given: tuple[Any, ...], ours: list[str], with_monitor: list[str]) -> dict[str, Any]:
-    """Positional arguments by name: in our order or, if a string is first, in that of Keras and Lightning."""
-    return dict(zip(with_monitor if given and isinstance(given[0], str) else ours, given, strict=False))
+    """Positional arguments by name: in our order or, if a string is first, in that of Keras and Lightning.
+
+    Raises: TypeError for more than these.
+    """
+    names = with_monitor if given and isinstance(given[0], str) else ours
+    if len(given) > len(names):
+        raise TypeError(f"{len(given)} positional arguments, expected {', '.join(names)}: name the others")
+    return dict(zip(names, given, strict=False))
 
 
 class EMA(Callback):

@@ -146,6 +146,11 @@ def test_training_stops_early_and_a_resumed_run_has_waited_already(tmp_path):
     assert (again.train_losses, again.stopped_by) == (history.train_losses, "early_stopping")
 
 
+def test_positional_arguments_that_have_no_name_are_refused():
+    with pytest.raises(TypeError):
+        cx.ReduceLROnPlateau("val_loss", 0.5, 3, 1)
+
+
 class Patient(cx.Callback):
     """Counts epochs and stops after four; has seen their losses."""
 

@@ -144,9 +144,19 @@ def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, 
         ({}, {"model": {"options": {"hidden": [8]}}}, []),  # the first run
         # A run of a configuration that a program continues, which does not name the model.
         (
-            {"model": {"name": "mlp"}, "max_grad_norm": 0.5, "loss": "mse", "callbacks": [{"name": "EMA"}]},
-            {"max_grad_norm": None, "callbacks": "EMA"},
-            ["max_grad_norm"],
+            {
+                **{"model": {"name": "mlp"}, "loss": "mse", "callbacks": [{"name": "EMA"}]},
+                **{
+                    "max_grad_norm": 0.5,
+                    "comm_options": {"every": 3},
+                    "optimizer": {"name": "adam", "lr": 1.0},
+                },
+            },
+            {
+                **{"max_grad_norm": None, "comm_options": {}, "callbacks": "EMA"},
+                "optimizer": {"name": "AdamOptimizer", "lr": 2.0},
+            },
+            ["optimizer.lr", "max_grad_norm", "comm_options.every"],
         ),
         # Facts from a different version of jax, or missing on one side, are not compared.
         ({"a": 1, "augment": "a function 1 (jax 1)"}, {"a": 1, "augment": "a function 2 (jax 2)"}, []),
