@@ -1,6 +1,6 @@
 """A loop as with torch DDP: training, validation over all ranks, a checkpoint after each epoch, and a resume.
 
-python scripts/examples/ddp_loop.py runs/loop.pkl    (also under the launcher: 2 or 4 ranks have the same losses)
+python scripts/examples/ddp_loop.py runs/loop.pkl    (with 2 or 4 ranks under the launcher: the same losses)
 """
 
 import os
