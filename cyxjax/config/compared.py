@@ -24,8 +24,8 @@ def differing_values(
     """(key, value of `then`, value of `now`) of the keys that change the numbers.
 
     later: `now` may be of a later version, with keys that `then` lacks. If only one of them names a model,
-    the other came from a program, which names less, and optimizer and callbacks otherwise: other keys that
-    both have are compared.
+    the other came from a program, which has fewer keys, and other names for optimizer and callbacks: the keys
+    that both have are compared, except these.
     """
     before, after = _flat(then), _flat(now)
     both = ("model" in then) == ("model" in now)

@@ -193,9 +193,7 @@ def as_rows(data: Any) -> Rows | None:
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):
         return Rows(data)
     if hasattr(data, "_ex_iterable") and hasattr(data, "with_format"):
-        own = copy.copy(
-            data
-        )  # training and validation streams of one source would move each other's position
+        own = copy.copy(data)  # the streams of one source share, and would move, its position
         own._ex_iterable = _own_source(data._ex_iterable)
         return Rows(own.with_format("numpy"), shared=getattr(data, "_distributed", None) is None)
     return None
