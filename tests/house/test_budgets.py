@@ -6,7 +6,7 @@ from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 280
 MOST_STATEMENTS = 18_565
-MOST_STATEMENTS_OF_TESTS = 17_777
+MOST_STATEMENTS_OF_TESTS = 17_778
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
