@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, kind_of
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.columns import TARGET_NAMES, is_arrays, is_frame, matrix_of, stack
 from cyxjax.data.loader import DataLoader
@@ -260,16 +260,15 @@ def _as_pair(inputs: Any, targets: Any) -> tuple[Any, Any] | None:
 
 
 def _refuse_unclear(train: Any, val: Any) -> None:
-    """Raises: DataError for two tuples of arrays that may be inputs and targets: all have one length."""
+    """Raises: DataError for two tuples of arrays that may be inputs and targets: all have the same shape."""
     is_plain = type(train) is tuple and type(val) is tuple and is_arrays(train) and is_arrays(val)
     if not is_plain or any(isinstance(part, tuple | dict) for part in train):
         return
-    lengths = {len(leaf) for leaf in jax.tree.leaves((train, val)) if np.ndim(leaf)}
-    if len(lengths) == 1:
+    kinds = {kind_of(leaf) for leaf in jax.tree.leaves((train, val))}
+    if len(kinds) == 1:
         raise DataError(
-            f"two tuples of arrays with {lengths.pop()} samples each: they may be training and validation "
-            "data, or several inputs and several targets. HINT: fit(X, y, X_val, y_val), or "
-            "fit(((x1, x2), (y1, y2)))."
+            f"two tuples of arrays of one kind ({kinds.pop()}): they may be training and validation data, or "
+            "several inputs and several targets. HINT: fit(X, y, X_val, y_val), or fit(((x1, x2), (y1, y2)))."
         )
 
 

@@ -141,7 +141,7 @@ def _hand_out(fit: Fit) -> list[Hook]:
 
 
 def _early_stopping(watch: Watch) -> list[Hook]:
-    return [EarlyStopping(watch.monitor, watch.patience, mode=watch.mode)] if watch.patience else []
+    return [EarlyStopping(watch.patience, watch.monitor, mode=watch.mode)] if watch.patience else []
 
 
 def _sentinel(fit: Fit) -> list[Hook]:

@@ -147,9 +147,10 @@ def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
 
 def test_two_tuples_are_training_and_validation_data_unless_they_may_be_inputs_and_targets():
     with pytest.raises(DataError):
-        fit_data.parse(((X, X), (Y, Y)), None)
-    parsed, _ = fit_data.parse(((X, Y), (X[:8], Y[:8])), None)
-    assert (len(parsed.train), len(parsed.val)) == (24, 8)
+        fit_data.parse(((X, X), (X, X)), None)
+    for val in ((X, Y), (X[:8], Y[:8])):
+        assert len(fit_data.parse(((X, Y), val), None)[0].val) == len(val[0])
+    assert len(fit_data.parse(((X, X), (X[:8], X[:8])), None)[0].val) == 8
     several, _ = fit_data.parse((((X, X), (Y, Y)),), None)
     assert [len(part) for part in several.train.take(np.arange(3))] == [2, 2]
     both = (((X, X), (Y, Y)), ((X, X), (Y, Y)))
