@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 280
-MOST_STATEMENTS = 18_565
-MOST_STATEMENTS_OF_TESTS = 17_778
+MOST_STATEMENTS = 18_572
+MOST_STATEMENTS_OF_TESTS = 17_784
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
