@@ -2,10 +2,12 @@
 that the controller begins.
 """
 
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +27,8 @@ from cyxjax.launch.supervise.scratch import error_folder
 from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup
 
+SILENT_S = 120.0  # besides the group's timeout: after a failure the first host sends what follows, if it runs
+
 
 class Supervisor:
     """One launcher, of a job of fixed or of changing size. `run()` returns its exit code (cyxjax.errors)."""
@@ -41,6 +45,7 @@ class Supervisor:
         self._workers = WorkerGroup(options, env)
         self._failed: Start | None = None  # the last start, if its error is yet to be shown
         self._followed = False  # whether its error was only the consequence of another host's
+        self._answer_by = math.inf  # when a first host that has sent nothing since then counts as gone
 
     def run(self) -> int:
         """Takes part until the job is over, or a signal asks this host to leave it."""
@@ -65,6 +70,10 @@ class Supervisor:
             while True:
                 message = self._workers.between_starts(TICK_S)
                 code: int | None = None
+                if message or self._first is not None:
+                    self._answer_by = math.inf
+                elif time.monotonic() >= self._answer_by:
+                    channel.close()  # it is suspended, or hangs: the end of the connection says so below
                 if message is LOST:
                     channel.close()
                     if (code := self._without_first_host()) is None:
@@ -127,6 +136,7 @@ class Supervisor:
             channel.close()
         if how == "failed":
             self._failed = start  # shown with what is decided
+            self._answer_by = time.monotonic() + SILENT_S + self._place.timeout_ms / 1000
         if how != "left":
             return None
         if first is None:

@@ -25,6 +25,7 @@ from cyxjax.launch.group.controller import Controller, Size
 from cyxjax.launch.group.group_start import NO_START, Budget, GroupStart, Member, end_message
 from cyxjax.launch.group.protocol import MAX_LINE, encode
 from cyxjax.launch.options import parse
+from cyxjax.launch.supervise import supervisor
 from cyxjax.launch.supervise.supervisor import Supervisor
 from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import WorkerGroup
@@ -454,6 +455,14 @@ def test_an_error_of_the_first_host_s_launcher_ends_the_job_with_it_on_all_hosts
         other.result().close()
     assert over["over"] == EXIT_INFRASTRUCTURE
     assert "no room" in over["why"]
+
+
+def test_a_first_host_that_says_nothing_after_a_failure_counts_as_gone(first, monkeypatch):
+    failed = Start(0, [], [ErrorRecord(1, "PeerLost", "", True, EXIT_SECONDARY)])
+    monkeypatch.setattr(WorkerGroup, "run", Mock(return_value=failed))
+    monkeypatch.setattr(Controller, "hear", Mock())  # it is suspended
+    monkeypatch.setattr(supervisor, "SILENT_S", -29.5)  # the timeout has 30 s
+    assert launcher(2, 1, first.port).run() == EXIT_SECONDARY
 
 
 @pytest.mark.parametrize(("hosts", "node_rank", "is_shown"), [(1, 0, True), (2, 1, False)])
