@@ -63,7 +63,7 @@ class Loop:
         self._stop = self._to_save = False
         self._to_evaluate = not evaluated and self._evaluations.after(start.position.step)
         self._follow(self._now)
-        self._hear("on_start", [hook.on_start(start) for hook in self._hooks])
+        self._stop_if_asked("on_start", [hook.on_start(start) for hook in self._hooks])
         most, epochs = self._course.max_steps, self._course.epochs
         self._stop |= most is not None and start.position.step >= most  # the run had already ended
         while self._position.epoch < epochs and not self._stop:
@@ -142,7 +142,7 @@ class Loop:
         """Between two steps: makes the evaluation that is due, and passes the state to hooks that want it."""
         if self._to_evaluate:
             self._settle(0)
-            self._tell("on_evaluation", EpochInfo(self._position, {}, self._evaluated()))
+            self._call("on_evaluation", EpochInfo(self._position, {}, self._evaluated()))
         if self._wanting(self._position):
             self._settle(0)
             self._show_state()
@@ -158,7 +158,7 @@ class Loop:
         self._position = Position(self._position.step, first.epoch + 1, place=self._position.place)
         self._sums = np.zeros_like(self._sums)
         self._report("eval")  # callbacks may draw, print samples, upload
-        self._tell("on_epoch", EpochInfo(self._position, train, val))
+        self._call("on_epoch", EpochInfo(self._position, train, val))
         self._show_state()  # also if a save was requested during the last steps
 
     def _evaluated(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Loop:
         self._report("eval")
         return evaluate(self._program, self._state, self._feed.val())
 
-    def _tell(self, name: str, info: EpochInfo) -> None:
+    def _call(self, name: str, info: EpochInfo) -> None:
         """Calls `on_epoch` or `on_evaluation`, as `name` says.
 
         The state that a hook returns is the current one for the hooks after it, which may save it.
@@ -176,7 +176,7 @@ class Loop:
         for hook in self._hooks:
             answers.append(getattr(hook, name)(info))
             self._state = hook.next_state(info, self._state)
-        self._hear(name, answers)
+        self._stop_if_asked(name, answers)
 
     def _show_state(self) -> None:
         """Passes the state to the hooks that want it, and continues from what they return."""
@@ -196,7 +196,7 @@ class Loop:
             self._evaluations.after(at.step) or at.step == self._course.max_steps or bool(self._wanting(at))
         )
 
-    def _hear(self, name: str, answers: list[bool | None]) -> None:
+    def _stop_if_asked(self, name: str, answers: list[bool | None]) -> None:
         """Stops if a hook of any rank asks to; `answers`: what those of this rank returned at `name`.
 
         The exchange also detects a rank that alone called a collective function, such as `evaluate`.

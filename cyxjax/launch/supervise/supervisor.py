@@ -27,7 +27,9 @@ from cyxjax.launch.supervise.scratch import error_folder
 from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup
 
-SILENT_S = 120.0  # besides the group's timeout: after a failure the first host sends what follows, if it runs
+SILENT_S = (
+    120.0  # after a failure, besides the timeout of the group: how long the first host may send nothing
+)
 
 
 class Supervisor:
