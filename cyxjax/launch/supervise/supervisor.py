@@ -27,9 +27,7 @@ from cyxjax.launch.supervise.scratch import error_folder
 from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup
 
-SILENT_S = (
-    120.0  # after a failure, besides the timeout of the group: how long the first host may send nothing
-)
+SILENT_S = 120.0  # that the first host may send nothing after a failure, besides the group's timeout
 
 
 class Supervisor:
