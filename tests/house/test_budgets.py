@@ -4,9 +4,9 @@ import ast
 
 from tests.support.places import PACKAGE, TESTS, trees
 
-MOST_FILES = 280
-MOST_STATEMENTS = 18_572
-MOST_STATEMENTS_OF_TESTS = 17_784
+MOST_FILES = 282
+MOST_STATEMENTS = 18_590
+MOST_STATEMENTS_OF_TESTS = 17_787
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
 
