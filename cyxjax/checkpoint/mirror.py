@@ -1,8 +1,7 @@
 """A copy of a run folder in an object store: uploads finished steps in the background, fetches the newest.
 
-A step is in the store if its manifest is, which is written last, and is good if every file agrees with the
-manifest. Logs are uploaded before the manifest, so they reach at least to the newest step in the store.
-A step that was removed here while no process of the run ran stays in the store.
+Logs are uploaded before a step's manifest, so they reach at least to the newest step in the store. A step
+that was removed here while no process of the run ran stays in the store.
 """
 
 import os
@@ -13,24 +12,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode, find_problems, manifest_bytes
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, find_problems, manifest_bytes
+from cyxjax.checkpoint.remote import RemoteRun
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.checkpoint.run_lock import locked
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import write_whole
 from cyxjax.redaction import describe
-from cyxjax.run_folder import CHECKPOINTS, RunFolder
+from cyxjax.run_folder import RunFolder
 
 STALL_S, HURRIED_STALL_S = 30.0, 8.0  # longest wait at the end without progress: usual, after a stop
 _MOST_S = 300.0  # how long `end` waits at most
 _POLL_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _LOGS_EVERY_S = 30.0
-_WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # in these stores a write creates no bucket
 _STAGE = ".mirror"  # in the checkpoint folder: hard links to the step that is being uploaded
 
 
@@ -42,41 +40,25 @@ class Mirror:
 
     def __init__(self, url: str, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._say = url, folder, say
-        self._store, root = _open(url)
-        self._root = root.rstrip("/")
+        self.remote = RemoteRun(url)
         self._sent: dict[int, object] = {}  # step -> what distinguishes its local folder from a later one
         self._logs: dict[str, object] = {}
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
         self._ending, self._warned = threading.Event(), False
         self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
 
-    def check_bucket(self) -> None:
-        """Raises: ConfigError if the bucket does not exist; other errors are left to later calls."""
-        bucket = self._root.partition("/")[0]
-        try:
-            self._store.ls(bucket, detail=False)
-        except FileNotFoundError as err:
-            if self._url.startswith(_WITH_BUCKETS):
-                raise ConfigError(
-                    f"mirror={self._url}: bucket {bucket!r} does not exist, so the run would have no copy. "
-                    "HINT: create it, or check its name and AWS_ENDPOINT_URL.",
-                    key="mirror",
-                ) from err
-        except Exception:  # a writable bucket may not allow listing
-            return
-
     def fetch(self, alive: Callable[[], None] = lambda: None) -> int | None:
         """Fetches the newest good step of the store and its logs; None if a good local step is newer.
         Later local steps are from another course of the run: they are kept as `step_*.earlier-*`.
 
         alive: called for each file, and for each part of it that arrives.
-        Raises: ConfigError like `check_bucket`; CheckpointError if the store cannot be read and there is no
-            local step to continue from.
+        Raises: ConfigError like `RemoteRun.check_bucket`; CheckpointError if the store cannot be read and
+            there is no local step to continue from.
         """
         here, newest_s = list_steps(self._folder.checkpoints), self._newest_here_s()
         try:
             damaged: DamagedStep | None = None
-            for manifest in self._stored():
+            for manifest in self.remote.manifests():
                 if manifest.created_unix_s <= newest_s:
                     return None
                 try:
@@ -102,47 +84,23 @@ class Mirror:
             return open_step(self._folder.checkpoints)[0].created_unix_s
         return 0.0
 
-    def _stored(self) -> list[Manifest]:
-        """The readable manifests in the store, newest first."""
-        found = []
-        for path in self._remote_steps():
-            with suppress(FileNotFoundError, CheckpointError):
-                found.append(decode(self._store.cat_file(f"{path}/{MANIFEST}")))
-        return sorted(found, key=lambda manifest: manifest.created_unix_s, reverse=True)
-
-    def _remote_steps(self) -> list[str]:
-        self._store.invalidate_cache()
-        try:
-            names = self._store.ls(f"{self._root}/{CHECKPOINTS}", detail=False)
-        except FileNotFoundError:
-            self.check_bucket()
-            return []
-        return [name for name in names if name.rpartition("/")[2].startswith("step_")]
-
     def _take(self, manifest: Manifest, alive: Callable[[], None]) -> int:
         """Fetches the logs, then the step. Raises: DamagedStep, with nothing fetched, if it is not good."""
-        from fsspec.callbacks import Callback
-
         checkpoints, step = self._folder.checkpoints, manifest.step
-        arriving = Callback(hooks={"alive": lambda *_, **__: alive()})
         with locked(self._folder.root):  # no other job writes there
             folders.prepare(checkpoints)
             with folders.writing(checkpoints, step, f"{secrets.token_hex(4)}-{os.getpid()}") as folder:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    alive()  # a store that is a folder reports nothing while it copies
                     with suppress(FileNotFoundError):  # find_problems reports it
-                        self._store.get_file(
-                            f"{self._remote(step)}/{path}", str(folder / path), callback=arriving
-                        )
+                        self.remote.get_file(step, path, folder / path, alive)
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
-                logs = {}  # read all before a local one is replaced
-                for log in self._folder.logs:
-                    with suppress(FileNotFoundError):
-                        logs[log] = self._store.cat_file(f"{self._root}/{log.name}")
+                # read all before a local one is replaced
+                logs = {log: self.remote.read(log.name) for log in self._folder.logs}
                 for log, content in logs.items():
-                    write_whole(log, content)
+                    if content is not None:
+                        write_whole(log, content)
                 for later in list_steps(checkpoints):
                     if later > step:
                         folders.set_aside(checkpoints, later, "earlier")
@@ -199,7 +157,7 @@ class Mirror:
         here = set(list_steps(self._folder.checkpoints))
         if here & self._sent.keys():  # else the folder was emptied or lost, and the store has the only copy
             for step in self._sent.keys() - here:
-                self._drop(self._remote(step))
+                self.remote.drop(step)
                 del self._sent[step]
 
     def _unsent(self) -> int | None:
@@ -214,7 +172,7 @@ class Mirror:
     def _send(self, step: int) -> None:
         """Copies a step; the folder here may be pruned meanwhile."""
         mark, source = self._mark(step), step_folder(self._folder.checkpoints, step)
-        remote, stage = self._remote(step), self._folder.checkpoints / _STAGE
+        stage = self._folder.checkpoints / _STAGE
         shutil.rmtree(stage, ignore_errors=True)
         try:
             shutil.copytree(source, stage, copy_function=_link)
@@ -223,15 +181,16 @@ class Mirror:
             if mark is None or mark != self._mark(step):
                 return  # pruned or replaced
             raise
-        there = self._manifest_of(remote)
+        there = self.remote.manifest_of(step)
         if there != manifest:
             if there is not None:
-                self._store.rm_file(f"{remote}/{MANIFEST}")  # from a different course of the run
+                self.remote.drop_manifest(step)  # from a different course of the run
             for path in sorted(stage.rglob("*")):
                 if path.is_file() and path != stage / MANIFEST:
-                    self._put(path, f"{remote}/{path.relative_to(stage).as_posix()}")
+                    name = path.relative_to(stage).as_posix()
+                    self.remote.put_file(step, path, name, self._moved)
             self._send_logs()
-            self._store.pipe_file(f"{remote}/{MANIFEST}", manifest)
+            self.remote.put_manifest(step, manifest)
         self._sent[step] = mark
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -240,53 +199,14 @@ class Mirror:
         for path in self._folder.logs:
             mark = _mark(path)
             if mark is not None and self._logs.get(path.name) != mark:
-                self._put(path, f"{self._root}/{path.name}")
+                self.remote.put_log(path, self._moved)
                 self._logs[path.name] = mark
         now_s = time.monotonic()
         self._logs_at_s = now_s + max(_LOGS_EVERY_S, 10 * (now_s - began_s))
 
-    def _put(self, path: Path, remote: str) -> None:
-        """Uploads a file; `remote` has it completely, or as it was before."""
-        from fsspec.callbacks import Callback
-
-        # An object store replaces an object at once; a folder truncates the file that it copies over.
-        part = f"{remote}.part" if getattr(self._store, "local_file", False) else remote
-        self._store.put_file(str(path), part, callback=Callback(hooks={"moved": self._moved}))
-        if part != remote:
-            self._store.mv(part, remote)
-
-    def _moved(self, size: int, done: int, **_: Any) -> None:
-        if done:
+    def _moved(self, num_bytes: int) -> None:
+        if num_bytes:
             self._moved_s = time.monotonic()
-
-    def _manifest_of(self, remote: str) -> bytes | None:
-        try:
-            return bytes(self._store.cat_file(f"{remote}/{MANIFEST}"))
-        except FileNotFoundError:
-            return None
-
-    def _drop(self, remote: str) -> None:
-        with suppress(FileNotFoundError):
-            self._store.rm_file(f"{remote}/{MANIFEST}")
-        with suppress(FileNotFoundError):
-            self._store.rm(remote, recursive=True)
-
-    def _remote(self, step: int) -> str:
-        return f"{self._root}/{CHECKPOINTS}/{step_folder(Path(), step).name}"
-
-
-def _open(url: str) -> tuple[Any, str]:
-    """(the file system of `url`, the path in it)."""
-    try:
-        import fsspec
-
-        makes_folders = {"auto_mkdir": True} if url.startswith("file:") else {}
-        return fsspec.core.url_to_fs(url, **makes_folders)
-    except (ImportError, ValueError) as err:
-        extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
-        raise ConfigError(
-            f"mirror={url}: {describe(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
-        ) from None
 
 
 def _link(source: str, target: str) -> None:

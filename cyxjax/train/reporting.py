@@ -162,7 +162,7 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
         if resumes:
             mirror.fetch(lambda: report_progress(-1, "checkpoint"))
         else:
-            mirror.check_bucket()
+            mirror.remote.check_bucket()
     on_any_rank(group, "the mirror")
 
 

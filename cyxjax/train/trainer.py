@@ -24,7 +24,7 @@ from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, reason_of
 from cyxjax.train import between_fits, reporting, resume
 from cyxjax.train.checks import order as checks
 from cyxjax.train.comparison import compare_samples
-from cyxjax.train.feeding import fit_data
+from cyxjax.train.feeding import argument_pairs, fit_data
 from cyxjax.train.feeding.predicting import source_of
 from cyxjax.train.hooks.hook import Hook, RunState
 from cyxjax.train.plan import Plan, fit_arguments, own_checkpoint, plan_fit, plan_without_data
@@ -173,7 +173,7 @@ class DistributedTrainer:
         process. Every rank passes the same samples, or a loader of its share.
         Raises: DesyncError if samples differ.
         """
-        dataset = fit_data.for_evaluation(fit_data.paired(X, y))
+        dataset = fit_data.for_evaluation(argument_pairs.paired(X, y))
         compare_samples(self._group, "evaluate", dataset)
         samples = fit_data.unsplit(dataset)
         self._begin_untrained("evaluate", fit_data.one_input(samples))

@@ -1,0 +1,135 @@
+"""The copy of a run folder in an object store, through fsspec: its steps, its logs, and how each is written.
+
+A step is in the store if its manifest is, which is written last, and is good if every file agrees with the
+manifest.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cyxjax.checkpoint.folders import step_folder
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode
+from cyxjax.errors import CheckpointError, ConfigError
+from cyxjax.redaction import describe
+from cyxjax.run_folder import CHECKPOINTS
+
+_WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # in these stores a write creates no bucket
+
+
+class RemoteRun:
+    """The copy at `url`. Every method raises what the store raises.
+
+    Raises: ConfigError if no library for `url` is installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store, root = _open(url)
+        self._root = root.rstrip("/")
+
+    def check_bucket(self) -> None:
+        """Raises: ConfigError if the bucket does not exist; other errors are left to later calls."""
+        bucket = self._root.partition("/")[0]
+        try:
+            self._store.ls(bucket, detail=False)
+        except FileNotFoundError as err:
+            if self._url.startswith(_WITH_BUCKETS):
+                raise ConfigError(
+                    f"mirror={self._url}: bucket {bucket!r} does not exist, so the run would have no copy. "
+                    "HINT: create it, or check its name and AWS_ENDPOINT_URL.",
+                    key="mirror",
+                ) from err
+        except Exception:  # a writable bucket may not allow listing
+            return
+
+    def manifests(self) -> list[Manifest]:
+        """The readable manifests, newest first. Raises: ConfigError like `check_bucket`."""
+        found = []
+        for path in self._step_paths():
+            with suppress(FileNotFoundError, CheckpointError):
+                found.append(decode(self._store.cat_file(f"{path}/{MANIFEST}")))
+        return sorted(found, key=lambda manifest: manifest.created_unix_s, reverse=True)
+
+    def _step_paths(self) -> list[str]:
+        self._store.invalidate_cache()
+        try:
+            names = self._store.ls(f"{self._root}/{CHECKPOINTS}", detail=False)
+        except FileNotFoundError:
+            self.check_bucket()
+            return []
+        return [name for name in names if name.rpartition("/")[2].startswith("step_")]
+
+    def get_file(self, step: int, path: str, target: Path, alive: Callable[[], None]) -> None:
+        """Downloads a file of a step; `alive` is called for each part that arrives."""
+        from fsspec.callbacks import Callback
+
+        arriving = Callback(hooks={"alive": lambda *_, **__: alive()})
+        alive()  # a store that is a folder reports nothing while it copies
+        self._store.get_file(f"{self._step(step)}/{path}", str(target), callback=arriving)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a log; None without one."""
+        return self._content(f"{self._root}/{name}")
+
+    def manifest_of(self, step: int) -> bytes | None:
+        """The content of a step's manifest; None without one."""
+        return self._content(f"{self._step(step)}/{MANIFEST}")
+
+    def _content(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._store.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+    def put_log(self, path: Path, moved: Callable[[int], None]) -> None:
+        """Uploads a log; `moved` is called with the number of bytes that have arrived."""
+        self._put(path, f"{self._root}/{path.name}", moved)
+
+    def put_file(self, step: int, path: Path, name: str, moved: Callable[[int], None]) -> None:
+        """Uploads a file of a step as `name`; `moved` as for a log."""
+        self._put(path, f"{self._step(step)}/{name}", moved)
+
+    def _put(self, path: Path, remote: str, moved: Callable[[int], None]) -> None:
+        """Uploads a file; `remote` has it completely, or as it was before."""
+        from fsspec.callbacks import Callback
+
+        # An object store replaces an object at once; a folder truncates the file that it copies over.
+        part = f"{remote}.part" if getattr(self._store, "local_file", False) else remote
+        hooks = {"moved": lambda size, done, **_: moved(done)}
+        self._store.put_file(str(path), part, callback=Callback(hooks=hooks))
+        if part != remote:
+            self._store.mv(part, remote)
+
+    def put_manifest(self, step: int, content: bytes) -> None:
+        """Makes a step part of the copy: its files are there."""
+        self._store.pipe_file(f"{self._step(step)}/{MANIFEST}", content)
+
+    def drop_manifest(self, step: int) -> None:
+        """Makes a step no longer part of the copy."""
+        with suppress(FileNotFoundError):
+            self._store.rm_file(f"{self._step(step)}/{MANIFEST}")
+
+    def drop(self, step: int) -> None:
+        """Removes a step."""
+        self.drop_manifest(step)
+        with suppress(FileNotFoundError):
+            self._store.rm(self._step(step), recursive=True)
+
+    def _step(self, step: int) -> str:
+        return f"{self._root}/{CHECKPOINTS}/{step_folder(Path(), step).name}"
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """(the file system of `url`, the path in it)."""
+    try:
+        import fsspec
+
+        makes_folders = {"auto_mkdir": True} if url.startswith("file:") else {}
+        return fsspec.core.url_to_fs(url, **makes_folders)
+    except (ImportError, ValueError) as err:
+        extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
+        raise ConfigError(
+            f"mirror={url}: {describe(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
+        ) from None
