@@ -19,7 +19,7 @@ from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
 from cyxjax.train.checkpoints import newest_in
 from cyxjax.train.feeding import fit_data
-from cyxjax.train.feeding.argument_pairs import one_dataset
+from cyxjax.train.feeding.argument_pairs import one_dataset, paired
 from cyxjax.train.feeding.feed import begin_reading, build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import keying_for
@@ -99,8 +99,8 @@ def fit_arguments(
         kind = TrainConfig if settings.keys() & _OF_A_RUN_FOLDER else kind
         config = kind(**(before | settings))
     if validation_data is not None:
-        given = [one_dataset(given[0])] if len(given) == 1 else given
         is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
+        given = [one_dataset(paired(*given))] if len(given) in (1, 2) and not is_pair else given
         given += list(validation_data) if is_pair else [validation_data]
     if isinstance(config, TrainConfig):
         config.run_folder.refuse_unusable()

@@ -18,7 +18,7 @@ def one_dataset(data: Any) -> Any:
     return as_dataset(data) if isinstance(data, list) or is_frame(data) or is_arrays(data) else data
 
 
-def paired(X: Any, y: Any) -> Any:
+def paired(X: Any, y: Any = None) -> Any:
     """Inputs and targets as one object; X alone, which holds both, if there is no y."""
     return X if y is None else as_pair(X, y) or (X, y)
 

@@ -27,13 +27,12 @@ def is_loader(data: Any) -> bool:
     return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
 
 
-def refuse_iterator(data: Any) -> None:
+def refuse_iterator(data: Any, otherwise: str = "") -> None:
     """Raises: DataError for a generator: it can be read only once, and each epoch reads its loader again."""
     if isinstance(data, Iterator):
         raise DataError(
             f"{type(data).__name__} can be read only once; expected a loader that can be read again in "
-            "each epoch. HINT: pass an object whose __iter__ makes batches, or set steps_per_epoch, which "
-            "reads on without a restart."
+            f"each epoch. HINT: pass an object whose __iter__ makes batches{otherwise}."
         )
 
 
@@ -157,7 +156,7 @@ def parse(
         if is_loader(train):
             if config.steps_per_epoch and isinstance(train, Iterator):
                 train = Once(train)
-            refuse_iterator(train)
+            refuse_iterator(train, ", or set steps_per_epoch, which reads on without a restart")
             if not isinstance(train, RowBatches):  # whose batches are those of the configuration
                 config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)

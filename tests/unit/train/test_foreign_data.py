@@ -145,6 +145,15 @@ def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
     assert both.val.take(np.arange(24))[1].tolist() == Y.tolist()
 
 
+@pytest.mark.parametrize(
+    "val", [cx.data.DataLoader((X[:8], Y[:8]), batch_size=3), list(zip(X[:8], Y[:8], strict=True))]
+)
+def test_inputs_and_targets_may_have_validation_data_of_another_kind(val):
+    data, _ = fit_arguments((X, Y), None, val, {})
+    found, _ = fit_data.parse(data, None)
+    assert (len(found.train), len(found.val)) == (24, 8)
+
+
 def test_two_tuples_are_training_and_validation_data_unless_they_may_be_inputs_and_targets():
     with pytest.raises(DataError):
         fit_data.parse(((X, X), (X, X)), None)
