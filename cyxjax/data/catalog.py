@@ -138,4 +138,5 @@ def as_splits(name: str, found: Any) -> Splits:
 
 def _is_plain(part: Any) -> bool:
     """Whether `part` is an object with items, neither a `Dataset` nor a stream."""
-    return hasattr(part, "__getitem__") and not isinstance(part, Dataset)
+    has_items = hasattr(part, "__getitem__") and hasattr(part, "__len__")
+    return has_items and not isinstance(part, Dataset)

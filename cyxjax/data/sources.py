@@ -241,7 +241,7 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
         return ArrayDataset(*_arrays(split(data, columns)))
     has_length = getattr(data, "__len__", None) is not None and not isinstance(data, str)
     if has_length and hasattr(data, "column_names") and hasattr(data, "with_format"):
-        return TableDataset(data.with_format("numpy"), columns)
+        return TableDataset(_in_numpy(data), columns)
     if has_length and isinstance(data, Dataset):
         return data
     if not has_length or not hasattr(data, "__getitem__"):
@@ -253,6 +253,15 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
     if isinstance(data, list):
         refuse_batches(data, columns)
     return ItemDataset(data, num_workers, columns)
+
+
+def _in_numpy(table: Any) -> Any:
+    """A Hugging Face dataset that gives numpy columns: those that its format selects. A transform is kept."""
+    own = getattr(table, "format", {})
+    if own.get("type") == "custom":
+        return table
+    selected = {name: own[name] for name in ("columns", "output_all_columns") if name in own}
+    return table.with_format("numpy", **selected)
 
 
 def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

@@ -103,12 +103,17 @@ def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] |
 
 def _forgets(loader: Any) -> bool:
     """Whether a Hugging Face stream has a shuffle buffer, whose samples its state does not hold."""
-    part, names = getattr(loader, "_ex_iterable", None), []
-    while part is not None:
-        names.append(type(part).__name__)
-        part = getattr(part, "ex_iterable", None)
-    shuffling = getattr(loader, "_shuffling", None) is not None
-    return shuffling or any("BufferShuffled" in name for name in names)
+    is_shuffled = getattr(loader, "_shuffling", None) is not None
+    source = getattr(loader, "_ex_iterable", None)
+    return is_shuffled or any("BufferShuffled" in type(part).__name__ for part in _sources(source))
+
+
+def _sources(part: Any) -> Iterator[Any]:
+    """A source of a Hugging Face stream, and all sources that it reads."""
+    if part is not None:
+        yield part
+        for inner in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())):
+            yield from _sources(inner)
 
 
 def packed(value: Any) -> Any:
@@ -188,15 +193,30 @@ def as_rows(data: Any) -> Rows | None:
                 f"Rows of {type(data.source).__name__}, which is an iterator; expected a stream that starts "
                 "over. HINT: pass an object whose __iter__ makes a new iterator."
             )
-        return data
+        own = copy.copy(data)
+        own.source = _with_own_position(data.source) if _is_hugging_face(data.source) else data.source
+        return own
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):
         return Rows(data)
-    if hasattr(data, "_ex_iterable") and hasattr(data, "with_format"):
-        own = copy.copy(data)  # the streams of one source share, and would move, its position
-        own._ex_iterable = _own_source(data._ex_iterable)
-        return Rows(own.with_format("numpy"), shared=getattr(data, "_distributed", None) is None)
+    if _is_hugging_face(data):
+        stream = _with_own_position(data).with_format("numpy")
+        return Rows(stream, shared=getattr(data, "_distributed", None) is None)
     return None
+
+
+def _is_hugging_face(data: Any) -> bool:
+    """Whether `data` is a stream of Hugging Face's datasets."""
+    return hasattr(data, "_ex_iterable") and hasattr(data, "with_format")
+
+
+def _with_own_position(stream: Any) -> Any:
+    """A copy of a Hugging Face stream: the streams of one source share, and would move, its position."""
+    own = object.__new__(type(stream))
+    own.__dict__ = stream.__dict__ | {
+        "_ex_iterable": _own_source(stream._ex_iterable)
+    }  # `copy` would share it
+    return own
 
 
 def _own_source(part: Any) -> Any:

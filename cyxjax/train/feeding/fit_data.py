@@ -24,7 +24,7 @@ EVAL_ROWS = 256  # rows per batch of a stream: of each process in evaluation, of
 
 def is_loader(data: Any) -> bool:
     """Whether `data` gives batches when iterated, and no samples by index."""
-    return isinstance(data, Iterable) and not hasattr(data, "__getitem__")
+    return isinstance(data, Iterable) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
 
 
 def refuse_iterator(data: Any, otherwise: str = "") -> None:

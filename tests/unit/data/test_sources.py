@@ -68,18 +68,39 @@ class Table:
 
     column_names, take = ("image", "label"), None
 
-    def __init__(self, format=None):
-        self.format = format
+    def __init__(self, kind=None):
+        self.format = {"type": kind}
 
     def __len__(self):
         return 6
 
-    def with_format(self, format):
-        return Table(format)
+    def with_format(self, kind):
+        return Table(kind)
 
     def __getitem__(self, indices):
-        assert (self.format, type(indices)) == ("numpy", list)
+        assert (self.format["type"], type(indices)) == ("numpy", list)
         return {"image": X[indices], "label": Y[indices]}
+
+
+class Transformed(Table):
+    """A Hugging Face dataset with a transform, which another format would replace."""
+
+    def __init__(self):
+        super().__init__("custom")
+
+    def __getitem__(self, indices):
+        return {"image": X[indices], "label": Y[indices]}
+
+
+class Selected(Table):
+    """A Hugging Face dataset whose format selects columns."""
+
+    def __init__(self):
+        self.format = {"type": "torch", "columns": ["image", "label"], "output_all_columns": False}
+
+    def with_format(self, kind, columns, output_all_columns):
+        assert (columns, output_all_columns) == (["image", "label"], False)
+        return Table(kind)
 
 
 class Stream(Table):
@@ -106,6 +127,8 @@ def mapped(path):
         [[x, y] for x, y in zip(X, Y, strict=True)],
         [{"x": x, "targets": y} for x, y in zip(X, Y, strict=True)],
         Table(),
+        Transformed(),
+        Selected(),
         ArrayDataset(X, Y),
         Tensors(),
         mapped,

@@ -345,13 +345,27 @@ def hugging_face_shuffled():
     return hugging_face().shuffle(seed=3, buffer_size=20)
 
 
-def test_hugging_face_streams_of_one_source_have_positions_of_their_own():
+def hugging_face_mixed():
+    from datasets import interleave_datasets
+
+    parts = hugging_face_shuffled(), hugging_face().shuffle(seed=4, buffer_size=20)
+    return interleave_datasets(list(parts), stopping_strategy="all_exhausted")
+
+
+@pytest.mark.parametrize("wrap", [lambda stream: stream, lambda stream: Rows(stream, "x", "label")])
+@pytest.mark.parametrize("val_of", [lambda whole: whole.take(12), lambda whole: whole])
+def test_hugging_face_streams_of_one_source_have_positions_of_their_own(wrap, val_of):
     whole = hugging_face()
-    train, val = (as_rows(part).source for part in (whole.skip(12), whole.take(12)))
+    train, val = (as_rows(wrap(part)).source for part in (whole.skip(12), val_of(whole)))
     list(itertools.islice(train, 5))
     before = train.state_dict()
-    assert len(list(val)) == 12
+    assert len(list(val)) >= 12
     assert train.state_dict() == before
+
+
+def test_a_hugging_face_stream_is_predicted():
+    fitted = after_fit(X, Y, config(), model=linen.Dense(3))
+    assert np.array_equal(fitted.predict(hugging_face()), fitted.predict(X))
 
 
 class TorchStream:
@@ -376,6 +390,7 @@ def test_a_stream_of_torchs_gives_single_samples(monkeypatch):
     ("make", "steps"),
     [
         *((grain_batches, 4), (grain_loader, None), (hugging_face, 4), (hugging_face_shuffled, None)),
+        (hugging_face_mixed, 8),
         pytest.param(grain_workers, None, marks=pytest.mark.slow),
     ],
 )
