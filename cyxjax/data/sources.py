@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from cyxjax.data import hugging_face
 from cyxjax.data.columns import (
     Columns,
     as_array,
@@ -241,7 +242,7 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
         return ArrayDataset(*_arrays(split(data, columns)))
     has_length = getattr(data, "__len__", None) is not None and not isinstance(data, str)
     if has_length and hasattr(data, "column_names") and hasattr(data, "with_format"):
-        return TableDataset(_in_numpy(data), columns)
+        return TableDataset(hugging_face.in_numpy(data), columns)
     if has_length and isinstance(data, Dataset):
         return data
     if not has_length or not hasattr(data, "__getitem__"):
@@ -253,15 +254,6 @@ def _recognise(data: Any, columns: Columns, num_workers: int) -> Dataset:
     if isinstance(data, list):
         refuse_batches(data, columns)
     return ItemDataset(data, num_workers, columns)
-
-
-def _in_numpy(table: Any) -> Any:
-    """A Hugging Face dataset that gives numpy columns: those that its format selects. A transform is kept."""
-    own = getattr(table, "format", {})
-    if own.get("type") == "custom":
-        return table
-    selected = {name: own[name] for name in ("columns", "output_all_columns") if name in own}
-    return table.with_format("numpy", **selected)
 
 
 def as_batches(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:

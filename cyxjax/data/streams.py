@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from cyxjax.data import hugging_face
 from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
 from cyxjax.data.loader import tell_epoch, told_the_epoch
 from cyxjax.errors import CheckpointError, DataError
@@ -69,7 +70,8 @@ class Reader:
 
 def _has_state(loader: Any) -> bool:
     """Whether a loader itself, not the iterator of a pass, reports and restores its position."""
-    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not _forgets(loader)
+    has_both = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    return has_both and not hugging_face.has_buffer(loader)
 
 
 def end_place(loader: Any) -> Any:
@@ -99,21 +101,6 @@ def _opened(loader: Any, place: Any) -> tuple[Iterator[Any], Callable[[], Any] |
             "HINT: pass the same loader to fit, or resume: never."
         )
     return iterator, None
-
-
-def _forgets(loader: Any) -> bool:
-    """Whether a Hugging Face stream has a shuffle buffer, whose samples its state does not hold."""
-    is_shuffled = getattr(loader, "_shuffling", None) is not None
-    source = getattr(loader, "_ex_iterable", None)
-    return is_shuffled or any("BufferShuffled" in type(part).__name__ for part in _sources(source))
-
-
-def _sources(part: Any) -> Iterator[Any]:
-    """A source of a Hugging Face stream, and all sources that it reads."""
-    if part is not None:
-        yield part
-        for inner in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())):
-            yield from _sources(inner)
 
 
 def packed(value: Any) -> Any:
@@ -194,39 +181,15 @@ def as_rows(data: Any) -> Rows | None:
                 "over. HINT: pass an object whose __iter__ makes a new iterator."
             )
         own = copy.copy(data)
-        own.source = _with_own_position(data.source) if _is_hugging_face(data.source) else data.source
+        own.source = hugging_face.with_own_position(data.source)
         return own
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.IterableDataset):
         return Rows(data)
-    if _is_hugging_face(data):
-        stream = _with_own_position(data).with_format("numpy")
+    if hugging_face.is_stream(data):
+        stream = hugging_face.with_own_position(data).with_format("numpy")
         return Rows(stream, shared=getattr(data, "_distributed", None) is None)
     return None
-
-
-def _is_hugging_face(data: Any) -> bool:
-    """Whether `data` is a stream of Hugging Face's datasets."""
-    return hasattr(data, "_ex_iterable") and hasattr(data, "with_format")
-
-
-def _with_own_position(stream: Any) -> Any:
-    """A copy of a Hugging Face stream: the streams of one source share, and would move, its position."""
-    own = object.__new__(type(stream))
-    own.__dict__ = stream.__dict__ | {
-        "_ex_iterable": _own_source(stream._ex_iterable)
-    }  # `copy` would share it
-    return own
-
-
-def _own_source(part: Any) -> Any:
-    """A copy of a source of a Hugging Face stream, and of those it reads, which each hold their position."""
-    own = copy.copy(part)
-    if hasattr(part, "ex_iterable"):
-        own.ex_iterable = _own_source(part.ex_iterable)
-    if hasattr(part, "ex_iterables"):
-        own.ex_iterables = [_own_source(one) for one in part.ex_iterables]
-    return own
 
 
 def _let_grain_work() -> None:
