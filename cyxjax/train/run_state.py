@@ -139,7 +139,7 @@ class Run:
         if not self.is_loaded:
             self.restored = {}
             self.history = DistributedTrainingHistory()
-            self.describe_group(plan)
+        self.describe_group(plan)
         self.last = plan, program
         return program, self.state.state
 

@@ -17,7 +17,20 @@ from cyxjax.launch import heartbeat
 from cyxjax.train import trainer as train
 from cyxjax.train.hooks.all_callbacks import checked
 from cyxjax.train.hooks.hook import stops
-from tests.support.trainers import VAL, X, Y, after_fit, config, does, fitted, loaded, mlp, same_bits, trainer
+from tests.support.trainers import (
+    VAL,
+    X,
+    Y,
+    after_fit,
+    config,
+    does,
+    fitted,
+    loaded,
+    mlp,
+    same_bits,
+    trainer,
+    use_devices,
+)
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -64,6 +77,20 @@ def test_plateaus_lower_one_learning_rate_and_go_on_where_a_checkpoint_was_made(
         lr=lambda step: jnp.asarray(expected)[step // 3],
     )
     assert history.train_losses == pytest.approx(by_hand.history.train_losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_plateau_goes_on_where_replicas_keep_their_own_rate(tmp_path, devices):
+    use_devices(devices)
+
+    def run(**values):
+        falls = cx.ReduceLROnPlateau(0.5, patience=1, monitor="train_loss", min_delta=10)
+        return fitted(falls, comm="local_sgd", checkpoint_every_n_epochs=1, **values).history
+
+    saving = {"checkpoint_dir": str(tmp_path / "cut"), "resume": "auto"}
+    rates = run(epochs=4, checkpoint_dir=str(tmp_path / "whole")).learning_rates
+    run(epochs=3, **saving)
+    assert run(epochs=4, **saving).learning_rates == rates == pytest.approx([0.1, 0.1, 0.05, 0.025])
 
 
 def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():

@@ -268,3 +268,9 @@ def test_a_run_after_a_refused_resume_records_itself_alone(tmp_path):
     assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 4
     audit = audit_of(RunFolder(tmp_path / "run"))
     assert (audit.good, "4 steps" in str(audit.lines)) == (True, True)
+
+
+def test_a_fit_from_a_loaded_checkpoint_records_its_own_batch_size(tmp_path):
+    fitted(epochs=1, checkpoint_every_n_epochs=1, checkpoint_dir=str(tmp_path))
+    history = one_layer().fit(*DATA, config(batch_size=2), ckpt_path=str(tmp_path))
+    assert history.effective_batch_size == 4
