@@ -4,9 +4,9 @@ import ast
 
 from tests.support.places import PACKAGE, TESTS, trees
 
-MOST_FILES = 283
-MOST_STATEMENTS = 18_612
-MOST_STATEMENTS_OF_TESTS = 17_821
+MOST_FILES = 284
+MOST_STATEMENTS = 18_626
+MOST_STATEMENTS_OF_TESTS = 17_880
 MOST_LINES_OF_A_FILE = 300
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
