@@ -36,6 +36,7 @@ from cyxjax.distributed.model_sync import ModelSync
 from cyxjax.distributed.payload import as_arrays
 from cyxjax.distributed.process_group import ProcessGroup, current
 from cyxjax.errors import GroupError
+from cyxjax.launch.interrupts import interrupted_at_end
 
 
 class DistributedDataParallel:
@@ -133,6 +134,7 @@ class DistributedDataParallel:
             value, grad = facade.loss_and_output_grad(criterion, output, target)
         return values.BoundLoss(value, *values.of_whole(grad, output, self._since.output), self)
 
+    @interrupted_at_end()
     def backward(self, output_grad: PyTree, scale: float = 1.0, at: PyTree = None) -> None:
         """Backpropagates `scale * output_grad` through the last forward pass and adds to the gradients.
 
@@ -157,6 +159,7 @@ class DistributedDataParallel:
         since.grads = self._backward()(since.pullback, placed, factor, since.grads)
         since.pullback = since.output = None
 
+    @interrupted_at_end()
     def sync_gradients(self) -> PyTree:
         """The mean over processes of the accumulated gradients: one reduction. All ranks call it together.
 
@@ -168,6 +171,7 @@ class DistributedDataParallel:
             since.grads = None
         return view.to_local(self._mesh, since.mean_grads, REPLICATED)
 
+    @interrupted_at_end()
     def update_parameters(self, optimizer: optax.GradientTransformation) -> None:
         """Averages the gradients and updates the parameters by `optimizer`. All ranks call it together.
 
@@ -176,11 +180,7 @@ class DistributedDataParallel:
         self._pull()
         self.is_frozen = getattr(optimizer, "is_frozen", None)
         self._state.use_optimizer(optimizer)
-        since = self._since
-        if since.mean_grads is None:
-            self._state.update(since.grads, since.carried)
-        else:
-            self._state.apply(since.mean_grads, since.carried)
+        self._state.update(self._since)
         self._since = Gathered()
         self._push()
 

@@ -159,18 +159,17 @@ class HeldState:
         self._state = self.whole._replace(sync=(reduced, inner))
         return mean_grads
 
-    def update(self, grads: PyTree, carried: PyTree) -> None:
-        """The next state from this process's rows of gradients: reduction and update in one program."""
-        rows = self._rows(grads)
-        carried = view.to_global(self._mesh, carried, PER_REPLICA)
-        self._take(self._together(self._stepped, False, self.whole, rows, carried))
-
-    def apply(self, mean_grads: PyTree, carried: PyTree) -> None:
-        """The next state from mean gradients."""
+    def update(self, since: Gathered) -> None:
+        """The next state from the mean gradients, or from this process's rows of gradients: then reduction
+        and update are one program."""
+        carried = view.to_global(self._mesh, since.carried, PER_REPLICA)
+        if since.mean_grads is None:
+            rows = self._rows(since.grads)
+            self._take(self._together(self._stepped, False, self.whole, rows, carried))
+            return
         reduced, inner = self.whole.sync
         alone = self.whole._replace(sync=(optax.EmptyState(), inner))  # these gradients are already reduced
-        carried = view.to_global(self._mesh, carried, PER_REPLICA)
-        done = self._stepped(True, alone, mean_grads, carried)
+        done = self._stepped(True, alone, since.mean_grads, carried)
         self._take(done._replace(sync=(reduced, done.sync[1])))
 
     def _stepped(self, is_reduced: bool, state: TrainState, *given: Any) -> Any:

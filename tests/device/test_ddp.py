@@ -1,14 +1,16 @@
 """The wrapper runs the same phases as the trainer, in three dispatches, with the same bits."""
 
+import signal
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
+from flax import linen, nnx
 
 import cyxjax as cx
 from cyxjax.core import facade
@@ -16,6 +18,7 @@ from cyxjax.core.losses import Loss, MSELoss
 from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
+from cyxjax.distributed.ddp_state import HeldState
 from cyxjax.errors import ConfigError, DataError, GroupError, WrappingError
 from tests.support.models import CRITERION, Dropping, Net, data, largest_gap, train
 from tests.support.wrapped import step, wrap
@@ -58,6 +61,24 @@ def both_ways(model, replicas, optimizer, accumulation, batch_size=4):
 def test_the_wrapper_gives_the_compiled_steps_bits(model, num_replicas, optimizer, accumulation, tolerance):
     compiled, wrapped = both_ways(model, num_replicas, optimizer, accumulation)
     assert largest_gap(compiled, wrapped) <= tolerance
+
+
+@pytest.mark.parametrize("make", [lambda: linen.Dense(3), lambda: nnx.Linear(6, 3, rngs=nnx.Rngs(0))])
+def test_ctrl_c_within_an_update_raises_after_it(make, monkeypatch):
+    """The program of an update is given the buffers of the state: without the next one all would be lost."""
+    whole, cut, take = wrap(make(), 2), wrap(make(), 2), HeldState._take
+
+    def take_late(held, state):
+        signal.raise_signal(signal.SIGINT)
+        take(held, state)
+
+    samples = SimpleNamespace(inputs=np.ones((4, 6), np.float32), targets=np.arange(4) % 3)
+    for ddp in (whole, cut, whole):
+        step(ddp, samples, SGD)
+    monkeypatch.setattr(HeldState, "_take", take_late)
+    with pytest.raises(KeyboardInterrupt):
+        step(cut, samples, SGD)
+    assert largest_gap(whole.state_dict(), cut.state_dict()) == 0
 
 
 def test_a_step_is_three_dispatches_and_nothing_is_compiled_after_the_first(monkeypatch):

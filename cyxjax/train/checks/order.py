@@ -15,6 +15,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.data.content import drawn_anew
 from cyxjax.data.labels import LabelCheck
 from cyxjax.errors import CheckpointError, ConfigError, translated
+from cyxjax.launch.interrupts import interrupted_at_end
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train import fingerprints
 from cyxjax.train.checks.batch_checks import (
@@ -37,6 +38,7 @@ from cyxjax.train.start.at_once import steps_at_once
 from cyxjax.train.start.dispatch import has_whole_batch
 
 
+@interrupted_at_end(also_at_once=True)
 def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]], *, loaded: bool) -> Plan:
     """All checks of a fit. Returns the plan with the facts that all ranks have compared.
 

@@ -1,0 +1,36 @@
+"""Ctrl-C in code that must not be cut in two, or in which Python would lose it."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def interrupted_at_end(*, also_at_once: bool = False) -> Iterator[None]:
+    """A block, or a decorated function, at whose end a Ctrl-C raises that came meanwhile; a second one raises
+    at once. Buffers that a program was given are so never gone before their successors are stored.
+
+    also_at_once: the first one raises at once too, and at the end only if that had no effect: Python drops
+    what is raised in a callback of its garbage collector, and jax has one.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        raises, came = came or also_at_once, True
+        if raises:
+            usual(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if came:
+        signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,77 @@
+"""Ctrl-C in a block that must not be cut in two."""
+
+import signal
+import threading
+from contextlib import suppress
+
+import pytest
+
+from cyxjax.launch.interrupts import interrupted_at_end
+from cyxjax.train.checks import order
+from tests.support.trainers import QUIET, X, Y, trainer
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_it_raises_at_the_end_and_a_second_one_at_once():
+    before, done = signal.getsignal(signal.SIGINT), []
+
+    @interrupted_at_end()
+    def work(presses):
+        for number in range(presses):
+            press()
+            done.append(number)
+
+    for presses in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            work(presses)
+        assert signal.getsignal(signal.SIGINT) is before
+    assert done == [0, 0]
+    work(0)
+
+
+def test_one_that_python_dropped_raises_at_the_end():
+    done = []
+
+    @interrupted_at_end(also_at_once=True)
+    def work():
+        with suppress(KeyboardInterrupt):
+            press()
+            done.append("at once")
+        done.append("later")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["later"]
+
+
+def test_an_ignored_signal_stays_ignored_and_other_threads_have_no_handlers():
+    def ignored():
+        with interrupted_at_end():
+            assert signal.getsignal(signal.SIGINT) is before
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=ignored)
+    thread.start()
+    thread.join()
+    before = signal.SIG_IGN
+    usual = signal.signal(signal.SIGINT, before)
+    ignored()
+    signal.signal(signal.SIGINT, usual)
+
+
+def test_a_fit_does_not_train_after_an_interrupt_that_was_dropped_while_it_was_prepared(group, monkeypatch):
+    one, compare = trainer(), order.compare_ranks
+
+    def interrupted(*args):
+        with suppress(KeyboardInterrupt):
+            press()
+        return compare(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(order, "compare_ranks", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.fit(X, Y, **QUIET)
+    assert one.fit(X, Y, **QUIET).num_steps
