@@ -23,7 +23,7 @@ from cyxjax.launch.program import code_facts, own_modules
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.state_digests import contradicted_leaves
 from cyxjax.train.feeding.fit_data import FitData, is_loader, is_shared
-from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks, program_of
+from cyxjax.train.fingerprints import Facts, digest_of_first, equal_on_ranks
 from cyxjax.train.plan import Plan, input_shapes
 from cyxjax.train.settings import Settings
 
@@ -43,7 +43,7 @@ _OF_A_RUN = frozenset(
 def to_meta(facts: Facts) -> dict[str, Any]:
     """`facts` as the meta data of a checkpoint."""
     kept: dict[str, Any] = {"config": facts.config}
-    kept[META] = {"code": code_facts(), "data": facts.data, "own": facts.own_code}
+    kept[META] = {"code": code_facts(), "data": facts.data, "own": facts.own_code, "program": facts.program}
     return kept | ({"exact": facts.exact} if facts.exact else {})
 
 
@@ -63,7 +63,8 @@ def compare_with_checkpoint(
             "in the stream is counted in these epochs. HINT: set it as before, or resume: never.",
             key="steps_per_epoch",
         )
-    lines = [*changed_keys(then, config), *_changed_code(meta), *changed_data(meta, facts.data)]
+    known = [*changed_keys(then, config), *_changed_code(meta)]
+    lines = [*(known or _changed_program(meta, facts)), *changed_data(meta, facts.data)]
     for line in lines if is_master else []:
         warn_on_stderr(f"WARNING: {line}.")  # not to the console: it may be switched off
     stored = meta.get("exact", {})
@@ -80,6 +81,7 @@ def refuse_finished(meta: Mapping[str, Any], facts: Facts, folder: Path) -> None
     values = differing_values(meta.get("config", facts.config), facts.config, later=True)
     changed = [one for one in values if one[0].partition(".")[0] in _OF_A_RUN]
     other = [f"{key} was {was}, is {now}" for key, was, now in changed]
+    other = other or _changed_program(meta, facts)
     other += changed_data(meta, facts.data, to_the_bit=False)
     if other:
         raise ConfigError(
@@ -123,6 +125,13 @@ def _changed_code(meta: Mapping[str, Any]) -> list[str]:
     now = {name: digest for name, digest in code_facts().items() if name != "the program"}  # a file of theirs
     other = [name for name, digest in now.items() if kept.get(name, digest) != digest] + changed_files(meta)
     return [f"changed since the checkpoint: {', '.join(other)}"] if other else []
+
+
+def _changed_program(meta: Mapping[str, Any], facts: Facts) -> list[str]:
+    """A clause if the program of a step is another one for the same settings."""
+    then, now = meta.get(META, {}).get("program", {}), facts.program
+    is_other = then.get("of") == now.get("of") and then.get("text") != now.get("text")
+    return ["the program of a step changed: the model, the loss or the optimizer"] if is_other else []
 
 
 def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -190,8 +199,8 @@ def naming_settings(plan: Plan, folder: Path, stored: Mapping[str, Any]) -> Iter
 # ---- across ranks -----------------------------------------------------------------------------------------
 
 
-def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any) -> None:
-    """Returns once all ranks are found to train with the same facts. lowered: see `program_of`.
+def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData) -> None:
+    """Returns once all ranks are found to train with the same facts.
 
     Raises: DesyncError on every rank, with the values of each.
     """
@@ -202,7 +211,8 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData, lowered: Any
     exact = {
         f"{name} that the bits of this exact run depend on": value for name, value in facts.exact.items()
     }
-    note: dict[str, Any] = {"program": program_of(lowered), "first": "", "shapes": "", "data": facts.data}
+    note: dict[str, Any] = {"first": "", "shapes": "", "data": facts.data}
+    note["program"] = facts.program.get("text", "")
     note["settings"] = config | {
         "the validation data": _kind(data.val),
         "the order of the training loader": order,

@@ -22,13 +22,14 @@ from cyxjax.config.effects import PER_RANK
 from cyxjax.core.exact.calls import Part, Parts, tree_of_each
 from cyxjax.core.exact.step import PartsStep, by_device
 from cyxjax.core.exact.tree_sum import widened
+from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of
 from cyxjax.data.sources import ArrayDataset, Dataset
-from cyxjax.launch.program import own_modules
+from cyxjax.launch.program import code_facts, own_modules, software
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
@@ -36,7 +37,7 @@ from cyxjax.train.hooks.all_callbacks import in_the_step
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Program, Recipe
-from cyxjax.train.settings import Settings
+from cyxjax.train.settings import Settings, StepPlan
 from cyxjax.train.start.dispatch import placer_for
 from cyxjax.train.start.optimizer_groups import for_trainer
 
@@ -51,6 +52,7 @@ class Facts(NamedTuple):
     config: dict[str, Any]  # configuration, optimizer, augmentation and callbacks: see `config_of`
     data: dict[str, Any] = {}  # summaries of the samples that are read by number, by name of the data
     own_code: dict[str, str] = {}  # digests of the user's modules
+    program: dict[str, str] = {}  # of a step, and of what the settings decide about it: see `program_of`
     exact: dict[str, str] = {}  # what the bits of an exact run depend on: see `exact_of`
 
 
@@ -141,11 +143,16 @@ def flops_of(lowered: Any) -> float:
     return 0.0 if lowered is None else float((lowered.cost_analysis() or {}).get("flops", 0.0))
 
 
-def program_of(lowered: Any) -> str:
-    """A digest of the program that `lower_step` returned; "" for None."""
+def program_of(lowered: Any, step: StepPlan, metrics: Metrics) -> dict[str, str]:
+    """Digests of the program that `lower_step` returned, and of all that decides it but model, loss and
+    optimizer: programs for the same settings differ in one of these. Empty for None.
+    """
     if lowered is None:
-        return ""
-    return _digest(_OF_ONE_PROCESS.sub("", lowered.as_text()).encode(), _STEP_DIGITS)
+        return {}
+    rate = step.rate._replace(own=None)  # a function
+    settings = step._replace(rate=rate), metrics.row_names, lowered.in_avals, code_facts(), software()
+    text = _OF_ONE_PROCESS.sub("", lowered.as_text())
+    return {name: _digest(str(of).encode(), _STEP_DIGITS) for name, of in (("of", settings), ("text", text))}
 
 
 # ---- what the bits of an exact run depend on --------------------------------------------------------------

@@ -85,7 +85,8 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     with translated():  # of operations that the backend lacks, such as some products of float16 on CPUs
         several = steps_at_once(plan, program, state)
         lowered = fingerprints.lower_step(program, several, state, data, settings, mesh)
-    compare_ranks(group, facts, data, lowered)
+    facts = facts._replace(program=fingerprints.program_of(lowered, settings.step, recipe.metrics))
+    compare_ranks(group, facts, data)
     flops = partial(fingerprints.flops_of, lowered)
     return plan._replace(facts=facts, steps_at_once=several, step_flops=flops)
 

@@ -3,6 +3,7 @@
 import json
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import optax
@@ -45,6 +46,36 @@ def fit(folder, model=None, optimizer=None, callbacks=(), augment=None, data=(X[
 
 
 # ---- a resume ----------------------------------------------------------------------------------------------
+
+
+class Bent(linen.Module):
+    """A layer that may be written anew, with parameters of the same shapes."""
+
+    bend: Any = staticmethod(linen.relu)
+
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(3)(self.bend(x))
+
+
+PROGRAM = "the program of a step changed"
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("other", [{"model": Bent(linen.tanh)}, {"optimizer": optax.sgd(0.2, momentum=0.5)}])
+def test_another_model_or_optimizer_of_the_same_shapes_is_noticed(other, tmp_path, capsys):
+    """Without it a finished run gave the results of the first model for the second."""
+    same = {"model": Bent(), "optimizer": optax.sgd(0.1, momentum=0.5)}
+    for name, values in (("whole", {}), ("cut", {"max_steps": 2})):
+        fit(tmp_path / name, **same, epochs=1, **values)
+    fit(tmp_path / "whole", **same, epochs=1)
+    fit(tmp_path / "whole", **same, epochs=2, batch_size=2)
+    assert PROGRAM not in capsys.readouterr().err
+    fit(tmp_path / "cut", **same | other, epochs=1)
+    assert PROGRAM in capsys.readouterr().err
+    with pytest.raises(ConfigError) as caught:
+        fit(tmp_path / "whole", **same | other, epochs=2, batch_size=2)
+    assert caught.value.key == "run_dir"
 
 
 @pytest.mark.usefixtures("two_devices")
@@ -301,7 +332,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
     monkeypatch.setattr(comparison, "agree", lambda group, call, note: notes.append(note) or notes)
 
     def start(x, y):
-        comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=(x, y)), None)
+        comparison.compare_ranks(ranks(2), Facts({}), FitData(None, None, False, first=(x, y)))
 
     start(X[:8], Y[:8])
     start(X[8:16], Y[8:16])
@@ -322,16 +353,15 @@ FACTS = Facts(made(cx.SGDOptimizer(0.1)), exact=EXACT)
 def note_of(monkeypatch, facts=FACTS, data=INDEXED, program="a"):
     """The note that a rank sends to the others at its start."""
     notes = []
-    monkeypatch.setattr(comparison, "program_of", lambda lowered: program)
     monkeypatch.setattr(comparison, "is_shared", lambda train: train is not None)
     monkeypatch.setattr(comparison, "agree", lambda group, what, note: notes.append(note) or notes)
-    comparison.compare_ranks(ranks(2), facts, data, None)
+    comparison.compare_ranks(ranks(2), facts._replace(program={"text": program}), data)
     return notes[0]
 
 
 def compare(monkeypatch, *notes):
     monkeypatch.setattr(comparison, "agree", lambda group, what, note: list(notes))
-    comparison.compare_ranks(ranks(len(notes)), FACTS, INDEXED, None)
+    comparison.compare_ranks(ranks(len(notes)), FACTS, INDEXED)
 
 
 def test_loaders_whose_ranks_have_other_programs_for_batches_of_one_shape_are_refused(monkeypatch):
