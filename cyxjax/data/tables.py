@@ -65,8 +65,22 @@ def _column(root: Path, name: str, column: Any) -> Any:
     kind = str(column.type)
     if "list" in kind:
         with readable(f"column {name!r} of {root}", hint="pad its lists to one length"):
-            return np.array(column.to_pylist())
+            return _unnested(column)
     return np.asarray(column.to_pylist()) if "string" in kind else column.to_numpy()
+
+
+def _unnested(column: Any) -> np.ndarray:
+    """A column of lists, also nested, as an array of their type. Raises: ValueError for unequal lengths."""
+    compute: Any = extra("pyarrow.compute", "cyxjax[parquet]")
+
+    shape = [len(column)]
+    while "list" in str(column.type):
+        length, *others = compute.unique(compute.list_value_length(column)).to_pylist()
+        if others or length is None:
+            raise ValueError(f"its lists have the lengths {[length, *others][:5]}")
+        shape.append(length)
+        column = compute.list_flatten(column)
+    return column.to_numpy().reshape(shape)
 
 
 def load_hugging_face(

@@ -1,6 +1,7 @@
 """Plots as SVG, in the page's own colours: `line_chart`, and `bar`, one bar of several parts."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -145,13 +146,17 @@ def _values(area: _Area, lines: Sequence[Line], axis: str) -> str:
     middles = ((area.x(one) + area.x(next_one)) / 2 for one, next_one in pairwise(steps))
     columns = ""
     for step, (left, right) in zip(steps, pairwise([_LEFT, *middles, _WIDTH - _RIGHT]), strict=True):
-        near = [
-            f"{line.label} {short(min(line.points, key=lambda p: abs(p[0] - step))[1])}" for line in lines
-        ]
+        near = [f"{line.label} {short(_nearest(line.points, step)[1])}" for line in lines]
         title = text(f"{axis} {short(step)}: {', '.join(near)}")
         columns += f'<rect class="values" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" '
         columns += f'height="{_HEIGHT - _TOP - _BOTTOM}"><title>{title}</title></rect>'
     return columns
+
+
+def _nearest(points: Sequence[Point], step: float) -> Point:
+    """The point at the place nearest to `step`. points: in the order of their places."""
+    after = bisect_left(points, step, key=lambda point: point[0])
+    return min(points[max(0, after - 1) : after + 1], key=lambda point: abs(point[0] - step))
 
 
 def _mark(area: _Area, mark: Mark) -> str:

@@ -65,6 +65,15 @@ def test_a_folder_of_parts_lists_and_quantities(parquet, tmp_path):
     np.testing.assert_allclose(targets[:, 0], inputs[:, 0] / 3, rtol=1e-6)
 
 
+def test_nested_lists_of_a_parquet_file_keep_their_type(parquet, tmp_path):
+    pixels = np.arange(20 * 6, dtype=np.uint8).reshape(20, 2, 3)
+    column = sys.modules["pyarrow"].array(list(map(list, pixels)))
+    path = written(parquet, tmp_path / "a.parquet", pixels=column, label=[0, 1] * 10)
+    inputs, _ = everything(cx.data.load_dataset("parquet", path))
+    assert inputs.dtype == np.uint8
+    assert sorted(inputs.tolist()) == pixels.tolist()
+
+
 def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
     ragged = written(parquet, tmp_path / "r.parquet", a=[[1], [1, 2]], label=[0, 1])
     with pytest.raises(DataError, match=r"'a' of .*r\.parquet"):
