@@ -60,7 +60,7 @@ def load(run: Run, path: str, step: int | None, recipe: Recipe, group: ProcessGr
             "checkpoints/ folder of a run."
         )
     if run.is_drawn:
-        run.begin(plan_of_checkpoint(recipe, group, newest.meta))
+        run.begin(plan_of_checkpoint(recipe, group, newest.meta)._replace(own=newest))  # nothing is drawn
     resume.restore(*run.begun(), run, Path(path), newest, step)
     files = changed_files(run.restored) if group.topology.is_master else []
     if files:
