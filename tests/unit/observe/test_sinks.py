@@ -228,7 +228,7 @@ def test_wandb_offline_writes_into_the_run_folder_and_resumes(tmp_path):
         records = [{"step": step, "loss": 1 / step} for step in (1, 4, 8, 3, 5)]
         tracked("wandb", tmp_path, resume_step, *records, wandb={"mode": "offline"})
         ids.append(json.loads((tmp_path / "wandb_id.json").read_text())["id"])
-    parts = [p.name.rpartition("-")[2] for p in (tmp_path / "wandb").glob("offline-run-*")]
+    parts = [p.name.split("-")[3] for p in (tmp_path / "wandb").glob("offline-run-*")]  # of one second: ID-1
     assert sorted(parts) == sorted(ids)
     assert ids[0] == ids[1] != ids[2]  # a sync joins the parts of the first run, and no other run
     assert not list((tmp_path / "wandb").glob("run-*"))
