@@ -30,6 +30,8 @@ from cyxjax.train.program import Program
 from cyxjax.train.run_state import Run
 from cyxjax.train.signals import StopSignals
 
+_FINAL = (EARLY_STOPPING, MAX_STEPS, CALLBACK)  # reasons that end a run for good
+
 
 def run_fit(
     plan: Plan,
@@ -71,13 +73,13 @@ def run_fit(
         run.state = end
         reason = reason_of(history.stopped_by)
         if end.position == start.position and reason is not EPOCHS:
-            if resumed and reason in (EARLY_STOPPING, MAX_STEPS, CALLBACK):
+            if resumed and reason in _FINAL:
                 refuse_finished(run.restored, plan.facts, settings.saving.folder)
             console.note(f"This run had already been stopped by {reason.note}. HINT: {reason.hint}.")
         unsaved = _unsaved(fit, end.position.step)
     if history.skipped_steps and settings.experiment is None:  # the last line of an experiment says it
         console.note(left_out_line(history.skipped_steps))
-    if history.stopped_by == "max_steps" and end.position.step_in_epoch:
+    if reason in _FINAL and end.position.step_in_epoch:
         means = program.training_means(start.position, end, history.skipped_steps)
         cut_short = EpochInfo(end.position._replace(epoch=end.position.epoch + 1), means, {})
         HistoryHook(history, fit.learning_rate).add_row(cut_short)
