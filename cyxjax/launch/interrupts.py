@@ -19,18 +19,20 @@ def interrupted_at_end(*, also_at_once: bool = False) -> Iterator[None]:
     if not callable(usual) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    came = False
+    is_pending = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        raises, came = came or also_at_once, True
-        if raises:
+        nonlocal is_pending
+        is_second, is_pending = is_pending, True
+        if is_second or also_at_once:
             usual(number, frame)
+            is_pending = False  # it did not raise: a handler of the user's own
 
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
-    if came:
+        if signal.getsignal(signal.SIGINT) is note:  # else the usual handler has put another in its place
+            signal.signal(signal.SIGINT, usual)
+    if is_pending:
         signal.raise_signal(signal.SIGINT)

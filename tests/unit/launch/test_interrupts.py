@@ -47,6 +47,39 @@ def test_one_that_python_dropped_raises_at_the_end():
     assert done == ["later"]
 
 
+@pytest.fixture
+def handled():
+    """Sets a handler of the user's own, and restores pytest's."""
+    usual = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, usual)
+
+
+def test_a_handler_that_does_not_raise_is_called_once(handled):
+    calls = []
+    handled(lambda number, frame: calls.append(number))
+    with interrupted_at_end(also_at_once=True):
+        press()
+    assert calls == [signal.SIGINT]
+
+
+def test_a_handler_that_has_replaced_itself_does_not_come_back(handled):
+    """As that of a fit that Ctrl-C ended: it restores the usual one at the next Ctrl-C."""
+
+    def once(number, frame):
+        handled(signal.default_int_handler)
+        press()
+
+    @interrupted_at_end(also_at_once=True)
+    def work():
+        press()
+
+    handled(once)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_an_ignored_signal_stays_ignored_and_other_threads_have_no_handlers():
     def ignored():
         with interrupted_at_end():
