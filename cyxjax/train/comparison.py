@@ -31,8 +31,8 @@ META = "same_run"  # key of a checkpoint: digests of its data and code
 _FEW = 3  # records that are compared where reading more would take too long
 _LONGEST = 250  # characters of a list of arrays
 _OF_A_RUN = frozenset(
-    ("model", "loss", "optimizer", "schedule", "seed", "shuffle", "augment")
-    + ("precision", "max_grad_norm", "trainable", "lora")
+    ("model", "loss", "optimizer", "schedule", "warmup_steps", "lr_scaling", "base_batch_size")
+    + ("seed", "shuffle", "augment", "precision", "max_grad_norm", "trainable", "lora")
 )
 """Keys whose values make a run another one; a finished run may be started with other values of the rest."""
 
@@ -79,7 +79,7 @@ def refuse_finished(meta: Mapping[str, Any], facts: Facts, folder: Path) -> None
     Raises: ConfigError with all that differs: the results of that run are not those of another one.
     """
     values = differing_values(meta.get("config", facts.config), facts.config, later=True)
-    changed = [one for one in values if one[0].partition(".")[0] in _OF_A_RUN]
+    changed = [one for one in values if one[0].removeprefix("data.").partition(".")[0] in _OF_A_RUN]
     other = [f"{key} was {was}, is {now}" for key, was, now in changed]
     other = other or _changed_program(meta, facts)
     other += changed_data(meta, facts.data, to_the_bit=False)

@@ -145,14 +145,16 @@ def flops_of(lowered: Any) -> float:
 
 def program_of(lowered: Any, step: StepPlan, metrics: Metrics) -> dict[str, str]:
     """Digests of the program that `lower_step` returned, and of all that decides it but model, loss and
-    optimizer: programs for the same settings differ in one of these. Empty for None.
+    optimizer: programs for the same settings and versions, on the same devices and processes, differ in one
+    of these. Empty for None.
     """
     if lowered is None:
         return {}
-    rate = step.rate._replace(own=None)  # a function
-    settings = step._replace(rate=rate), metrics.row_names, lowered.in_avals, code_facts(), software()
-    text = _OF_ONE_PROCESS.sub("", lowered.as_text())
-    return {name: _digest(str(of).encode(), _STEP_DIGITS) for name, of in (("of", settings), ("text", text))}
+    given = step._replace(rate=step.rate._replace(own=None)), metrics.row_names, lowered.in_avals
+    group = jax.process_count(), jax.local_device_count(), jax.default_backend()
+    place = group, sorted(jax.config.values.items()), code_facts(), software()
+    parts = {"of": str((given, place)), "text": _OF_ONE_PROCESS.sub("", lowered.as_text())}
+    return {name: _digest(part.encode(), _STEP_DIGITS) for name, part in parts.items()}
 
 
 # ---- what the bits of an exact run depend on --------------------------------------------------------------
