@@ -75,10 +75,10 @@ def _unnested(column: Any) -> np.ndarray:
 
     shape = [len(column)]
     while "list" in str(column.type):
-        length, *others = compute.unique(compute.list_value_length(column)).to_pylist()
-        if others or length is None:
-            raise ValueError(f"its lists have the lengths {[length, *others][:5]}")
-        shape.append(length)
+        lengths = compute.unique(compute.list_value_length(column)).to_pylist()
+        if len(lengths) != 1 or None in lengths:
+            raise ValueError(f"its lists have the lengths {lengths[:5]}")
+        shape += lengths
         column = compute.list_flatten(column)
     return column.to_numpy().reshape(shape)
 
