@@ -19,7 +19,7 @@ _WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # in these stores a write create
 
 
 class RemoteRun:
-    """The copy at `url`. Every method raises what the store raises.
+    """The copy at `url`. Methods raise what the store raises.
 
     Raises: ConfigError if no library for `url` is installed.
     """

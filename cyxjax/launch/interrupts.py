@@ -10,7 +10,7 @@ from types import FrameType
 @contextmanager
 def interrupted_at_end(*, also_at_once: bool = False) -> Iterator[None]:
     """A block, or a decorated function, at whose end a Ctrl-C raises that came meanwhile; a second one raises
-    at once. Buffers that a program was given are so never gone before their successors are stored.
+    at once. An update, which is given the buffers of the state, stores their successors before it raises.
 
     also_at_once: the first one raises at once too, and at the end only if that had no effect: Python drops
     what is raised in a callback of its garbage collector, and jax has one.

@@ -11,12 +11,20 @@ from cyxjax.train.checks import order
 from tests.support.trainers import QUIET, X, Y, trainer
 
 
+@pytest.fixture(autouse=True)
+def handled():
+    """Sets a handler, Python's at first; restores the one before, as that of a fit that a signal ended."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, usual)
+
+
 def press() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
 def test_it_raises_at_the_end_and_a_second_one_at_once():
-    before, done = signal.getsignal(signal.SIGINT), []
+    done = []
 
     @interrupted_at_end()
     def work(presses):
@@ -27,9 +35,8 @@ def test_it_raises_at_the_end_and_a_second_one_at_once():
     for presses in (1, 2):
         with pytest.raises(KeyboardInterrupt):
             work(presses)
-        assert signal.getsignal(signal.SIGINT) is before
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert done == [0, 0]
-    work(0)
 
 
 def test_one_that_python_dropped_raises_at_the_end():
@@ -45,14 +52,6 @@ def test_one_that_python_dropped_raises_at_the_end():
     with pytest.raises(KeyboardInterrupt):
         work()
     assert done == ["later"]
-
-
-@pytest.fixture
-def handled():
-    """Sets a handler of the user's own, and restores pytest's."""
-    usual = signal.getsignal(signal.SIGINT)
-    yield lambda handler: signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGINT, usual)
 
 
 def test_a_handler_that_does_not_raise_is_called_once(handled):
@@ -80,19 +79,23 @@ def test_a_handler_that_has_replaced_itself_does_not_come_back(handled):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_ignored_signal_stays_ignored_and_other_threads_have_no_handlers():
-    def ignored():
-        with interrupted_at_end():
-            assert signal.getsignal(signal.SIGINT) is before
+def test_an_ignored_signal_stays_ignored(handled):
+    handled(signal.SIG_IGN)
+    with interrupted_at_end():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=ignored)
+
+def test_other_threads_set_no_handler():
+    seen = []
+
+    def work():
+        with interrupted_at_end():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    before = signal.SIG_IGN
-    usual = signal.signal(signal.SIGINT, before)
-    ignored()
-    signal.signal(signal.SIGINT, usual)
+    assert seen == [signal.default_int_handler]
 
 
 def test_a_fit_does_not_train_after_an_interrupt_that_was_dropped_while_it_was_prepared(group, monkeypatch):
