@@ -64,7 +64,10 @@ def compare_with_checkpoint(
             key="steps_per_epoch",
         )
     known = [*changed_keys(then, config), *_changed_code(meta)]
-    lines = [*(known or _changed_program(meta, facts)), *changed_data(meta, facts.data)]
+    lines = [
+        *(known or _changed_program(meta, facts)),
+        *changed_data(meta, facts.data),
+    ]
     for line in lines if is_master else []:
         warn_on_stderr(f"WARNING: {line}.")  # not to the console: it may be switched off
     stored = meta.get("exact", {})
@@ -131,7 +134,8 @@ def _changed_program(meta: Mapping[str, Any], facts: Facts) -> list[str]:
     """A clause if the program of a step is another one for the same settings."""
     then, now = meta.get(META, {}).get("program", {}), facts.program
     is_other = then.get("of") == now.get("of") and then.get("text") != now.get("text")
-    return ["the program of a step changed: the model, the loss or the optimizer"] if is_other else []
+    what = "the model, the loss, the optimizer or a metric"
+    return [f"the program of a step changed: {what}"] if is_other else []
 
 
 def differences(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -144,9 +144,8 @@ def flops_of(lowered: Any) -> float:
 
 
 def program_of(lowered: Any, step: StepPlan, metrics: Metrics) -> dict[str, str]:
-    """Digests of the program that `lower_step` returned, and of all that decides it but model, loss and
-    optimizer: programs for the same settings and versions, on the same devices and processes, differ in one
-    of these. Empty for None.
+    """Digests of the program that `lower_step` returned, and of all that decides it but the code of model,
+    loss, optimizer and metrics. Empty for None.
     """
     if lowered is None:
         return {}

@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -78,6 +79,25 @@ def test_another_model_or_optimizer_of_the_same_shapes_is_noticed(other, tmp_pat
     assert caught.value.key == "run_dir"
 
 
+def test_a_finished_run_of_a_file_is_not_that_of_another_augmentation(tmp_path):
+    then, now = ({"data": {"augment": [name]}} for name in ("flip", "crop"))
+    comparison.refuse_finished({"config": then}, Facts(then), tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.augment"):
+        comparison.refuse_finished({"config": then}, Facts(now), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["process_count", "local_device_count", "default_backend"])
+def test_programs_are_compared_on_equal_processes_and_devices_only(name, monkeypatch):
+    """Another number of processes packs the reductions otherwise: the same model has another program."""
+    one = trainer(linen.Dense(3))
+    step, lowered = one.prepare(X, Y, config=config()).settings.step, jax.jit(lambda x: x + 1).lower(1.0)
+    here = fingerprints.program_of(lowered, step, one.recipe.metrics)
+    assert here == fingerprints.program_of(lowered, step, one.recipe.metrics)
+    monkeypatch.setattr(jax, name, lambda: "other")
+    there = fingerprints.program_of(lowered, step, one.recipe.metrics)
+    assert (here["text"], here["of"] == there["of"]) == (there["text"], False)
+
+
 @pytest.mark.usefixtures("two_devices")
 def test_a_run_folder_is_told_what_is_other_and_where_it_matters(cwd, capsys):
     process_group.finalize()  # each run makes its own
@@ -119,6 +139,7 @@ def test_a_resume_names_other_data_and_another_rate_and_says_nothing_of_the_same
     [
         ({"data": (X[:24], (Y[:24] + 1) % 3)}, "training.*sample"),
         ({"optimizer": cx.SGDOptimizer(0.05)}, "lr"),
+        ({"warmup_steps": 2}, "warmup_steps"),
     ],
 )
 @pytest.mark.parametrize("end", [{"epochs": 1}, {"epochs": 2, "max_steps": 1}])
