@@ -40,7 +40,7 @@ class Mirror:
 
     def __init__(self, url: str, folder: RunFolder, say: Callable[[str], None]) -> None:
         self._url, self._folder, self._say = url, folder, say
-        self.remote = RemoteRun(url)
+        self._remote = RemoteRun(url)
         self._sent: dict[int, object] = {}  # step -> what distinguishes its local folder from a later one
         self._logs: dict[str, object] = {}
         self._logs_at_s, self._moved_s = 0.0, time.monotonic()
@@ -58,7 +58,7 @@ class Mirror:
         here, newest_s = list_steps(self._folder.checkpoints), self._newest_here_s()
         try:
             damaged: DamagedStep | None = None
-            for manifest in self.remote.manifests():
+            for manifest in self._remote.manifests():
                 if manifest.created_unix_s <= newest_s:
                     return None
                 try:
@@ -93,11 +93,11 @@ class Mirror:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with suppress(FileNotFoundError):  # find_problems reports it
-                        self.remote.get_file(step, path, folder / path, alive)
+                        self._remote.get_file(step, path, folder / path, alive)
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
                 # read all before a local one is replaced
-                logs = {log: self.remote.read(log.name) for log in self._folder.logs}
+                logs = {log: self._remote.read(log.name) for log in self._folder.logs}
                 for log, content in logs.items():
                     if content is not None:
                         write_whole(log, content)
@@ -157,7 +157,7 @@ class Mirror:
         here = set(list_steps(self._folder.checkpoints))
         if here & self._sent.keys():  # else the folder was emptied or lost, and the store has the only copy
             for step in self._sent.keys() - here:
-                self.remote.drop(step)
+                self._remote.drop(step)
                 del self._sent[step]
 
     def _unsent(self) -> int | None:
@@ -181,16 +181,16 @@ class Mirror:
             if mark is None or mark != self._mark(step):
                 return  # pruned or replaced
             raise
-        there = self.remote.manifest_of(step)
+        there = self._remote.manifest_of(step)
         if there != manifest:
             if there is not None:
-                self.remote.drop_manifest(step)  # from a different course of the run
+                self._remote.drop_manifest(step)  # from a different course of the run
             for path in sorted(stage.rglob("*")):
                 if path.is_file() and path != stage / MANIFEST:
                     name = path.relative_to(stage).as_posix()
-                    self.remote.put_file(step, path, name, self._moved)
+                    self._remote.put_file(step, path, name, self._moved)
             self._send_logs()
-            self.remote.put_manifest(step, manifest)
+            self._remote.put_manifest(step, manifest)
         self._sent[step] = mark
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -199,7 +199,7 @@ class Mirror:
         for path in self._folder.logs:
             mark = _mark(path)
             if mark is not None and self._logs.get(path.name) != mark:
-                self.remote.put_log(path, self._moved)
+                self._remote.put_log(path, self._moved)
                 self._logs[path.name] = mark
         now_s = time.monotonic()
         self._logs_at_s = now_s + max(_LOGS_EVERY_S, 10 * (now_s - began_s))

@@ -66,9 +66,9 @@ def build_put_rows(
     put_shards: a faster function to place shards, if there is one. An array on 2 devices of one process takes
     the host 7 us instead of 60, on one device in each of 2 processes 5 us instead of 65.
     """
-    mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     if mesh.size == 1:
         return _unplaced
+    mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     if put_shards is None or not mine:
         return functools.partial(put_rows, mesh, dim=dim)
     sharding, count = NamedSharding(mesh, P(*[None] * dim, AXIS)), len(mine)

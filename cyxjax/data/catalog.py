@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data import files, tables, text
-from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset, has_items
 from cyxjax.data.splits import DatasetInfo, Splits, as_images, describe, split_arrays, split_rows
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.plugins import checked_options, extra, named
@@ -138,5 +138,4 @@ def as_splits(name: str, found: Any) -> Splits:
 
 def _is_plain(part: Any) -> bool:
     """Whether `part` is an object with items, neither a `Dataset` nor a stream."""
-    has_items = hasattr(part, "__getitem__") and hasattr(part, "__len__")
-    return has_items and not isinstance(part, Dataset)
+    return has_items(part) and not isinstance(part, Dataset)

@@ -289,6 +289,11 @@ def _arrays(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     return inputs, inputs if pair[1] is pair[0] else map_leaves(as_array, pair[1])
 
 
+def has_items(data: Any) -> bool:
+    """Whether `data` has a length and gives items by index; a stream may have one of the two."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
 def is_array(data: Any) -> bool:
     """Whether `data` is one array; a table of columns is not."""
     return hasattr(data, "__array__") and hasattr(data, "shape") and hasattr(data, "dtype")

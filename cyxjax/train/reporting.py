@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cyxjax.checkpoint.mirror import Mirror
+from cyxjax.checkpoint.remote import RemoteRun
 from cyxjax.checkpoint.run_lock import locked
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.core.mesh import local_replicas, num_replicas
@@ -155,14 +156,14 @@ def fetch(config: TrainConfig, group: ProcessGroup) -> None:
     if not any(agree(group, "whether there is a mirror", note=mine is not None)):
         return
     if mine is not None:
-        mirror = Mirror(mine, config.run_folder, warn_on_stderr)
         report_progress(-1, "checkpoint")
         resumes = config.resume != "never"
         warn_on_stderr(f"Looking for {'a run in' if resumes else 'the bucket of'} {mine}")
         if resumes:
+            mirror = Mirror(mine, config.run_folder, warn_on_stderr)
             mirror.fetch(lambda: report_progress(-1, "checkpoint"))
         else:
-            mirror.remote.check_bucket()
+            RemoteRun(mine).check_bucket()
     on_any_rank(group, "the mirror")
 
 

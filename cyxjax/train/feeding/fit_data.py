@@ -11,7 +11,7 @@ from cyxjax.core.trees import PyTree
 from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.order import Order
-from cyxjax.data.sources import Dataset, Subset, as_dataset
+from cyxjax.data.sources import Dataset, Subset, as_dataset, has_items
 from cyxjax.data.streams import Once, RowBatches, as_rows
 from cyxjax.distributed.sampler import DistributedSampler
 from cyxjax.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ EVAL_ROWS = 256  # rows per batch of a stream: of each process in evaluation, of
 
 def is_loader(data: Any) -> bool:
     """Whether `data` gives batches when iterated, and no samples by index."""
-    return isinstance(data, Iterable) and not (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
+    return isinstance(data, Iterable) and not has_items(data)
 
 
 def refuse_iterator(data: Any, otherwise: str = "") -> None:

@@ -14,7 +14,7 @@ from cyxjax.core.evaluation import EvalState
 from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
 from cyxjax.core.trees import PyTree
 from cyxjax.data.columns import as_array, is_frame, matrix_of, stack
-from cyxjax.data.sources import ArrayDataset, Dataset
+from cyxjax.data.sources import ArrayDataset, Dataset, has_items
 from cyxjax.data.streams import RowBatches, as_rows
 from cyxjax.errors import DataError, DesyncError
 from cyxjax.train.feeding.fit_data import EVAL_ROWS, for_evaluation, is_loader, one_input, unsplit
@@ -56,8 +56,7 @@ def _is_tree(X: Any) -> bool:
     """An array (which has a length and a `take` too) or a tree of arrays; not a dataset or a loader."""
     if hasattr(X, "dtype") or isinstance(X, Mapping | tuple):
         return True
-    has_items = hasattr(X, "__getitem__") and hasattr(X, "__len__")
-    return not (is_loader(X) or isinstance(X, Dataset) or has_items)
+    return not (is_loader(X) or isinstance(X, Dataset) or has_items(X))
 
 
 def _blocks(data: Any, rows: int) -> Iterator[PyTree]:
