@@ -12,7 +12,7 @@ DEV = $(VENV)/.ready-dev
 # Bytecode is kept: pytest would rewrite each file's asserts in every worker of every run.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help train test fast cover format notebooks lint docs setup lock
+.PHONY: help train test fast oldest cover format notebooks lint docs setup lock
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,6 +28,14 @@ FAST_LEAVES = models train test_testing.py cli/test_init.py core/test_first_valu
 fast: $(DEV)  ## runs the tests that compile and train little: under a minute on 2 cores
 	$(PYTEST) -n 2 -m "not slow and not multiprocess" tests/house tests/unit \
 	  $(FAST_LEAVES:%=--ignore=tests/unit/%) $(ARGS)
+
+# The lower bounds in pyproject.toml, in an environment of their own.
+OLDEST = build/oldest
+oldest: RUN = $(OLDEST)/bin/python
+oldest:  ## runs the tests with the oldest packages that pyproject.toml accepts; needs uv
+	uv venv --quiet --clear --python $(PYTHON) $(OLDEST)
+	uv pip install --quiet --python $(RUN) --resolution lowest-direct --editable '.[dev]' --group build
+	$(PYTEST) $(ARGS)
 
 cover: $(DEV)  ## runs the tests; shows which lines they do not reach
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered $(ARGS)

@@ -118,11 +118,15 @@ def test_the_wheel_holds_every_module_and_the_mark_of_a_typed_package(tmp_path):
 
 
 def test_the_workflow_runs_ci_on_each_python_that_the_metadata_names():
-    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    job, oldest = jobs["all"], jobs["oldest"]
     prefix = "Programming Language :: Python :: 3."
     named = [one.rpartition(" ")[2] for one in PYPROJECT["project"]["classifiers"] if one.startswith(prefix)]
     assert job["strategy"]["matrix"]["python"] == named
     assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert "make oldest" in [step.get("run") for step in oldest["steps"]]
+    version = next(step["with"] for step in oldest["steps"] if "with" in step)["python-version"]
+    assert version == named[0]
 
 
 def test_the_image_is_made_of_files_and_extras_that_there_are():
