@@ -9,7 +9,7 @@ import numpy as np
 from cyxjax.data.columns import TARGET_NAMES
 from cyxjax.data.sources import ArrayDataset, as_dataset
 from cyxjax.data.splits import VAL_NAMES, Splits, Task, describe, split_dataset
-from cyxjax.errors import ConfigError, nearest
+from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.files import readable
 from cyxjax.plugins import extra, named
 
@@ -25,7 +25,7 @@ def load_parquet(
 
     `target` names the target column (default: label, target, y, ...), `inputs` the input columns to read.
     Columns of numbers become one float32 array (N, columns); if there are lists, each column is a separate
-    input.
+    input. A null among inputs becomes NaN.
     """
     parquet: Any = extra("pyarrow.parquet", "cyxjax[parquet]")
     with readable(root):
@@ -42,6 +42,11 @@ def load_parquet(
                     key="options.target",
                 )
         table = stored.read(columns=wanted)
+    if nulls := table.column(label).null_count:  # they would turn classes into quantities
+        raise DataError(
+            f"{root}: {nulls} of {len(table)} values of the target {label!r} are null. HINT: leave those "
+            "rows out, or fill them."
+        )
     columns = {name: _column(root, name, table.column(name)) for name in table.column_names}
     targets = columns.pop(label)
     names: tuple[str, ...] = ()

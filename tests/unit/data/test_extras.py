@@ -78,6 +78,10 @@ def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
     ragged = written(parquet, tmp_path / "r.parquet", a=[[1], [1, 2]], label=[0, 1])
     with pytest.raises(DataError, match=r"'a' of .*r\.parquet"):
         cx.data.load_dataset("parquet", ragged)
+    for labels in ([0, None], ["a", None], [True, None]):
+        nulls = written(parquet, tmp_path / "n.parquet", a=[0.5, None], label=labels)
+        with pytest.raises(DataError, match=r"n\.parquet.*'label'"):
+            cx.data.load_dataset("parquet", nulls)
     with pytest.raises(ConfigError, match="'labels'.* 'label'"):
         cx.data.load_dataset("parquet", ragged, target="labels")
     for name, columns in (("lab", {}), ("label", {"label": [0, 1]})):
