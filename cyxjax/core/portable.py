@@ -91,6 +91,7 @@ def stored_shapes(state: TrainState, sync: Sync, mesh: Mesh) -> tuple[TrainState
         wide = np.result_type(found.dtype, np.float32)  # numpy does not count bfloat16 as inexact
         floating = jnp.issubdtype(found.dtype, jnp.inexact)
         one = found.mean(0, dtype=wide).astype(found.dtype) if floating else found.max(0)
+        one = np.where((found == found[0]).all(0), found[0], one)  # the mean of three equal values may round
         return np.broadcast_to(one, want.rows_shape).reshape(-1)
 
     return stored, fit_rows

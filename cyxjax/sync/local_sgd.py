@@ -81,7 +81,7 @@ def diloco(
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
 ) -> Sync:
-    """Local steps; after every `every` of them an outer Nesterov step on (start of round - mean of ends).
+    """Local steps; after every `every` of them an outer Nesterov step on the mean of (start - end).
 
     `every=1` with outer_lr=1, outer_momentum=0 and plain SGD inside is `mean`. Clipping by norm sees the
     local gradient. Evaluation sees the mean of the replicas' parameters.
@@ -94,7 +94,7 @@ def diloco(
         return DilocoState(jnp.int32(0), optimizer.init(params), params, outer_sgd.init(params))
 
     def end_round(params: PyTree, anchor: PyTree, outer: PyTree) -> tuple[PyTree, PyTree, PyTree]:
-        moved = jax.tree.map(jnp.subtract, anchor, pmean(params))
+        moved = pmean(jax.tree.map(jnp.subtract, anchor, params))  # exactly 0 for what did not move
         updates, outer = outer_sgd.update(moved, outer, anchor)
         anchor = optax.apply_updates(anchor, updates)
         return as_own(anchor), anchor, outer

@@ -13,6 +13,7 @@ from cyxjax.core.model.lora import LoraPlan, with_lora
 from cyxjax.core.trees import named_leaves
 from cyxjax.errors import ConfigError
 from cyxjax.sync.registry import STRATEGIES
+from cyxjax.weights.read import read_weights
 from tests.support.models import Net, NnxNet, data
 from tests.support.trainers import config, trainer, use_devices
 
@@ -50,10 +51,14 @@ OTHERS = {"exact": EXACT | {"exact_threads": 8}, "average": {"callbacks": [cx.EM
 
 
 @pytest.mark.parametrize("comm", [*sorted(set(STRATEGIES) - SIMILAR), *OTHERS])
-def test_what_is_frozen_keeps_its_bits(comm):
+def test_what_is_frozen_keeps_its_bits(comm, tmp_path):
     options = OTHERS.get(comm) or {"comm": comm, "comm_options": dict(STRATEGIES[comm].usual or {})}
     train, before, after = fit(trainable="Dense_1/*", **options)
     assert moved(before, after) == {"Dense_1/kernel", "Dense_1/bias"}
+    train.save_checkpoint(str(tmp_path))
+    stored = read_weights(tmp_path).arrays
+    for name in ("Dense_0/kernel", "Dense_0/bias"):
+        np.testing.assert_array_equal(stored[f"params/{name}"].read(), before[name])
     # No state for frozen parameters:
     assert not [name for name, _ in named_leaves(train.state.sync) if "Dense_0" in name]
 

@@ -91,4 +91,6 @@ def test_only_rows_of_replicas_are_fitted(dtype, one):
     rows = np.repeat(np.asarray([[1], [2]], jnp.dtype(dtype)), 29, 1)
     fitted = fit_rows("sync/0/unsent", rows, replace(want, dtype=rows.dtype))
     assert (fitted.dtype, {*fitted.tolist()}) == (rows.dtype, {one})
+    equal = np.tile(np.linspace(0.1, 0.9, 29, dtype=np.float32), (3, 1))
+    assert fit_rows("sync/0/unsent", equal, want).tolist() == equal[0].tolist() * 4
     assert fit_rows("params/dense/kernel", np.ones((2, 4), np.float32), np.zeros((6, 4))) is None

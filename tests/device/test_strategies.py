@@ -190,3 +190,9 @@ def test_diloco_is_nesterov_on_how_far_replicas_went(every, rate, momentum):
         anchor = jax.tree.map(lambda a, s: a - rate * s, anchor, step)
         for copy in alone.copies():
             close(copy, anchor, rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_move_keeps_its_bits_in_the_rounds_of_diloco():
+    alone = Alone(build_sync("diloco", optax.set_to_zero(), {"every": 1}), 3, params(0.1))
+    for copy in alone.step(*(random_grads(3, t) for t in range(8))).copies():
+        jax.tree.map(np.testing.assert_array_equal, copy, params(0.1))
