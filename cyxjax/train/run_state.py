@@ -233,7 +233,7 @@ def _with_first_values(
         if adapters := [name for name in weights.arrays if is_adapter(name)]:
             raise CheckpointError(
                 f"{first.path} holds adapters apart from their kernels ({adapters[0]}). HINT: begin with "
-                "the file of `cyxjax export RUN merged.safetensors`, where they are merged in."
+                "merged parameters: of `cyxjax export RUN m.safetensors`, or trainer.params saved to a file."
             )
         found = fill(weights, targets, dict(first.map), strict=first.strict)
     except CheckpointError as err:  # before anything is trained or written: a wrong configuration

@@ -84,15 +84,17 @@ def fill(
 
 
 def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) -> dict[str, np.ndarray]:
-    """The model's `arrays` with the names and layouts that `fill` with the same rules reads back.
+    """The model's `arrays` with names and layouts that `fill` with the same rules, but no null, reads back.
 
     A rule that matches is reversed; other names become torch's, or are kept where torch's are ambiguous.
+    Rules of null do not count: what they left out of the file has values here.
     Raises: ConfigError if no name maps back to an array.
     """
-    patterns = _patterns(rules)
+    renamed = {pattern: put for pattern, put in rules.items() if put}
+    patterns = _patterns(renamed)
     names: dict[str, str] = {}
     for target in arrays:
-        for name in _names_for(target, rules):
+        for name in _names_for(target, renamed):
             if name not in names and _target(name, _rule(patterns, name), arrays) == target:
                 names[name] = target
                 break
@@ -101,10 +103,10 @@ def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) 
     return {name: _turned(name, target, arrays[target], back=True) for name, target in names.items()}
 
 
-def _names_for(target: str, rules: Mapping[str, str | None]) -> Iterator[str]:
+def _names_for(target: str, rules: Mapping[str, str]) -> Iterator[str]:
     shorts = [target.removeprefix(prefix) for prefix in _PREFIXES if target.startswith(prefix)]
     for pattern, put in rules.items():
-        if put and put.count("*") == pattern.count("*"):
+        if put.count("*") == pattern.count("*"):
             matches = (_regex(put).fullmatch(short) for short in shorts)
             yield from (_with_stars(pattern, match.groups()) for match in matches if match)
     above, slash, last = shorts[0].rpartition("/")
@@ -235,7 +237,7 @@ def _summary(weights: Weights, sources: Mapping[str, str], missing: list[str], o
     """Lines with the number of arrays found, those missing in the file, and those of the file not used."""
     lines = [f"{len(sources)} of {len(sources) + len(missing)} arrays of the model ({weights.kind})"]
     if missing:
-        lines.append(f"not in the file: {_few([name.removeprefix('params/') for name in missing])}")
+        lines.append(f"not filled: {_few([name.removeprefix('params/') for name in missing])}")
     if over:
         lines.append(f"not used: {_few(over)}")
     return lines
