@@ -106,7 +106,7 @@ def _digest(files: list[Path], folder: Path) -> str:
     for path in files:
         # Line ends are git's choice on each host and mean nothing to Python.
         content = path.read_bytes().replace(b"\r\n", b"\n")
-        total.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+        total.update(os.fsencode(f"{path.relative_to(folder).as_posix()} {len(content)}\n") + content)
     return total.hexdigest()[:_SHORT]
 
 
@@ -139,7 +139,8 @@ def provenance() -> dict[str, str]:
     with suppress(OSError, subprocess.SubprocessError):
         commit = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")
-        found["git commit"] = f"{commit}, {'with changes' if changed else 'clean'}"
+        if commit:  # without SIGCHLD the end of git, and so its failure, is not seen
+            found["git commit"] = f"{commit}, {'with changes' if changed else 'clean'}"
     return found
 
 

@@ -1,6 +1,7 @@
 """An experiment: built from its configuration, trained, and recorded in a run folder."""
 
 import math
+import shlex
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -158,9 +159,10 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
 
 def _next_commands(config: TrainConfig, history: DistributedTrainingHistory, resumes: bool) -> str:
     """A line with the commands to run next. resumes: whether the same command continues this run."""
-    look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {config.run_dir}"
+    folder = shlex.quote(config.run_dir)
+    look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {folder}"
     kept = config.run_folder.ledger.is_file()  # a stream has none
-    audit = f"; cyxjax audit {config.run_dir}" if kept else ""
+    audit = f"; cyxjax audit {folder}" if kept else ""
     again = f"; {reason_of(history.stopped_by).hint}" if resumes else ""
     return f"Next: {look}{audit}{again}."
 

@@ -1,5 +1,6 @@
 """Everything that is decided before the first write of a fit, as one frozen value."""
 
+import os
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -103,6 +104,8 @@ def fit_arguments(
         given = [one_dataset(paired(*given))] if len(given) in (1, 2) and not is_pair else given
         given += list(validation_data) if is_pair else [validation_data]
     if isinstance(config, TrainConfig):
+        # The program may change its working folder while it trains.
+        config = config.model_copy(update={"run_dir": os.path.abspath(config.run_dir)})
         config.run_folder.refuse_unusable()
     return tuple(given), config
 

@@ -1,5 +1,6 @@
 """Digests of the code that a process runs."""
 
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -71,7 +72,10 @@ class LooksLikeAModule:
 
 
 def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_installed(tmp_path, monkeypatch):
-    paths = [tmp_path / name for name in ("own_nets.py", "own_train.py", "site-packages/bought.py")]
+    paths = [
+        tmp_path / name
+        for name in ("own_nets.py", os.fsdecode(b"own_train\xe9.py"), "site-packages/bought.py")
+    ]
     paths[2].parent.mkdir()
     for path, name in zip(paths, ("own_nets", "__main__", "bought"), strict=True):
         path.write_text("x = 1\n")
@@ -81,7 +85,7 @@ def test_the_users_own_modules_are_told_by_their_digest_and_nothing_that_is_inst
     monkeypatch.setitem(sys.modules, "library_of_c", LooksLikeAModule())
     before = program.own_modules()
     assert before["own_nets"] == (program._digest([paths[0]], tmp_path), str(paths[0]))
-    assert before["own_train"][1] == str(paths[1])  # by the name under which another would import it
+    assert before[paths[1].stem][1] == str(paths[1])  # by the name under which another would import it
     assert not {"bought", "library_of_c", "json", "numpy", "cyxjax.launch.program"} & set(before)
     paths[0].write_text("x = 22\n")
     assert program.own_modules()["own_nets"][0] != before["own_nets"][0]

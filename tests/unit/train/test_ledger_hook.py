@@ -4,11 +4,13 @@ A resumed run continues with the next sample, at any batch and world size.
 """
 
 import json
+import os
 from unittest.mock import Mock
 
 import pytest
 from flax import linen
 
+import cyxjax as cx
 from cyxjax.cli import audit
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.data.order import Order
@@ -47,6 +49,17 @@ def tamper(monkeypatch, bad_step, change):
         return ids
 
     monkeypatch.setattr(Order, "__getitem__", reading)
+
+
+def test_a_program_that_changes_its_folder_while_it_trains_keeps_its_run(tmp_path, monkeypatch):
+    class Elsewhere(cx.Callback):
+        def on_epoch(self, info):
+            os.chdir("/")
+
+    monkeypatch.chdir(tmp_path)  # and back afterwards
+    fitted(Elsewhere(), run_dir="run")
+    assert (tmp_path / "run" / "history.json").is_file()
+    assert audit.main([str(tmp_path / "run")]) == 0
 
 
 def test_a_run_resumed_in_the_middle_of_an_epoch_is_whole(tmp_path, monkeypatch, printed):
