@@ -29,9 +29,13 @@ def test_statements_are_counted_without_imports_and_docstrings():
 
 
 def test_the_package_keeps_its_budgets():
-    assert len(trees()) <= MOST_FILES
-    assert sum(map(statements, trees().values())) <= MOST_STATEMENTS
-    assert sum(map(statements, trees(TESTS).values())) <= MOST_STATEMENTS_OF_TESTS
+    counts = {
+        "MOST_FILES": (len(trees()), MOST_FILES),
+        "MOST_STATEMENTS": (sum(map(statements, trees().values())), MOST_STATEMENTS),
+        "MOST_STATEMENTS_OF_TESTS": (sum(map(statements, trees(TESTS).values())), MOST_STATEMENTS_OF_TESTS),
+    }
+    over = {name: found for name, (found, most) in counts.items() if found > most}
+    assert over == {}, "raise these limits in a commit of their own, before yours, that says what is gained"
     lines = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     assert max(lines.values()) <= MOST_LINES_OF_A_FILE
     checks = PACKAGE / "train" / "checks"

@@ -23,10 +23,13 @@ def models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def names_read(files: Mapping[str, ast.AST]) -> set[str]:
-    """Attributes and string constants (`getattr(config, name)`, `values["name"]`) read outside config/."""
+    """Attributes that are read outside config/, and names that are looked up: `values["name"]`, and arguments
+    of a call such as getattr. A name in a list, as of the keys that make another run, is not read."""
     outside = [tree for name, tree in files.items() if not name.startswith("config/")]
     nodes = [node for tree in outside for node in ast.walk(tree)]
-    strings = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    found = [one for n in nodes if isinstance(n, ast.Call) for one in n.args]
+    found += [n.slice for n in nodes if isinstance(n, ast.Subscript)]
+    strings = {n.value for n in found if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     return strings | {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
 
 
@@ -51,7 +54,7 @@ def test_every_key_is_read_outside_the_room_that_defines_it():
 
 
 def test_a_key_that_nothing_reads_is_found():
-    loop = "y = config.batch_size\nz = values['seed']\nconfig.lr = 1\n"
+    loop = "y = config.batch_size\nz = values['seed']\nconfig.lr = 1\nLIST = 'comm', 'lora'\n"
     files = {"config/run.py": ast.parse("x = config.epochs"), "loop.py": ast.parse(loop)}
     assert names_read(files) == {"batch_size", "seed"}
 
