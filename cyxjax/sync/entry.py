@@ -34,8 +34,7 @@ class Strategy(NamedTuple):
     averages_every_step: bool = True
     """Whether there is a mean gradient in every step."""
     cuts_leaves: bool = False
-    """Whether the optimizer sees parts of leaves. `make` takes `params` (shapes) and `max_grad_norm` then: it
-    clips gradients itself, since an optimizer cannot know the whole norm from a part."""
+    """Whether the optimizer sees parts of leaves, cut as by `zero1`; `make` takes `params` (shapes) then."""
     in_memory_plan: bool = False
     """Whether `plan --device-gb` compiles it and may recommend it: the first that fits, in the registry's
     order."""

@@ -18,7 +18,6 @@ from jax.ad_checkpoint import checkpoint_name
 from cyxjax.core.exchange import reduce_scattered, together
 from cyxjax.core.memory import GATHERED
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.core.trees import PyTree
 from cyxjax.sync import zero1
@@ -27,30 +26,23 @@ from cyxjax.sync.entry import Exchange, Strategy
 _TOGETHER_BYTES = 64 * 1024  # smaller leaves share one gather: each would cost a transfer's latency
 
 
-def fsdp(
-    optimizer: optax.GradientTransformation,
-    max_grad_norm: float | None = None,
-    params: PyTree = None,
-    regather: bool = True,
-) -> Sync:
+def fsdp(optimizer: optax.GradientTransformation, params: PyTree, regather: bool = True) -> Sync:
     """Parameters, gradients and optimizer state cut along axis `data`; 1.5 times the bytes of `mean`.
 
     regather: backward gathers again, so that no whole leaf is kept from forward to backward. Without it whole
-    parameters are kept for a step and the bytes are those of `mean` (ZeRO-2). Optimizers, max_grad_norm and
-    params, the shapes of the tree to be trained: as `zero1`, but never None.
+    parameters are kept for a step and the bytes are those of `mean` (ZeRO-2). Optimizers: as `zero1`.
+    params: shapes of the tree to be trained.
     State: parameters and what the optimizer shapes like them are rows of ceil(size / R) values per replica.
-    Raises: ConfigError for a rule that looks at whole leaves or at their norm.
     Where the model computes in 16 bits, parameters are sent in 16 bits; gradients are summed in float32.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
     """
-    refuse_unless_elementwise(optimizer, params, zero1.part_shape, "fsdp")
 
     def init(params: PyTree) -> PyTree:
         return optax.EmptyState(), optimizer.init(zero1.own_part(params))
 
     def update(sums: PyTree, state: PyTree, parts: PyTree) -> Stepped:
         mean_grads = jax.tree.map(lambda g: g / lax.axis_size(AXIS), sums)
-        return zero1.step_of_parts(optimizer, max_grad_norm, mean_grads, state, parts)
+        return zero1.step_of_parts(optimizer, mean_grads, state, parts)
 
     return Sync(
         init,

@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
+from cyxjax.core.optimizer import refuse_unless_elementwise
 from cyxjax.core.strategy import Sync, shortened
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
@@ -15,7 +18,7 @@ from cyxjax.sync.entry import Strategy
 
 _FILES: tuple[Any, ...] = (mean, compressed, power_sgd, zero1, fsdp, local_sgd)
 STRATEGIES: dict[str, Strategy] = {name: entry for file in _FILES for name, entry in file.ENTRIES.items()}
-NOT_OPTIONS = ("optimizer", "max_grad_norm", "params")  # parameters of `Strategy.make`
+NOT_OPTIONS = ("optimizer", "params")  # parameters of `Strategy.make`
 
 
 def build_sync(
@@ -28,17 +31,19 @@ def build_sync(
     """The strategy `name` around `optimizer`, which sees the mean gradient clipped to `max_grad_norm`.
 
     params: gives the shapes of the parameters, for strategies that must know them beforehand.
-    Raises: ConfigError for an unknown name, and for an option that is unknown or of the wrong type.
+    Raises: ConfigError for an unknown name, for an option that is unknown or of the wrong type, and for an
+        optimizer that looks at whole leaves, or at their norm, where it would see parts of them.
     """
     found = named("strategy", name, STRATEGIES, unknown=f"comm={name!r} is not a strategy.", key="comm")
     entry = found if isinstance(found, Strategy) else Strategy(found, ("", "", ""), learns=None)
     given = checked_options(f"comm={name!r}", entry.make, options or {}, "comm_options", own=NOT_OPTIONS)
-    if max_grad_norm is not None and entry.cuts_leaves:
-        given["max_grad_norm"] = max_grad_norm
-    elif max_grad_norm is not None:
-        optimizer = _clipping(optimizer, max_grad_norm)
-    if params is not None and entry.cuts_leaves:
-        given["params"] = params()
+    if entry.cuts_leaves:
+        shapes = jax.ShapeDtypeStruct((4, 2), jnp.float32) if params is None else params()
+        refuse_unless_elementwise(optimizer, shapes, zero1.part_shape, name)
+        given["params"] = shapes
+    if max_grad_norm is not None:
+        norm = zero1.norm_of_parts if entry.cuts_leaves else optax.tree.norm
+        optimizer = _clipping(optimizer, max_grad_norm, norm)
     try:
         return entry.make(optimizer, **given)
     except TypeError as err:
@@ -49,10 +54,12 @@ def build_sync(
         ) from err
 
 
-def _clipping(optimizer: optax.GradientTransformation, max_norm: float) -> optax.GradientTransformation:
-    """`optimizer` on gradients clipped to norm `max_norm`. Its state is the same as without clipping."""
+def _clipping(
+    optimizer: optax.GradientTransformation, max_norm: float, norm: Callable[[PyTree], Any]
+) -> optax.GradientTransformation:
+    """`optimizer` on gradients clipped to `max_norm`, measured by `norm`. Its state is as without."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        return optimizer.update(shortened(updates, optax.tree.norm(updates), max_norm), state, params)
+        return optimizer.update(shortened(updates, norm(updates), max_norm), state, params)
 
     return optax.GradientTransformation(optimizer.init, update)

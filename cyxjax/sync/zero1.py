@@ -13,52 +13,42 @@ from jax import lax
 
 from cyxjax.core.exchange import in_pieces, reduce_scattered, together
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.optimizer import refuse_unless_elementwise
-from cyxjax.core.strategy import Stepped, Sync, shortened
+from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.core.trees import PyTree
 from cyxjax.sync.entry import Exchange, Strategy
 
 
-def zero1(
-    optimizer: optax.GradientTransformation, max_grad_norm: float | None = None, params: PyTree = None
-) -> Sync:
+def zero1(optimizer: optax.GradientTransformation, params: PyTree) -> Sync:
     """`mean` with the optimizer's state cut along axis `data`; the same bytes on the wire.
 
     The optimizer sees parts of the leaves (`part_shape`), in params' tree: rules that treat each number
-    separately (SGD, Adam, AdamW, Lion, ..., with masks by path or dimension) are exact. max_grad_norm: clips
-    the mean gradient's norm, computed from all parts. params: shapes of the tree to be trained; None:
-    any tree, for a rule without masks or labels. State: as `mean` holds it, each leaf a row of ceil(size / R)
-    values per replica.
-    Raises: ConfigError for a rule that looks at whole leaves or at their norm (LAMB, Muon, clipping inside).
+    separately (SGD, Adam, AdamW, Lion, ..., with masks by path or dimension) are exact; `build_sync` refuses
+    others (LAMB, Muon, clipping inside). params: shapes of the tree to be trained, or of one leaf for a
+    rule without masks or labels. State: as `mean` holds it, each leaf a row of ceil(size / R) values per
+    replica.
     Source: Rajbhandari et al. 2020, arXiv:1910.02054.
     """
-    tree = jax.ShapeDtypeStruct((4, 2), jnp.float32) if params is None else params
-    refuse_unless_elementwise(optimizer, tree, part_shape, "zero1")
 
     def init(params: PyTree) -> PyTree:
         return optax.EmptyState(), optimizer.init(own_part(params))
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> Stepped:
-        stepped = step_of_parts(optimizer, max_grad_norm, _reduce_scattered(grads), state, own_part(params))
+        stepped = step_of_parts(optimizer, _reduce_scattered(grads), state, own_part(params))
         return stepped._replace(params=all_gathered(stepped.params, params))
 
     return Sync(
         init,
         update,
-        state_spec=(REPLICATED, state_spec(optimizer, tree)),
+        state_spec=(REPLICATED, state_spec(optimizer, params)),
         stored_as=lambda state, params: (stored_as(optimizer, params), params),
     )
 
 
 def step_of_parts(
-    optimizer: optax.GradientTransformation,
-    max_grad_norm: float | None,
-    mean_grads: PyTree,
-    state: PyTree,
-    parts: PyTree,
+    optimizer: optax.GradientTransformation, mean_grads: PyTree, state: PyTree, parts: PyTree
 ) -> Stepped:
     """A step on this replica's `parts` of the parameters, from those of the mean gradients."""
-    updates, inner = optimizer.update(clipped(mean_grads, max_grad_norm), state[1], parts)
+    updates, inner = optimizer.update(mean_grads, state[1], parts)
     parts = optax.apply_updates(parts, updates)
     return Stepped(parts, (optax.EmptyState(), inner), mean_grads, in_parts=True)
 
@@ -122,11 +112,9 @@ def _joined(tree: PyTree, collective: Callable[[jax.Array], jax.Array]) -> PyTre
     return jax.tree.unflatten(structure, together(leaves, [leaf.dtype for leaf in leaves], collective))
 
 
-def clipped(parts: PyTree, max_norm: float | None) -> PyTree:
-    """Parts of gradients whose norm over all replicas' parts is at most `max_norm`, as optax clips them."""
-    if max_norm is None:
-        return parts
-    return shortened(parts, jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS)), max_norm)
+def norm_of_parts(parts: PyTree) -> jax.Array:
+    """The norm of all replicas' parts together."""
+    return jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS))
 
 
 ENTRIES = {

@@ -29,7 +29,7 @@ from cyxjax.core.step import TrainState
 from cyxjax.core.trees import batch_shapes
 from cyxjax.distributed import comm_hooks, ddp_state
 from cyxjax.models.sequential import SequentialModel
-from cyxjax.sync import fsdp, zero1
+from cyxjax.sync import registry
 from cyxjax.train import program, run_state
 from cyxjax.train.checks import batch_checks
 from cyxjax.train.hooks.callbacks import EMA, Callback, ReduceLROnPlateau
@@ -43,7 +43,7 @@ from cyxjax.train.start.optimizers import Optimizer, build_optimizer
 PLAIN = Metrics()  # loss and accuracy
 _BUILT: dict[Hashable, Program] = {}
 _SHARED: set[Any] = set()  # the functions `predict_step` of these programs
-_ELEMENTWISE: set[Hashable] = set()  # rules that `zero1` and `fsdp` have checked
+_ELEMENTWISE: set[Hashable] = set()  # rules that were checked for `zero1` and `fsdp`
 _equal_rule: tuple[Hashable, ...] | None = None  # what the rule is made of while a program is built
 
 
@@ -61,8 +61,7 @@ def share() -> None:
         (named, "build_optimizer", rule_of),
         (batch_checks, "shapes_of", once(batch_checks.shapes_of)),
         (at_once, "_most_at_once", once(at_once._most_at_once)),
-        (zero1, "refuse_unless_elementwise", check),
-        (fsdp, "refuse_unless_elementwise", check),
+        (registry, "refuse_unless_elementwise", check),
         (memory_plan, "build_program", with_known_rule),
     ]
     builders: dict[Any, list[str]] = {
