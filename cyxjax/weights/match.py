@@ -9,6 +9,7 @@ last word becomes Flax's (`weight` is kernel, scale or embedding; `running_mean`
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,10 +93,16 @@ def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) 
     """
     renamed = {pattern: put for pattern, put in rules.items() if put}
     patterns = _patterns(renamed)
+
+    def read_as(name: str) -> str | None:
+        with suppress(ConfigError):  # a rule that maps it to no array of the model
+            return _target(name, _rule(patterns, name), arrays)
+        return None
+
     names: dict[str, str] = {}
     for target in arrays:
         for name in _names_for(target, renamed):
-            if name not in names and _target(name, _rule(patterns, name), arrays) == target:
+            if name not in names and read_as(name) == target:
                 names[name] = target
                 break
         else:

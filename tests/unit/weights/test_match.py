@@ -216,6 +216,9 @@ def test_what_is_exported_is_found_again_under_the_names_of_the_rules():
     assert again.values.keys() == model.keys()
     for name, array in again.values.items():
         np.testing.assert_array_equal(array, model[name])
+    later = {"bo.*": None, "*.weight": "*/kernel"}  # without the null the wildcard takes what it left out
+    scale = {"params/fc/kernel": KERNEL, "params/bo/scale": BIAS}
+    assert set(exported(scale, later)) == {"fc.weight", "params/bo/scale"}
     with pytest.raises(ConfigError, match="params/b"):
         exported({"params/a": BIAS, "params/b": BIAS}, {"*": "a"})
 
