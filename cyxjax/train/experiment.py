@@ -159,8 +159,8 @@ def _say_how_to_go_on(config: TrainConfig, history: DistributedTrainingHistory, 
 
 def _next_commands(config: TrainConfig, history: DistributedTrainingHistory, resumes: bool) -> str:
     """A line with the commands to run next. resumes: whether the same command continues this run."""
-    folder = shlex.quote(config.run_dir)
-    look = f"open {config.run_folder.report}" if config.report else f"cyxjax report {folder}"
+    folder, page = shlex.quote(config.run_dir), shlex.quote(str(config.run_folder.report))
+    look = f"open {page}" if config.report else f"cyxjax report {folder}"
     kept = config.run_folder.ledger.is_file()  # a stream has none
     audit = f"; cyxjax audit {folder}" if kept else ""
     again = f"; {reason_of(history.stopped_by).hint}" if resumes else ""
