@@ -139,7 +139,7 @@ def provenance() -> dict[str, str]:
     with suppress(OSError, subprocess.SubprocessError):
         commit = _git("rev-parse", "--short=12", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")
-        if commit:  # without SIGCHLD the end of git, and so its failure, is not seen
+        if commit:  # where SIGCHLD is ignored, a failure of git is not seen
             found["git commit"] = f"{commit}, {'with changes' if changed else 'clean'}"
     return found
 

@@ -57,7 +57,7 @@ def build_sync(
 def _clipping(
     optimizer: optax.GradientTransformation, max_norm: float, norm: Callable[[PyTree], Any]
 ) -> optax.GradientTransformation:
-    """`optimizer` on gradients clipped to `max_norm`, measured by `norm`. Its state is as without."""
+    """`optimizer` on gradients clipped to `max_norm`, measured by `norm`; its state is unchanged."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return optimizer.update(shortened(updates, norm(updates), max_norm), state, params)

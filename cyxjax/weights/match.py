@@ -85,7 +85,7 @@ def fill(
 
 
 def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) -> dict[str, np.ndarray]:
-    """The model's `arrays` with names and layouts that `fill` with the same rules, but no null, reads back.
+    """The model's `arrays` with names and layouts that `fill` reads back by the same rules, without null.
 
     A rule that matches is reversed; other names become torch's, or are kept where torch's are ambiguous.
     Rules of null do not count: what they left out of the file has values here.
