@@ -5,7 +5,9 @@ Nothing is unpickled: a data file can hold wrong numbers, but no code to run.
 
 import csv
 import gzip
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from cyxjax.files import open_plain, read_plain, readable, refuse_special
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CIFAR_SIDE, _CIFAR_CHANNELS = 32, 3
 _CIFAR_RECORD = 1 + _CIFAR_CHANNELS * _CIFAR_SIDE**2  # the label, then the red, green and blue planes
+_CORRECT = "correct that row, or leave it out"
 
 
 def read_bytes(path: Path) -> bytes:
@@ -90,28 +93,17 @@ def read_csv(
     Raises: DataError for a file without samples or the column, for a row without a target, and for a value
     that is not a number.
     """
-    header, *rows = _csv_rows(path)
+    rows = _csv_rows(path)
+    _, header = next(rows)
     name = header[-1] if target is None else target
-    if not rows or name not in header or len(header) < 2:
-        hint = (
-            "give a header, two columns or more, and data rows." if name in header else nearest(name, header)
-        )
-        raise DataError(
-            f"{path}: {len(header)} columns, {len(rows)} rows; expected {name!r}, others and rows. "
-            f"HINT: {hint}"
-        )
+    if name not in header or len(header) < 2:
+        hint = "give a header and two columns or more." if name in header else nearest(name, header)
+        raise DataError(f"{path}: {len(header)} columns; expected {name!r} and others. HINT: {hint}")
     column = len(header) - 1 if target is None else header.index(name)
-    values = [row[column] for row in rows]
-    for number, row in enumerate(rows, 2):
-        if "" in row:  # as a target, a class of its own, which changes the numbers of the others
-            raise DataError(
-                f"{path}, row {number}: column {header[row.index('')]!r} is empty. HINT: correct that row, "
-                "or leave it out."
-            )
-    with readable(path, hint="correct that row, or leave it out"):
+    features, values = _numbers(path, rows, column)
+    with readable(path, hint=_CORRECT):
         targets, classes = _csv_targets(values, task)
-        features = np.array([row[:column] + row[column + 1 :] for row in rows], np.float64)
-    return features.astype(np.float32), targets, classes, header[:column] + header[column + 1 :]
+    return features, targets, classes, header[:column] + header[column + 1 :]
 
 
 def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]:
@@ -121,39 +113,69 @@ def read_table(path: Path, names: Sequence[str] = ()) -> npt.NDArray[np.float32]
     A header with these names, in any order, assigns the columns; one that numbers them is ignored.
     Raises: DataError for a header with different names, for no samples, and for a value that is not a number.
     """
-    first, *rows = _csv_rows(path)
+    rows = _csv_rows(path)
+    top = next(rows)
+    first = top[1]
     wanted = [name.strip() for name in names]
     is_named = len(set(wanted)) == len(wanted) and sorted(wanted) == sorted(first)
     if not is_named and _are_numbers(first):
         counts = (list(map(str, range(start, start + len(first)))) for start in (0, 1))
-        rows = rows if len(first) > 1 and first in counts else [first, *rows]
+        rows = rows if len(first) > 1 and first in counts else chain([top], rows)
     elif not is_named and len(set(wanted)) == len(wanted) > 0:
         raise DataError(
             f"{path}: columns {', '.join(first)}; the run was trained on {', '.join(wanted)}. "
             "HINT: give these columns, in any order."
         )
-    if not rows:
-        raise DataError(f"{path}: no samples. HINT: give data rows.")
-    with readable(path, hint="correct that row, or leave it out"):
-        table = np.array(rows, np.float64).astype(np.float32)
-        return table[:, [first.index(name) for name in wanted]] if is_named else table
+    table, _ = _numbers(path, rows)
+    return table[:, [first.index(name) for name in wanted]] if is_named else table
 
 
-def _csv_rows(path: Path) -> list[list[str]]:
-    """The rows that are not empty; one empty row for a file without rows.
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(number from 1, cells) of each row that is not empty; one empty cell for a file without rows.
 
-    Raises: DataError for a row whose length differs from the first.
+    Raises: DataError for a row whose length differs from the first, and for an empty cell below it.
     """
-    options = {"newline": "", "encoding": "utf-8-sig"}
-    with readable(path, hint="save it as UTF-8 text"), open_plain(path, "r", **options) as file:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row] or [[""]]
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise DataError(
-                f"{path}, row {number}: {len(row)} values; row 1 has {len(rows[0])}. HINT: give "
-                "each column a name in row 1, and each row a value for it."
-            )
-    return rows
+    top: list[str] = []
+    with (
+        readable(path, hint="save it as UTF-8 text"),
+        open_plain(path, "r", newline="", encoding="utf-8-sig") as file,
+    ):
+        for number, row in enumerate(filter(None, csv.reader(file)), 1):
+            cells = [cell.strip() for cell in row]
+            top = top or cells
+            if len(cells) != len(top):
+                raise DataError(
+                    f"{path}, row {number}: {len(cells)} values; row 1 has {len(top)}. HINT: give "
+                    "each column a name in row 1, and each row a value for it."
+                )
+            if number > 1 and "" in cells:  # as a target, a class of its own, which changes other numbers
+                raise DataError(
+                    f"{path}, row {number}: no value in the column that begins with "
+                    f"{top[cells.index('')]!r}. HINT: {_CORRECT}."
+                )
+            yield number, cells
+    if not top:
+        yield 1, [""]
+
+
+def _numbers(
+    path: Path, rows: Iterable[tuple[int, list[str]]], target: int | None = None
+) -> tuple[npt.NDArray[np.float32], list[str]]:
+    """(values of all columns but `target`, float32 (N, F); texts of that column).
+
+    Row by row, because a table of texts takes many times the memory of its numbers.
+    Raises: DataError for no rows, and naming the row of a value that is not a number.
+    """
+    values, texts, width = array("f"), [], 0
+    for number, row in rows:
+        if target is not None:
+            texts.append(row.pop(target))
+        width = len(row)
+        with readable(f"{path}, row {number}", hint=_CORRECT):
+            values.extend(map(float, row))
+    if not values:
+        raise DataError(f"{path}: no samples. HINT: give data rows.")
+    return np.array(values, np.float32).reshape(-1, width), texts
 
 
 def _are_numbers(row: list[str]) -> bool:
