@@ -22,7 +22,7 @@ from cyxjax.checkpoint.run_lock import locked
 from cyxjax.errors import CheckpointError, ConfigError, DamagedStep
 from cyxjax.files import write_whole
 from cyxjax.redaction import describe
-from cyxjax.run_folder import RunFolder
+from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
 STALL_S, HURRIED_STALL_S = 30.0, 8.0  # longest wait at the end without progress: usual, after a stop
 _MOST_S = 300.0  # how long `end` waits at most
@@ -93,7 +93,7 @@ class Mirror:
                 for path in [*(entry.path for entry in manifest.files), MANIFEST]:
                     (folder / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with suppress(FileNotFoundError):  # find_problems reports it
-                        self._remote.get_file(step, path, folder / path, alive)
+                        self._remote.get_file(f"{_there(step)}/{path}", folder / path, alive)
                 if problems := find_problems(folder, step):
                     raise DamagedStep("; ".join(problems))
                 # read all before a local one is replaced
@@ -157,7 +157,7 @@ class Mirror:
         here = set(list_steps(self._folder.checkpoints))
         if here & self._sent.keys():  # else the folder was emptied or lost, and the store has the only copy
             for step in self._sent.keys() - here:
-                self._remote.drop(step)
+                self._remote.drop(_there(step))
                 del self._sent[step]
 
     def _unsent(self) -> int | None:
@@ -181,16 +181,17 @@ class Mirror:
             if mark is None or mark != self._mark(step):
                 return  # pruned or replaced
             raise
-        there = self._remote.manifest_of(step)
+        folder = _there(step)
+        there = self._remote.read(f"{folder}/{MANIFEST}")
         if there != manifest:
             if there is not None:
-                self._remote.drop_manifest(step)  # from a different course of the run
+                self._remote.drop_manifest(folder)  # from a different course of the run
             for path in sorted(stage.rglob("*")):
                 if path.is_file() and path != stage / MANIFEST:
                     name = path.relative_to(stage).as_posix()
-                    self._remote.put_file(step, path, name, self._moved)
+                    self._remote.put_file(path, f"{folder}/{name}", self._moved)
             self._send_logs()
-            self._remote.put_manifest(step, manifest)
+            self._remote.put_file(stage / MANIFEST, f"{folder}/{MANIFEST}", self._moved)
         self._sent[step] = mark
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -199,7 +200,7 @@ class Mirror:
         for path in self._folder.logs:
             mark = _mark(path)
             if mark is not None and self._logs.get(path.name) != mark:
-                self._remote.put_log(path, self._moved)
+                self._remote.put_file(path, path.name, self._moved)
                 self._logs[path.name] = mark
         now_s = time.monotonic()
         self._logs_at_s = now_s + max(_LOGS_EVERY_S, 10 * (now_s - began_s))
@@ -207,6 +208,11 @@ class Mirror:
     def _moved(self, num_bytes: int) -> None:
         if num_bytes:
             self._moved_s = time.monotonic()
+
+
+def _there(step: int) -> str:
+    """The folder of a step in the store."""
+    return step_folder(Path(CHECKPOINTS), step).as_posix()
 
 
 def _link(source: str, target: str) -> None:

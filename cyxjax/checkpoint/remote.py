@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode
 from cyxjax.errors import CheckpointError, ConfigError
 from cyxjax.redaction import describe
@@ -19,7 +18,8 @@ _WITH_BUCKETS = ("s3:", "s3a:", "gs:", "gcs:")  # in these stores a write create
 
 
 class RemoteRun:
-    """The copy at `url`. Methods raise what the store raises.
+    """The copy at `url`, whose files have the names that they have in a run folder. Methods raise what the
+    store raises.
 
     Raises: ConfigError if no library for `url` is installed.
     """
@@ -61,40 +61,29 @@ class RemoteRun:
             return []
         return [name for name in names if name.rpartition("/")[2].startswith("step_")]
 
-    def get_file(self, step: int, path: str, target: Path, alive: Callable[[], None]) -> None:
-        """Downloads a file of a step; `alive` is called for each part that arrives."""
+    def get_file(self, name: str, target: Path, alive: Callable[[], None]) -> None:
+        """Downloads a file; `alive` is called for each part that arrives."""
         from fsspec.callbacks import Callback
 
         arriving = Callback(hooks={"alive": lambda *_, **__: alive()})
         alive()  # a store that is a folder reports nothing while it copies
-        self._store.get_file(f"{self._step(step)}/{path}", str(target), callback=arriving)
+        self._store.get_file(f"{self._root}/{name}", str(target), callback=arriving)
 
     def read(self, name: str) -> bytes | None:
-        """The content of a log; None without one."""
-        return self._content(f"{self._root}/{name}")
-
-    def manifest_of(self, step: int) -> bytes | None:
-        """The content of a step's manifest; None without one."""
-        return self._content(f"{self._step(step)}/{MANIFEST}")
-
-    def _content(self, path: str) -> bytes | None:
+        """The content of a file; None without one."""
         try:
-            return bytes(self._store.cat_file(path))
+            return bytes(self._store.cat_file(f"{self._root}/{name}"))
         except FileNotFoundError:
             return None
 
-    def put_log(self, path: Path, moved: Callable[[int], None]) -> None:
-        """Uploads a log; `moved` is called with the number of bytes that have arrived."""
-        self._put(path, f"{self._root}/{path.name}", moved)
+    def put_file(self, path: Path, name: str, moved: Callable[[int], None]) -> None:
+        """Uploads a file as `name`, which is there completely, or as it was before.
 
-    def put_file(self, step: int, path: Path, name: str, moved: Callable[[int], None]) -> None:
-        """Uploads a file of a step as `name`; `moved` as for a log."""
-        self._put(path, f"{self._step(step)}/{name}", moved)
-
-    def _put(self, path: Path, remote: str, moved: Callable[[int], None]) -> None:
-        """Uploads a file; `remote` has it completely, or as it was before."""
+        moved: called with the number of bytes that have arrived.
+        """
         from fsspec.callbacks import Callback
 
+        remote = f"{self._root}/{name}"
         # An object store replaces an object at once; a folder truncates the file that it copies over.
         part = f"{remote}.part" if getattr(self._store, "local_file", False) else remote
         hooks = {"moved": lambda size, done, **_: moved(done)}
@@ -102,23 +91,16 @@ class RemoteRun:
         if part != remote:
             self._store.mv(part, remote)
 
-    def put_manifest(self, step: int, content: bytes) -> None:
-        """Makes a step part of the copy: its files are there."""
-        self._store.pipe_file(f"{self._step(step)}/{MANIFEST}", content)
-
-    def drop_manifest(self, step: int) -> None:
-        """Makes a step no longer part of the copy."""
+    def drop_manifest(self, folder: str) -> None:
+        """Makes the step in `folder` no longer part of the copy."""
         with suppress(FileNotFoundError):
-            self._store.rm_file(f"{self._step(step)}/{MANIFEST}")
+            self._store.rm_file(f"{self._root}/{folder}/{MANIFEST}")
 
-    def drop(self, step: int) -> None:
-        """Removes a step."""
-        self.drop_manifest(step)
+    def drop(self, folder: str) -> None:
+        """Removes the step in `folder`."""
+        self.drop_manifest(folder)
         with suppress(FileNotFoundError):
-            self._store.rm(self._step(step), recursive=True)
-
-    def _step(self, step: int) -> str:
-        return f"{self._root}/{CHECKPOINTS}/{step_folder(Path(), step).name}"
+            self._store.rm(f"{self._root}/{folder}", recursive=True)
 
 
 def _open(url: str) -> tuple[Any, str]:
