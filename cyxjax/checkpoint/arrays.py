@@ -72,8 +72,9 @@ def write_file(
     for name in order:
         shape, dtype, _ = entries[name]
         start, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        kind, kept = _kept_as(shape, dtype)
-        header[name] = {"dtype": kind, "shape": kept, "data_offsets": [start, end]}
+        native = NATIVE.get(dtype.name)
+        kept = shape if native else (end - start,)
+        header[name] = {"dtype": native or "U8", "shape": kept, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -112,28 +113,29 @@ class StoredArrays:
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
         """Elements `start` to `stop` of the leaf in C order, flat."""
-        leaf = self._leaves[name]
         with _reading():
-            out = np.empty(stop - start, leaf.numpy_dtype)
-            for piece in _pieces_of(leaf):
-                if piece.start < stop and start < piece.stop:
-                    at = piece.start
-                    for block in self._blocks(leaf, piece):
-                        low, high = max(at, start), min(at + block.size, stop)
-                        if low < high:
-                            out[low - start : high - start] = block[low - at : high - at]
-                        at += block.size
+            out = np.empty(stop - start, self._leaves[name].numpy_dtype)
+            for at, block in self._blocks(name, start, stop):
+                low, high = max(at, start), min(at + block.size, stop)
+                if low < high:
+                    out[low - start : high - start] = block[low - at : high - at]
             return out
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """All elements of the leaf in C order, flat, in parts that must not be modified."""
-        leaf = self._leaves[name]
         with _reading():
-            for piece in _pieces_of(leaf):
-                yield from self._blocks(leaf, piece)
+            for _, block in self._blocks(name, 0, self._leaves[name].size):
+                yield block
 
-    def _blocks(self, leaf: Leaf, piece: Piece) -> Iterator[np.ndarray]:
-        """The elements of `piece`, in blocks. Raises: CheckpointError after the last, if one was altered."""
+    def _blocks(self, name: str, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(place of the first element, elements) of each block of the pieces that hold `start` to `stop`."""
+        leaf = self._leaves[name]
+        for piece in leaf.pieces or (Piece(0, 0, leaf.size, leaf.crc32),):
+            if piece.start < stop and start < piece.stop:
+                yield from self._blocks_of(leaf, piece)
+
+    def _blocks_of(self, leaf: Leaf, piece: Piece) -> Iterator[tuple[int, np.ndarray]]:
+        """The blocks of `piece`. Raises: CheckpointError after the last, if one was altered."""
         dtype, at, crc = leaf.numpy_dtype, piece.start, 0
         start = self._starts_in(piece.process)[leaf.name]
         with (self._folder / file_of(piece.process)).open("rb") as file:
@@ -142,7 +144,7 @@ class StoredArrays:
                 count = min(max(_BLOCK_BYTES // dtype.itemsize, 1), piece.stop - at)
                 data = file.read(count * dtype.itemsize)
                 crc = zlib.crc32(data, crc)
-                yield np.frombuffer(data, dtype, count)  # raises if the file is truncated
+                yield at, np.frombuffer(data, dtype, count)  # raises if the file is truncated
                 at += count
         if crc != piece.crc32:
             raise CheckpointError(
@@ -156,21 +158,9 @@ class StoredArrays:
             with (self._folder / file_of(process)).open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
             self._starts[process] = {
-                name: 8 + length + one["data_offsets"][0] for name, one in header.items()
+                name: 8 + length + one["data_offsets"][0]
+                for name, one in header.items()
+                if name != "__metadata__"
             }
         return self._starts[process]
-
-
-def _pieces_of(leaf: Leaf) -> tuple[Piece, ...]:
-    """The pieces that hold the elements of `leaf`; none if it has no elements."""
-    alone = (Piece(0, 0, leaf.size, leaf.crc32),) if leaf.size else ()
-    return leaf.pieces or alone
-
-
-def _kept_as(shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, tuple[int, ...]]:
-    """(safetensors' name of the dtype, shape) under which an array is stored in a file."""
-    native = NATIVE.get(dtype.name)
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return (native, tuple(shape)) if native else ("U8", (num_bytes,))
