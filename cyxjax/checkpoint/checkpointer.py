@@ -18,7 +18,7 @@ from cyxjax.checkpoint.folders import list_steps, set_aside
 from cyxjax.checkpoint.manifest import Manifest, frozen_json
 from cyxjax.checkpoint.restoring import Restored
 from cyxjax.checkpoint.store import Best, Snapshot, StepStore, describe_failure
-from cyxjax.checkpoint.tree import Adapt, Put, PyTree, as_read, is_share
+from cyxjax.checkpoint.tree import Adapt, Put, PyTree, is_share
 from cyxjax.checkpoint.writers import ALONE, Writers, is_spread
 from cyxjax.errors import CheckpointError, CyxjaxError, DamagedStep, GroupError
 
@@ -101,7 +101,7 @@ class Checkpointer:
         step: int | None = None,
         *,
         adapt: Adapt | None = None,
-        put: Put = as_read,
+        put: Put = lambda want, read: read(),
     ) -> Restored | None:
         """The newest good step, or exactly `step`, in `target`'s tree; None if none was ever saved.
 

@@ -73,8 +73,8 @@ def load(
     writers: Writers,
     known: Manifest | None,
     target: PyTree,
-    adapt: Adapt | None = None,
-    put: Put = tree.as_read,
+    adapt: Adapt | None,
+    put: Put,
 ) -> Restored:
     """`step` in the target's tree, its leaves read one after the other; all processes of `writers` call it.
 
@@ -90,7 +90,7 @@ def load(
     found: list[PyTree] = []
 
     def read() -> None:
-        adapted = _adapted(arrays, tree.named_leaves(target), unlike, adapt)
+        adapted = _adapted(arrays, target, unlike, adapt)
         found.append(_filled(arrays, target, adapted, put))
 
     writers.all_do(f"reading checkpoint step {step}", read)
@@ -191,19 +191,16 @@ def _each_once(problems: list[list[str]]) -> list[str]:
 
 
 def _adapted(
-    stored: StoredArrays, wanted: Mapping[str, Any], unlike: Mapping[str, str], adapt: Adapt | None
+    stored: StoredArrays, target: PyTree, unlike: Mapping[str, str], adapt: Adapt | None
 ) -> dict[str, np.ndarray]:
     """The leaves in `unlike`, converted by `adapt`. Raises: OtherStateError with those that it refuses."""
     found: dict[str, np.ndarray] = {}
-    refused = dict(unlike)
-    for name, want in wanted.items():
-        if adapt is None or name not in unlike or name not in stored:
-            continue
-        array = adapt(name, stored.whole(name), want)
-        if array is not None:
-            found[name] = array
-            del refused[name]
-    tree.refuse(refused)
+    for name, want in tree.named_leaves(target).items():
+        if adapt is not None and name in unlike and name in stored:
+            array = adapt(name, stored.whole(name), want)
+            if array is not None:
+                found[name] = array
+    tree.refuse({name: why for name, why in unlike.items() if name not in found})
     return found
 
 

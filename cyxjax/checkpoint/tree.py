@@ -51,11 +51,6 @@ def host_value(leaf: Any) -> np.ndarray:
     return np.asarray(leaf.addressable_data(0) if leaf.is_fully_replicated else leaf)
 
 
-def as_read(want: Any, read: Callable[[], np.ndarray]) -> np.ndarray:
-    """The host array itself."""
-    return read()
-
-
 def named_leaves(tree: PyTree) -> dict[str, Any]:
     """Leaves by name, in tree order; names are paths such as `params/Dense_0/kernel`.
 
