@@ -8,9 +8,9 @@
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cyxjax.errors import CheckpointError
@@ -127,9 +127,7 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
 def set_aside(directory: Path, step: int, why: str) -> Path:
     """New path of the folder of `step`, renamed to `<name>.<why>-<time>`, so that it is no longer a step."""
     folder = step_folder(directory, step)
-    seconds, rest = divmod(time.time_ns(), 10**9)
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}-{rest:09d}"
-    aside = folder.with_name(f"{folder.name}.{why}-{stamp}")
+    aside = folder.with_name(f"{folder.name}.{why}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
     folder.rename(aside)
     sync_folder(directory)
     return aside
