@@ -50,7 +50,8 @@ def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[
     Raises: OSError, also where `path` is a FIFO, a device or a folder; the file is then unchanged.
     """
     path = Path(path)
-    _refuse_special(path)
+    with suppress(FileNotFoundError):
+        refuse_special(path)  # /dev/null or /dev/stdout must not be replaced
     draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield draft
@@ -97,10 +98,9 @@ def append(path: str | os.PathLike[str], data: bytes, *, durable: bool = True) -
     durable: waits for the disk; without it a power cut, not a crash of the process, may lose the data.
     Raises: OSError; also where `path` is a symbolic link, which is not followed.
     """
-    path = Path(path)
-    _refuse_special(path)
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, 0o666)
     with os.fdopen(fd, "ab", buffering=0) as file:
+        _refuse_mode(path, os.fstat(fd).st_mode)
         before = os.fstat(fd).st_size
         if before and os.pread(fd, 1, before - 1) != b"\n":
             data = b"\n" + data
@@ -169,12 +169,6 @@ def read_json_lines(path: str | os.PathLike[str], max_bytes: int | None = None) 
 def refuse_special(path: str | os.PathLike[str]) -> None:
     """Raises: OSError where `path` is missing, or is a folder, FIFO, socket or device."""
     _refuse_mode(path, os.stat(path).st_mode)
-
-
-def _refuse_special(path: str | os.PathLike[str]) -> None:
-    """As `refuse_special`, but `path` may be missing: /dev/null or /dev/stdout must not be replaced."""
-    with suppress(FileNotFoundError):
-        refuse_special(path)
 
 
 def _refuse_mode(path: str | os.PathLike[str], mode: int) -> None:
