@@ -89,11 +89,6 @@ class Leaf:
                 "HINT: save the same state on all processes."
             )
 
-    @classmethod
-    def of(cls, name: str, array: Any, crc32: int, pieces: tuple[Piece, ...] = ()) -> "Leaf":
-        """The leaf of `array`. Raises: CheckpointError if a piece is missing."""
-        return cls(name, tuple(array.shape), dtype_name(array.dtype), crc32, pieces)
-
     @property
     def size(self) -> int:
         return math.prod(self.shape)
@@ -101,10 +96,6 @@ class Leaf:
     @property
     def numpy_dtype(self) -> np.dtype:
         return dtype_of(self.dtype)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.size * self.numpy_dtype.itemsize
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -17,7 +17,7 @@ import numpy as np
 
 from cyxjax.checkpoint.arrays import Entry, write_file
 from cyxjax.checkpoint.folders import ARRAYS
-from cyxjax.checkpoint.manifest import Leaf, Piece, describe_file, file_of
+from cyxjax.checkpoint.manifest import Leaf, Piece, describe_file, dtype_name, file_of
 from cyxjax.checkpoint.tree import is_share
 from cyxjax.errors import CheckpointError, DamagedStep
 from cyxjax.files import PRIVATE, read_plain, write_whole
@@ -130,7 +130,8 @@ def leaves_of(leaves: Mapping[str, Any], notes: list[Note]) -> tuple[Leaf, ...]:
     def leaf_of(name: str, leaf: Any) -> Leaf:
         held = [(rank, note) for rank, note in enumerate(notes) if name in note["pieces"]]
         pieces = tuple(Piece(rank, *(*note["pieces"][name], note["crc32"][name])) for rank, note in held)
-        return Leaf.of(name, leaf, 0 if pieces else notes[0]["crc32"][name], pieces)
+        crc32 = 0 if pieces else notes[0]["crc32"][name]
+        return Leaf(name, tuple(leaf.shape), dtype_name(leaf.dtype), crc32, pieces)
 
     return tuple(leaf_of(name, leaf) for name, leaf in leaves.items())
 

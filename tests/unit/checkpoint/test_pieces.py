@@ -25,7 +25,7 @@ from tests.support.calls import calls_of
 def test_pieces_that_leave_a_gap_or_overlap_are_no_leaf(spans):
     pieces = tuple(Piece(i, a, b, 0) for i, (a, b) in enumerate(spans))
     with pytest.raises(CheckpointError, match=rf"'w': .*\({spans[0][0]}, {spans[0][1]}\).* 9 "):
-        Leaf.of("w", np.zeros((3, 3), np.float32), 0, pieces)
+        Leaf("w", (3, 3), "float32", 0, pieces)
 
 
 def in_pieces(folder, array, cuts):
@@ -34,7 +34,7 @@ def in_pieces(folder, array, cuts):
     for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False)):
         crc = write_file(folder / file_of(i), {"w": Entry.of(flat[a:b])}, {})["w"]
         pieces.append(Piece(i, a, b, crc))
-    return Leaf.of("w", array, 0, tuple(pieces))
+    return Leaf("w", array.shape, array.dtype.name, 0, tuple(pieces))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "complex64"])
