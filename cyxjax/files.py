@@ -51,7 +51,7 @@ def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[
     """
     path = Path(path)
     with suppress(FileNotFoundError):
-        refuse_special(path)  # /dev/null or /dev/stdout must not be replaced
+        _refuse_mode(path, os.stat(path).st_mode)  # /dev/null or /dev/stdout must not be replaced
     draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield draft
@@ -164,11 +164,6 @@ def read_json_lines(path: str | os.PathLike[str], max_bytes: int | None = None) 
             if isinstance(value := json.loads(line), dict):
                 found.append(value)
     return found
-
-
-def refuse_special(path: str | os.PathLike[str]) -> None:
-    """Raises: OSError where `path` is missing, or is a folder, FIFO, socket or device."""
-    _refuse_mode(path, os.stat(path).st_mode)
 
 
 def _refuse_mode(path: str | os.PathLike[str], mode: int) -> None:

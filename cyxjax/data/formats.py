@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cyxjax.errors import DataError, nearest
-from cyxjax.files import open_plain, read_plain, readable, refuse_special
+from cyxjax.files import open_plain, read_plain, readable
 
 # IDX: two zero bytes, a type code, the number of dimensions, each as big-endian uint32, then the values.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -70,7 +70,6 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
 def read_npy(path: Path) -> np.ndarray:
     """A memory map of an .npy file: rows are read from disk when they are accessed."""
     with readable(path, hint="write it with np.save"):
-        refuse_special(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 

@@ -16,7 +16,7 @@ from cyxjax.checkpoint.manifest import MANIFEST, Manifest, dtype_of, find_proble
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.config.load import open_run
 from cyxjax.errors import CheckpointError
-from cyxjax.files import open_plain, read_plain, readable, refuse_special
+from cyxjax.files import open_plain, read_plain, readable
 from cyxjax.weights import Weights, arrays_of, torch_files
 
 INDEX = "model.safetensors.index.json"  # of a folder of shards, in Hugging Face's layout
@@ -85,10 +85,8 @@ def _of_msgpack(path: Path) -> dict[str, Entry]:
 
 def _of_safetensors(path: Path) -> dict[str, Entry]:
     """The arrays of one file. Raises: CheckpointError if the header does not match the contents."""
-    with readable(path, CheckpointError):
-        refuse_special(path)
-        with safe_open(path, framework="numpy") as file:
-            return {name: _stored(path, name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+    with readable(path, CheckpointError), safe_open(path, framework="numpy") as file:
+        return {name: _stored(path, name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
 
 
 def _stored(path: Path, name: str, entry: Any) -> Entry:

@@ -16,7 +16,6 @@ from cyxjax.files import (
     append,
     read_json_lines,
     read_plain,
-    refuse_special,
     sync_folder,
     try_flock,
     write_whole,
@@ -52,7 +51,7 @@ SPECIAL = {
 def test_what_is_no_plain_file_is_neither_read_nor_replaced(tmp_path, kind):
     path = tmp_path / "special"
     SPECIAL[kind](path)
-    for use in (read_plain, refuse_special, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
+    for use in (read_plain, lambda p: write_whole(p, "x"), lambda p: append(p, b"x")):
         with pytest.raises(OSError, match="special'"):
             use(path)
     assert not path.is_file()
