@@ -18,7 +18,6 @@ from cyxjax.data.splits import (
     describe,
     split_arrays,
     split_dataset,
-    stratified_rows,
 )
 from cyxjax.errors import DataError
 from cyxjax.files import readable
@@ -50,7 +49,8 @@ def _load_idx(folder: Path, name: str, val_fraction: float, split_seed: int) -> 
         for part in ("train", "t10k")
     )
     classes = int(max(train.targets.max(), test.targets.max())) + 1
-    return _with_test(name, train, test, classes, val_fraction, split_seed)
+    info = DatasetInfo(name, "classification", classes, test.inputs.shape[1:])
+    return split_arrays(train, info, test, val_fraction=val_fraction, split_seed=split_seed)
 
 
 def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
@@ -59,26 +59,13 @@ def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> 
     parts = [read_cifar10(_file(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
     train = _pixels(*(np.concatenate(part) for part in zip(*parts, strict=True)))
     test = _pixels(*read_cifar10(_file(folder, "test_batch.bin")))
-    return _with_test("cifar10", train, test, 10, val_fraction, split_seed)
+    info = DatasetInfo("cifar10", "classification", 10, test.inputs.shape[1:])
+    return split_arrays(train, info, test, val_fraction=val_fraction, split_seed=split_seed)
 
 
 def _pixels(images: np.ndarray, labels: np.ndarray) -> ArrayDataset:
     """A dataset of pixel values up to 255, and labels."""
     return ArrayDataset(as_images(images, 255), labels.astype(np.int32))
-
-
-def _with_test(
-    name: str,
-    known: ArrayDataset,
-    test: ArrayDataset,
-    num_classes: int,
-    val_fraction: float,
-    split_seed: int,
-) -> Splits:
-    """Splits with a fraction of each class of `known` for validation."""
-    rows = stratified_rows(known.targets, (1 - val_fraction, val_fraction), split_seed)
-    train, val = (ArrayDataset(known.inputs[part], known.targets[part]) for part in rows)
-    return Splits(train, val, test, DatasetInfo(name, "classification", num_classes, test.inputs.shape[1:]))
 
 
 def load_npz(root: Path, **split: Any) -> Splits:

@@ -111,11 +111,13 @@ def split_dataset(
     return Splits(train, val, test, info)
 
 
-def split_arrays(whole: ArrayDataset, info: DatasetInfo, **split: Any) -> Splits:
-    """Splits of in-memory arrays; `split` as in `split_rows`."""
-    rows = split_rows(whole.targets, info.task, **split)
-    train, val, test = [ArrayDataset(whole.inputs[part], whole.targets[part]) for part in rows]
-    return Splits(train, val, test, info)
+def split_arrays(
+    whole: ArrayDataset, info: DatasetInfo, test: ArrayDataset | None = None, **split: Any
+) -> Splits:
+    """Splits of in-memory arrays; `split` as in `split_rows`. test: the test set; None: it is drawn too."""
+    rows = split_rows(whole.targets, info.task, (False, test is not None), **split)
+    train, val, *drawn = [ArrayDataset(whole.inputs[part], whole.targets[part]) for part in rows]
+    return Splits(train, val, test or drawn[0], info)
 
 
 def split_rows(
