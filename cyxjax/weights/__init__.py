@@ -22,8 +22,8 @@ def arrays_of(tree: Any) -> dict[str, Entry]:
     Raises: CheckpointError if two leaves have the same name.
     """
     arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
-    return {name: Entry.of(array) for name, array in arrays.items() if _is_numbers(array.dtype)}
-
-
-def _is_numbers(dtype: np.dtype) -> bool:
-    return dtype.kind in "biufcV" and dtype.names is None
+    return {
+        name: Entry.of(array)
+        for name, array in arrays.items()
+        if array.dtype.kind in "biufcV" and array.dtype.names is None
+    }

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,11 +93,10 @@ def exported(arrays: Mapping[str, np.ndarray], rules: Mapping[str, str | None]) 
     Raises: ConfigError if no name maps back to an array.
     """
     renamed = {pattern: put for pattern, put in rules.items() if put}
-    patterns = _patterns(renamed)
 
     def read_as(name: str) -> str | None:
         with suppress(ConfigError):  # a rule that maps it to no array of the model
-            return _target(name, _rule(patterns, name), arrays)
+            return _target(name, _rule(renamed, name), arrays)
         return None
 
     names: dict[str, str] = {}
@@ -125,13 +125,12 @@ def _matched(
     weights: Weights, targets: Mapping[str, Any], rules: Mapping[str, str | None]
 ) -> tuple[dict[str, str], list[str]]:
     """({target: array name}, names of unused arrays that no rule left out)."""
-    patterns = _patterns(rules)
     sources: dict[str, str] = {}
     used, over = set(), []
     # In a whole training state, only arrays under params/ count as unused.
     above = "params/" if any(name.startswith("params/") for name in weights.arrays) else ""
     for name in weights.arrays:
-        rule = _rule(patterns, name, name.removeprefix(above))
+        rule = _rule(rules, name, name.removeprefix(above))
         target = _target(name, rule, targets)
         if rule is not None:
             used.add(rule[0])
@@ -154,13 +153,9 @@ def _matched(
     return sources, over
 
 
-def _patterns(rules: Mapping[str, str | None]) -> list[tuple[str, re.Pattern[str], str | None]]:
-    return [(pattern, _regex(pattern), put) for pattern, put in rules.items()]
-
-
-def _rule(patterns: list[tuple[str, re.Pattern[str], str | None]], *names: str) -> Rule | None:
-    """The first rule that matches one of the `names` of an array in the file."""
-    matches = ((p, regex.fullmatch(name), put) for p, regex, put in patterns for name in names)
+def _rule(rules: Mapping[str, str | None], *names: str) -> Rule | None:
+    """The first of the `rules` that matches one of the `names` of an array in the file."""
+    matches = ((p, _regex(p).fullmatch(name), put) for p, put in rules.items() for name in names)
     return next(((p, match, put) for p, match, put in matches if match), None)
 
 
@@ -168,6 +163,7 @@ def _target(name: str, rule: Rule | None, targets: Mapping[str, Any]) -> str | N
     return _named(rule, targets) if rule else _guess(name, targets)
 
 
+@cache
 def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("(.*?)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
