@@ -52,10 +52,9 @@ class Entry(NamedTuple):
     read: Callable[[], np.ndarray]
 
     @classmethod
-    def of(cls, leaf: Any, shape: tuple[int, ...] | None = None) -> "Entry":
-        """The entry of a whole leaf or of a share, which is on the host only while it is read."""
-        kept = tuple(leaf.shape) if shape is None else shape
-        return cls(kept, np.dtype(leaf.dtype), lambda: host_value(leaf))
+    def of(cls, leaf: Any) -> "Entry":
+        """The entry of a whole leaf, which is on the host only while it is read."""
+        return cls(tuple(leaf.shape), np.dtype(leaf.dtype), lambda: host_value(leaf))
 
 
 def write_file(

@@ -113,11 +113,19 @@ def write_share(folder: Path, leaves: Mapping[str, Any], rank: int) -> Note:
         raise CheckpointError(
             f"{folder}: created by the first process, not seen here. HINT: name a folder all hosts share."
         )
-    shares = {name: leaf for name, leaf in leaves.items() if _is_cut(leaf)}
-    own = {name: leaf for name, leaf in shares.items() if leaf.start < leaf.stop}
-    entries = {name: Entry.of(leaf, (leaf.stop - leaf.start,)) for name, leaf in own.items()}
+    # A leaf without elements has no share: it is written whole.
+    cut = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if is_share(leaf) and not leaf.is_whole and 0 not in leaf.shape
+    }
+    own = {name: leaf for name, leaf in cut.items() if leaf.start < leaf.stop}
+    entries = {
+        name: Entry((leaf.stop - leaf.start,), np.dtype(leaf.dtype), leaf.values)
+        for name, leaf in own.items()
+    }
     if not rank:
-        entries |= {name: Entry.of(leaf) for name, leaf in leaves.items() if name not in shares}
+        entries |= {name: Entry.of(leaf) for name, leaf in leaves.items() if name not in cut}
     crc32 = write_file(folder / ARRAYS / file_of(rank), entries, {"format": "np"})
     file = describe_file(folder, f"{ARRAYS}/{file_of(rank)}")
     pieces = {name: (leaf.start, leaf.stop) for name, leaf in own.items()}
@@ -134,10 +142,6 @@ def leaves_of(leaves: Mapping[str, Any], notes: list[Note]) -> tuple[Leaf, ...]:
         return Leaf(name, tuple(leaf.shape), dtype_name(leaf.dtype), crc32, pieces)
 
     return tuple(leaf_of(name, leaf) for name, leaf in leaves.items())
-
-
-def _is_cut(leaf: Any) -> bool:
-    return is_share(leaf) and not leaf.is_whole and bool(np.prod(leaf.shape))
 
 
 def notes_in(folder: Path, num_processes: int) -> list[Note]:
