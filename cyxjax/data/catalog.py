@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cyxjax.data import files, tables, text
-from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset, has_items
+from cyxjax.data.sources import ArrayDataset, as_dataset, has_items
 from cyxjax.data.splits import DatasetInfo, Splits, as_images, describe, split_arrays, split_rows
 from cyxjax.errors import ConfigError, DataError
 from cyxjax.plugins import checked_options, extra, named
@@ -125,7 +125,7 @@ def as_splits(name: str, found: Any) -> Splits:
     Raises: DataError for anything else.
     """
     if isinstance(found, Splits):
-        train, val, test = (as_dataset(part) if _is_plain(part) else part for part in found[:3])
+        train, val, test = (as_dataset(part) if has_items(part) else part for part in found[:3])
         return Splits(train, val, test, found.info)
     if not isinstance(found, tuple | list) or len(found) != 3:
         raise DataError(
@@ -134,8 +134,3 @@ def as_splits(name: str, found: Any) -> Splits:
         )
     train, val, test = map(as_dataset, found)
     return Splits(train, val, test, describe(name, train))
-
-
-def _is_plain(part: Any) -> bool:
-    """Whether `part` is an object with items, neither a `Dataset` nor a stream."""
-    return has_items(part) and not isinstance(part, Dataset)
