@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.folders import list_steps, step_folder
-from cyxjax.checkpoint.manifest import MANIFEST, Manifest, find_problems, manifest_bytes
+from cyxjax.checkpoint.manifest import MANIFEST, Manifest, find_problems, list_files, manifest_bytes
 from cyxjax.checkpoint.remote import RemoteRun
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.checkpoint.run_lock import locked
@@ -186,10 +186,9 @@ class Mirror:
         if there != manifest:
             if there is not None:
                 self._remote.drop_manifest(folder)  # from a different course of the run
-            for path in sorted(stage.rglob("*")):
-                if path.is_file() and path != stage / MANIFEST:
-                    name = path.relative_to(stage).as_posix()
-                    self._remote.put_file(path, f"{folder}/{name}", self._moved)
+            for name in list_files(stage):
+                if name != MANIFEST:
+                    self._remote.put_file(stage / name, f"{folder}/{name}", self._moved)
             self._send_logs()
             self._remote.put_file(stage / MANIFEST, f"{folder}/{MANIFEST}", self._moved)
         self._sent[step] = mark

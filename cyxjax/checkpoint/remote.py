@@ -7,7 +7,6 @@ manifest.
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from cyxjax.checkpoint.manifest import MANIFEST, Manifest, decode
 from cyxjax.errors import CheckpointError, ConfigError
@@ -26,7 +25,16 @@ class RemoteRun:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._store, root = _open(url)
+        try:
+            import fsspec
+
+            makes_folders = {"auto_mkdir": True} if url.startswith("file:") else {}
+            self._store, root = fsspec.core.url_to_fs(url, **makes_folders)
+        except (ImportError, ValueError) as err:
+            extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
+            raise ConfigError(
+                f"mirror={url}: {describe(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
+            ) from None
         self._root = root.rstrip("/")
 
     def check_bucket(self) -> None:
@@ -101,17 +109,3 @@ class RemoteRun:
         self.drop_manifest(folder)
         with suppress(FileNotFoundError):
             self._store.rm(f"{self._root}/{folder}", recursive=True)
-
-
-def _open(url: str) -> tuple[Any, str]:
-    """(the file system of `url`, the path in it)."""
-    try:
-        import fsspec
-
-        makes_folders = {"auto_mkdir": True} if url.startswith("file:") else {}
-        return fsspec.core.url_to_fs(url, **makes_folders)
-    except (ImportError, ValueError) as err:
-        extra = "gcs" if url.startswith(("gs:", "gcs:")) else "s3"
-        raise ConfigError(
-            f"mirror={url}: {describe(err)}. HINT: pip install 'cyxjax[{extra}]'", key="mirror"
-        ) from None
