@@ -6,6 +6,7 @@ FIFO would block and a device would never end.
 """
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -183,32 +184,16 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def flock_now(fd: int, *, shared: bool = False) -> bool:
-    """Takes the kernel's lock on `fd`, until it is closed; False if another process holds it.
-
-    shared: together with others that share it. Raises: OSError where the file system has no locks.
-    """
-    import fcntl
-
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def try_flock(fd: int, *, shared: bool = False) -> bool:
-    """As `flock_now`; False too where the file system has no locks."""
+    """Takes the kernel's lock on `fd`, until it is closed; False if another process holds it, or if the file
+    system has no locks.
+
+    shared: together with others that share it.
+    """
     with suppress(OSError):
-        return flock_now(fd, shared=shared)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
     return False
-
-
-def unflock(fd: int) -> None:
-    """Releases the kernel's lock on `fd`, also for forked children that have it open."""
-    import fcntl
-
-    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def scaled(count: float, unit: str) -> str:

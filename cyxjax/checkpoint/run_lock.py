@@ -1,5 +1,6 @@
 """Allows one job per run folder and per checkpoint folder, by a lock file that names the process."""
 
+import fcntl
 import os
 import socket
 import time
@@ -9,7 +10,6 @@ from pathlib import Path
 
 from cyxjax.checkpoint.folders import make_private
 from cyxjax.errors import CheckpointError
-from cyxjax.files import flock_now, unflock
 from cyxjax.run_folder import LOCK as LOCK
 
 _MAX_OWNER_BYTES = 300
@@ -29,12 +29,16 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
     make_private(path.parent)
     fd, pid = os.open(path, _FLAGS, 0o600), os.getpid()
     try:
-        if not _locks(fd):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             owner = os.pread(fd, _MAX_OWNER_BYTES, 0).decode(errors="replace")
             raise CheckpointError(
                 f"{path.parent} is in use by {owner or 'another process'}. "
                 f"HINT: stop the process that `fuser {path}` lists, or name another folder."
-            )
+            ) from error
+        except OSError:
+            pass  # no locks on this file system
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         with suppress(OSError):  # a full disk, which saves report
             os.ftruncate(fd, 0)
@@ -44,14 +48,6 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
         finally:
             if os.getpid() == pid:  # a forked child must not release the lock of its parent
                 with suppress(OSError):  # no locks on this file system
-                    unflock(fd)
+                    fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
-
-
-def _locks(fd: int) -> bool:
-    """Whether this process now has the lock on `fd`, or the file system has no locks."""
-    try:
-        return flock_now(fd)
-    except OSError:
-        return True

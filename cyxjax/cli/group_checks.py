@@ -3,6 +3,7 @@
 The group is also tested: with files in the run folder, and with all-reduces.
 """
 
+import fcntl
 import os
 import statistics
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 from cyxjax.cli.machine_checks import Check
 from cyxjax.data.content import find_difference
-from cyxjax.files import flock_now, try_flock, write_whole
+from cyxjax.files import try_flock, write_whole
 from cyxjax.launch.output import ranks_text, unequal_facts
 
 _LOW_BYTES = 1 << 30
@@ -131,7 +132,7 @@ def own_file(folder: Path, rank: int) -> Iterator[tuple[list[str], str]]:
         # 106 kB: more than a file system stores with the name
         write_whole(folder / name, b"cyxjax doctor" * 8192, mode=0o600)
         held = os.open(folder / name, os.O_RDWR)
-        flock_now(held)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
         wrong.append(
             f"rank {rank} ({host}), {folder}: {err.strerror or err}. "

@@ -94,7 +94,6 @@ def test_a_released_folder_is_free_although_a_forked_child_lives(tmp_path):
 
 def test_where_there_are_no_locks_nothing_is_locked(tmp_path, monkeypatch):
     no_locks = Mock(side_effect=OSError(errno.EOPNOTSUPP, "Operation not supported"))
-    monkeypatch.setattr(run_lock, "flock_now", no_locks)
-    monkeypatch.setattr(run_lock, "unflock", no_locks)
+    monkeypatch.setattr(run_lock.fcntl, "flock", no_locks)
     with locked(tmp_path):
         assert owner_of(tmp_path)
