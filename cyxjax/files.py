@@ -57,23 +57,14 @@ def replacing(path: str | os.PathLike[str], *, synced: bool = True) -> Iterator[
     try:
         yield draft
         if synced:
-            sync_file(draft)
+            sync(draft)
         os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(draft)
         raise
     if synced:
-        sync_folder(path.parent)
-
-
-def sync_file(path: str | os.PathLike[str]) -> None:
-    """The bytes of the file at `path` survive a power cut; its name does when its folder is synced."""
-    fd = os.open(path, os.O_RDWR | _FLAGS)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync(path.parent)
 
 
 def open_plain(path: str | os.PathLike[str], mode: Literal["rb", "r"], **options: Any) -> IO[Any]:
@@ -172,9 +163,9 @@ def _refuse_mode(path: str | os.PathLike[str], mode: int) -> None:
         raise OSError(errno.EINVAL, "expected a plain file", str(path))
 
 
-def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Makes the names in `folder` survive a power cut, where the file system can."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: str | os.PathLike[str]) -> None:
+    """Makes the bytes of a file, or the names in a folder, survive a power cut, where the file system can."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cyxjax.errors import CheckpointError
-from cyxjax.files import sync_folder, try_flock
+from cyxjax.files import sync, try_flock
 
 ARRAYS = "arrays"
 _STEP = re.compile(r"step_(\d{8,18})")
@@ -115,7 +115,7 @@ def writing(directory: Path, step: int, owner: str) -> Iterator[Path]:
     try:
         yield folder
         for root, _, _ in os.walk(folder):
-            sync_folder(root)
+            sync(root)
         _publish(folder, final, owner)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,7 +129,7 @@ def set_aside(directory: Path, step: int, why: str) -> Path:
     folder = step_folder(directory, step)
     aside = folder.with_name(f"{folder.name}.{why}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
     folder.rename(aside)
-    sync_folder(directory)
+    sync(directory)
     return aside
 
 
@@ -158,7 +158,7 @@ def _publish(folder: Path, final: Path, owner: str) -> None:
     if final.is_dir():
         final.rename(old)
     folder.rename(final)
-    sync_folder(final.parent)
+    sync(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

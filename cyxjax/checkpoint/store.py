@@ -28,7 +28,7 @@ from cyxjax.checkpoint.manifest import (
 )
 from cyxjax.checkpoint.writers import ALONE, Note, Writers, is_spread, leaves_of, write_together
 from cyxjax.errors import CheckpointError
-from cyxjax.files import PRIVATE, scaled, sync_file, write_whole
+from cyxjax.files import PRIVATE, scaled, sync, write_whole
 
 Best = Literal["min", "max"]
 
@@ -116,7 +116,7 @@ class StepStore:
         data = manifest.encode()
         self._facts[hashlib.sha256(data).digest()] = _Facts.of(manifest)
         write_whole(folder / MANIFEST, data, mode=PRIVATE, synced=False)
-        sync_file(folder / MANIFEST)  # its name is synced with the folder, once, before the rename to a step
+        sync(folder / MANIFEST)  # its name is synced with the folder, once, before the rename to a step
 
     def _facts_of(self, step: int) -> _Facts:
         """The facts of a step; a manifest is decoded once, which takes 30 ms for a history of 5,000 epochs.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cyxjax.data.ledger import BEGINNING, Place, Record, Span, StreamFacts, Tally, span_of_step
 from cyxjax.errors import DataError
-from cyxjax.files import append, sync_file
+from cyxjax.files import append, sync
 
 
 class Cut(NamedTuple):
@@ -137,7 +137,7 @@ def _next(before: _Line | None, text: bytes) -> _Line:
 def _truncate(path: Path, length: int) -> None:
     if path.exists() and path.stat().st_size > length:
         os.truncate(path, length)
-        sync_file(path)
+        sync(path)
 
 
 class Kept(NamedTuple):

@@ -68,7 +68,7 @@ def test_thirty_kills_lose_nothing_that_was_reported(tmp_path):
         (f"{WRITERS}:write_share:after", "old"),
         (f"{STORE}:write_whole:after", "old"),
         (f"{FOLDERS}:_publish:before", "old"),
-        (f"{FOLDERS}:sync_folder:before", "old"),
+        (f"{FOLDERS}:sync:before", "old"),
         (f"{FOLDERS}:_publish:after", "new"),
     ],
 )

@@ -16,7 +16,7 @@ from cyxjax.files import (
     append,
     read_json_lines,
     read_plain,
-    sync_folder,
+    sync,
     try_flock,
     write_whole,
 )
@@ -126,4 +126,4 @@ def test_a_folder_that_cannot_be_synced_is_passed_over_where_there_is_no_such_ca
 ):
     monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(number, "no")))
     with contextlib.nullcontext() if passed else pytest.raises(OSError, match="no"):
-        sync_folder(tmp_path)
+        sync(tmp_path)

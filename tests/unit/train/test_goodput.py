@@ -141,7 +141,7 @@ def test_the_peak_of_a_device_is_that_of_its_kind():
 
 def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(files, "sync_file", lambda path: synced.append(str(path)))
+    monkeypatch.setattr(files, "sync", lambda path: synced.append(str(path)))
     monkeypatch.setattr(goodput, "_EVERY_S", 0.0)
     with pytest.raises(RuntimeError, match="lost"):
         fit(tmp_path, At(7, lose))
