@@ -123,9 +123,7 @@ class Checkpointer:
             adapt=adapt,
             put=put,
         )
-        if step is not None:
-            return restoring.only(self.directory, step, load)
-        restored, damaged = restoring.newest(self.directory, self._writers, load)
+        restored, damaged = restoring.newest(self.directory, self._writers, load, step)
         self._set_aside(damaged)
         return restored
 

@@ -35,35 +35,28 @@ class Restored(NamedTuple):
 
 
 def newest(
-    directory: Path, writers: Writers, load: Callable[[int], T]
+    directory: Path, writers: Writers, load: Callable[[int], T], step: int | None = None
 ) -> tuple[T | None, dict[int, DamagedStep]]:
     """(the result of `load` for the newest good step, or None; the damaged steps after it).
 
-    Raises: CheckpointError if every step is damaged (all are listed), or if some processes see no step.
+    step: the only one that is tried. Raises: CheckpointError if it, or every step, is damaged or missing (all
+    are listed), or if some processes see no step.
     """
-    steps, aside = _seen(directory, writers)
+    steps, aside = _seen(directory, writers) if step is None else ([step], [])
     damaged: dict[int, DamagedStep] = {}
-    for step in reversed(steps):
+    for number in reversed(steps):
         try:
-            return load(step), damaged
+            return load(number), damaged
         except DamagedStep as error:
-            damaged[step] = error
-    lines = [f"step {step}: {error}" for step, error in damaged.items()]
+            damaged[number] = error
+    lines = [f"step {number}: {error}" for number, error in damaged.items()]
     lines += [f"{name}: set aside earlier" for name in aside]
     if lines:
         raise CheckpointError(
-            f"No checkpoint in {directory} is good:\n  " + "\n  ".join(lines) + "\n"
-            "HINT: name another checkpoint_dir to start over, or another folder to load; nothing was deleted."
+            f"Damaged checkpoints in {directory}: {'; '.join(lines)}. HINT: name another step or folder, or "
+            "another checkpoint_dir to start over; nothing was deleted."
         )
     return None, damaged
-
-
-def only(directory: Path, step: int, load: Callable[[int], T]) -> T:
-    """The result of `load` for `step`. Raises: CheckpointError if it is missing or damaged."""
-    try:
-        return load(step)
-    except DamagedStep as error:
-        raise CheckpointError(f"Step {step} in {directory}: {error}. HINT: restore another step.") from error
 
 
 def load(
@@ -144,7 +137,7 @@ def open_step(directory: Path, step: int | None = None) -> tuple[Manifest, Store
     Raises: CheckpointError if it is not good, also later when arrays are read.
     """
     look = partial(verified, directory, writers=ALONE)
-    manifest, damaged = newest(directory, ALONE, look) if step is None else (only(directory, step, look), {})
+    manifest, damaged = newest(directory, ALONE, look, step)
     for later, error in damaged.items():
         _LOG.warning("Checkpoint step %s in %s is damaged and not used: %s", later, directory, error)
     if manifest is None:

@@ -137,7 +137,7 @@ def test_a_file_too_many_is_found(run):
 def test_a_reader_and_a_restore_of_one_step_set_nothing_aside(run):
     DAMAGE["empty"](step_folder(run, 2) / MANIFEST)
     for step in (2, 7):
-        with pytest.raises(CheckpointError, match=rf"Step {step} .*{MANIFEST}"):
+        with pytest.raises(CheckpointError, match=rf"step {step}: .*{MANIFEST}"):
             Checkpointer(run).restore(TARGET, step=step)
     warnings: list[str] = []
     assert_is_step(Checkpointer(run, is_writer=False, warn=warnings.append).restore(TARGET), 1)

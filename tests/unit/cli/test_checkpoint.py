@@ -130,11 +130,11 @@ def test_export_reports_and_refuses_damaged_steps_and_a_bad_place(run, caplog):
     (run / "m").unlink()
     for step in (1, 2):
         damage(run, step)
-    with pytest.raises(CheckpointError, match="Step 2 .*process_00000"):
+    with pytest.raises(CheckpointError, match="step 2: .*process_00000"):
         main(["export", str(run), str(run / "m"), "--step", "2"])
-    with pytest.raises(CheckpointError, match=r"Step 9 .*MANIFEST\.json: [^.]*\. HINT:"):
+    with pytest.raises(CheckpointError, match=r"step 9: .*MANIFEST\.json: [^.]*\. HINT:"):
         main(["export", str(run), str(run / "m"), "--step", "9"])
-    with pytest.raises(CheckpointError, match="checkpoints .*\n.*step 3: arrays"):
+    with pytest.raises(CheckpointError, match="checkpoints: step 3: arrays"):
         main(["export", str(run), str(run / "m")])
     with pytest.raises(CheckpointError, match=r"step_00000001 .*step_"):
         main(["export", str(run / "checkpoints" / "step_00000001"), str(run / "m")])
