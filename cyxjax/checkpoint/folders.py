@@ -85,15 +85,9 @@ def make_private(directory: Path) -> None:
         )
 
 
-def identity(directory: Path) -> tuple[int, int]:
-    """Identifies `directory`: a different folder with the same name has a different value."""
-    info = os.stat(directory)
-    return info.st_dev, info.st_ino
-
-
-def refuse_swapped(directory: Path, known: tuple[int, int]) -> None:
+def refuse_swapped(directory: Path, known: os.stat_result) -> None:
     """Raises: CheckpointError if a different folder, or a link to one, has replaced `directory`."""
-    if directory.exists() and identity(directory) != known:
+    if directory.exists() and not os.path.samestat(directory.stat(), known):
         what = f"a link to {os.path.realpath(directory)}" if directory.is_symlink() else "another folder"
         raise CheckpointError(
             f"{directory} is {what} since this run began; nothing is written there. "

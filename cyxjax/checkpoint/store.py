@@ -86,7 +86,7 @@ class StepStore:
         self._owner = f"{secrets.token_hex(4)}-{os.getpid()}"
         if is_writer:
             folders.prepare(directory)
-            self._known = folders.identity(directory)
+            self._known = directory.stat()
         else:
             list_steps(directory)
 
@@ -135,7 +135,7 @@ class StepStore:
         folders.refuse_swapped(self.directory, self._known)
         if not self.directory.exists():  # deleted: no other job is in the run folder
             folders.prepare(self.directory)
-            self._known = folders.identity(self.directory)
+            self._known = self.directory.stat()
         with folders.writing(self.directory, step, self._owner) as folder:
             (folder / ARRAYS).mkdir(mode=0o700)
             yield folder
