@@ -207,22 +207,17 @@ def _turned(name: str, target: str, array: np.ndarray, *, back: bool = False) ->
 
     torch's transposed convolutions, (in, out, *window), become what Flax's take with transpose_kernel=True.
     """
-    if not _is_torchs(name, target) or array.ndim < 2:
+    is_torchs = re.split(r"[./]", name)[-1] == "weight" and target.rpartition("/")[2] == "kernel"
+    if not is_torchs or array.ndim < 2:
         return array
     first, last = (0, 1), (-1, -2)
     return np.moveaxis(array, last, first) if back else np.moveaxis(array, first, last)
 
 
-def _is_torchs(name: str, target: str) -> bool:
-    return re.split(r"[./]", name)[-1] == "weight" and target.rpartition("/")[2] == "kernel"
-
-
 def _unlike(name: str, weights: Weights, target: str, want: Any) -> str:
     """Why an array does not fit its target; "" if it fits."""
     have = weights.arrays[name]
-    shape = have.shape
-    if _is_torchs(name, target) and len(shape) >= 2:
-        shape = (*shape[2:], shape[1], shape[0])
+    shape = _turned(name, target, np.broadcast_to(0, have.shape)).shape
     if shape == tuple(want.shape) and _kind(have.dtype) == _kind(np.dtype(want.dtype)):
         return ""
     turned = f" (turned to {list(shape)})" if shape != have.shape else ""
