@@ -68,10 +68,10 @@ def cut_back(
     """
     refuse_link(path)
     lines, _ = _parsed(path.read_bytes() if path.exists() else b"")
-    at = next((k for k in range(len(lines), 0, -1) if lines[k - 1].tally.same(end)), 0)
-    if at:
-        _truncate(path, lines[at - 1].end)
-        return Cut(taken_back=lines[-1].tally.steps - end.steps, total=lines[at - 1].tally.total)
+    last = next((one for one in reversed(lines) if one.tally.same(end)), None)
+    if last is not None:
+        _truncate(path, last.end)
+        return Cut(taken_back=lines[-1].tally.steps - end.steps, total=last.tally.total)
     for kept in (lines, []):  # []: the whole file is from another run, or has a damaged value
         lost = _lost(kept, end, place, facts, begins)
         if lost is not None:
@@ -103,7 +103,7 @@ def _lost(
         if stop > first:
             made.append(Span(epoch, first, stop, steps, facts.promised(epoch, first, stop)))
             tally = tally.plus(made[-1])
-        epoch, first = (epoch, stop) if epoch == place[0] else (epoch + 1, 0)
+        epoch, first = epoch + 1, 0
     return made if end.total is not None and tally.same(end) else None
 
 
