@@ -7,7 +7,7 @@ can be shuffled, resumed and audited like those of any dataset; nothing is unpac
 import glob
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ def _decoder_of(member: str, decode: Mapping[str, Decoder]) -> Decoder:
     return found
 
 
-def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
+def _members(number: int, path: Path) -> Iterator[tuple[str, str, _Place]]:
     """(sample, member, position) of every regular file in a tar."""
     import tarfile  # here: most runs read no tar
 
@@ -130,12 +130,8 @@ def _members(number: int, path: Path) -> list[tuple[str, str, _Place]]:
         file.seek(archive.offset)  # tarfile takes a damaged or missing header for the end
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise ValueError(f"damaged or cut short after byte {archive.offset}")
-    found = []
     for info in files:
         folder, slash, name = info.name.rpartition("/")
         key, dot, member = name.partition(".")
         if dot and key:
-            found.append(
-                (f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size))
-            )
-    return found
+            yield f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size)
