@@ -100,20 +100,17 @@ class StoredArrays:
     """
 
     def __init__(self, folder: Path, leaves: Mapping[str, Leaf]) -> None:
-        self._folder, self._leaves = folder, leaves
+        self._folder, self.leaves = folder, leaves
         self._starts: dict[int, dict[str, int]] = {}
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._leaves
-
     def whole(self, name: str) -> np.ndarray:
-        leaf = self._leaves[name]
+        leaf = self.leaves[name]
         return self.part(name, 0, leaf.size).reshape(leaf.shape)
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
         """Elements `start` to `stop` of the leaf in C order, flat."""
         with _reading():
-            out = np.empty(stop - start, self._leaves[name].numpy_dtype)
+            out = np.empty(stop - start, self.leaves[name].numpy_dtype)
             for at, block in self._blocks(name, start, stop):
                 low, high = max(at, start), min(at + block.size, stop)
                 if low < high:
@@ -123,12 +120,12 @@ class StoredArrays:
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """All elements of the leaf in C order, flat, in parts that must not be modified."""
         with _reading():
-            for _, block in self._blocks(name, 0, self._leaves[name].size):
+            for _, block in self._blocks(name, 0, self.leaves[name].size):
                 yield block
 
     def _blocks(self, name: str, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
         """(place of the first element, elements) of each block of the pieces that hold `start` to `stop`."""
-        leaf = self._leaves[name]
+        leaf = self.leaves[name]
         for piece in leaf.pieces or (Piece(0, 0, leaf.size, leaf.crc32),):
             if piece.start < stop and start < piece.stop:
                 yield from self._blocks_of(leaf, piece)

@@ -189,7 +189,7 @@ def _adapted(
     """The leaves in `unlike`, converted by `adapt`. Raises: OtherStateError with those that it refuses."""
     found: dict[str, np.ndarray] = {}
     for name, want in tree.named_leaves(target).items():
-        if adapt is not None and name in unlike and name in stored:
+        if adapt is not None and name in unlike and name in stored.leaves:
             array = adapt(name, stored.whole(name), want)
             if array is not None:
                 found[name] = array
