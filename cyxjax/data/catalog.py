@@ -4,6 +4,7 @@ Four come with scikit-learn and need no network; the others are read from files.
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,24 +40,11 @@ def _digits() -> np.ndarray:
     return np.column_stack([bunch.data, bunch.target])
 
 
-def load_wine(**split: Any) -> Splits:
-    """178 wines: 13 measurements, standardised; 3 cultivars."""
-    return _table("wine", "load_wine", "classification", **split)
-
-
-def load_breast_cancer(**split: Any) -> Splits:
-    """569 biopsies: 30 measurements, standardised; malignant (0) or benign (1)."""
-    return _table("breast_cancer", "load_breast_cancer", "classification", **split)
-
-
-def load_diabetes(**split: Any) -> Splits:
-    """442 patients: 10 measurements, standardised; progression after a year, standardised, shape (1,)."""
-    return _table("diabetes", "load_diabetes", "regression", **split)
-
-
-def _table(name: str, loader: str, task: Any, **split: Any) -> Splits:
-    """A table whose columns (and regression target) are standardised with the training rows only."""
-    bunch = getattr(extra("sklearn.datasets", "cyxjax[digits]"), loader)()
+def _table(name: str, task: Any, **split: Any) -> Splits:
+    """A table of scikit-learn whose columns (and regression target) are standardised with the training rows
+    only; a regression target has shape (1,).
+    """
+    bunch = getattr(extra("sklearn.datasets", "cyxjax[digits]"), f"load_{name}")()
     regression = task == "regression"
     targets = bunch.target.astype(np.float32)[:, None] if regression else bunch.target.astype(np.int32)
     info = DatasetInfo(name, task, 1 if regression else len(bunch.target_names), bunch.data.shape[1:])
@@ -75,12 +63,14 @@ def _standardised(parts: list[np.ndarray]) -> list[np.ndarray]:
 
 _LOADERS: dict[str, Callable[..., Splits]] = {
     "digits": load_digits,
-    "wine": load_wine,
-    "breast_cancer": load_breast_cancer,
-    "diabetes": load_diabetes,
+    "wine": partial(_table, "wine", "classification"),  # 178 wines: 13 measurements; 3 cultivars
+    # 569 biopsies: 30 measurements; malignant (0) or benign (1)
+    "breast_cancer": partial(_table, "breast_cancer", "classification"),
+    # 442 patients: 10 measurements; progression after a year
+    "diabetes": partial(_table, "diabetes", "regression"),
     "text": text.load_text,
-    "mnist": files.load_mnist,
-    "fashion_mnist": files.load_fashion_mnist,
+    "mnist": partial(files.load_idx, "mnist", "MNIST/raw"),
+    "fashion_mnist": partial(files.load_idx, "fashion_mnist", "FashionMNIST/raw"),  # clothes
     "cifar10": files.load_cifar10,
     "npz": files.load_npz,
     "npy": files.load_npy,

@@ -27,20 +27,13 @@ _LAST_LABEL = 2**31 - 1  # labels are stored as int32
 _PARTS = ("train", "val", "test")
 
 
-def load_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
+def load_idx(name: str, inside: str, root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
     """IDX files under MNIST's names, gzipped or not: float32 (28, 28, 1) in [0, 1], int32 labels.
 
-    Validation samples are drawn from the training files; the test files stay the test set.
+    inside: the folder in `root` that common tools unpack to. Validation samples are drawn from the training
+    files; the test files stay the test set.
     """
-    return _load_idx(_folder(root, "MNIST/raw"), "mnist", val_fraction, split_seed)
-
-
-def load_fashion_mnist(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
-    """Fashion-MNIST: clothes, in files named and split as in `load_mnist`."""
-    return _load_idx(_folder(root, "FashionMNIST/raw"), "fashion_mnist", val_fraction, split_seed)
-
-
-def _load_idx(folder: Path, name: str, val_fraction: float, split_seed: int) -> Splits:
+    folder = _folder(root, inside)
     train, test = (
         _pixels(
             read_idx(_file(folder, f"{part}-images-idx3-ubyte", f"{part}-images.idx3-ubyte"), 3),
@@ -54,7 +47,7 @@ def _load_idx(folder: Path, name: str, val_fraction: float, split_seed: int) -> 
 
 
 def load_cifar10(root: Path, val_fraction: float = 0.1, split_seed: int = 0) -> Splits:
-    """CIFAR-10's binary files: float32 (32, 32, 3) in [0, 1], int32 labels; validation as in `load_mnist`."""
+    """CIFAR-10's binary files: float32 (32, 32, 3) in [0, 1], int32 labels; validation as in `load_idx`."""
     folder = _folder(root, "cifar-10-batches-bin")
     parts = [read_cifar10(_file(folder, f"data_batch_{i}.bin")) for i in range(1, 6)]
     train = _pixels(*(np.concatenate(part) for part in zip(*parts, strict=True)))
