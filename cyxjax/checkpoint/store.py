@@ -6,15 +6,15 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from cyxjax.checkpoint import folders
-from cyxjax.checkpoint.folders import ARRAYS, list_steps, step_folder
+from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import (
     BY_SHARE,
     FORMAT_VERSION,
@@ -129,16 +129,13 @@ class StepStore:
             self._facts[digest] = _Facts.of(decode(data))
         return self._facts[digest]
 
-    @contextmanager
-    def _writing(self, step: int) -> Iterator[Path]:
+    def _writing(self, step: int) -> AbstractContextManager[Path]:
         """A private folder that becomes `step`."""
         folders.refuse_swapped(self.directory, self._known)
         if not self.directory.exists():  # deleted: no other job is in the run folder
             folders.prepare(self.directory)
             self._known = self.directory.stat()
-        with folders.writing(self.directory, step, self._owner) as folder:
-            (folder / ARRAYS).mkdir(mode=0o700)
-            yield folder
+        return folders.writing(self.directory, step, self._owner)
 
     def metrics(self) -> dict[int, float | None]:
         """Metric by step, of steps with a readable manifest; None for a step without one, or whose metric is

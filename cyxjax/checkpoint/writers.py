@@ -86,6 +86,7 @@ def write_together(
             if writers.rank:
                 return ""
             folder = opened.enter_context(writing())
+            (folder / ARRAYS).mkdir(mode=0o700)
             (folder / _NOTES).mkdir(mode=0o700)
             return folder.name
 
