@@ -150,7 +150,7 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         path = self.paths[index]
-        with readable(path), _pillow().open(path) as image:
+        with readable(path), extra("PIL.Image", "pillow").open(path) as image:
             pixels = in_mode(image, "L" if self.grey else "RGB").resize((self.size, self.size))
         array = np.asarray(pixels, np.float32) / np.float32(255)
         return array.reshape(self.size, self.size, -1), self.labels[index]
@@ -165,7 +165,7 @@ def load_image_folder(
     numbered in the order of their names. Images are resized to image_size x image_size. Files and folders
     whose names begin with a dot are ignored.
     """
-    _pillow()
+    extra("PIL.Image", "pillow")
     is_split = bool(_classes(root / "train"))  # else "train" is a class
     folder = root / "train" if is_split else root
     classes = _classes(folder)
@@ -181,10 +181,6 @@ def load_image_folder(
 
     whole, rest = images(folder), (stored(*VAL_NAMES), stored("test"))
     return split_dataset(ItemDataset(whole, num_workers), info, whole.labels, rest, **split)
-
-
-def _pillow() -> Any:
-    return extra("PIL.Image", "pillow")
 
 
 def _classes(folder: Path) -> list[str]:
