@@ -57,16 +57,12 @@ class Mirror:
         """
         here, newest_s = list_steps(self._folder.checkpoints), self._newest_here_s()
         try:
-            damaged: DamagedStep | None = None
-            for manifest in self._remote.manifests():
-                if manifest.created_unix_s <= newest_s:
-                    return None
-                try:
+            newer = [one for one in self._remote.manifests() if one.created_unix_s > newest_s]
+            for manifest in newer:
+                with suppress(DamagedStep):
                     return self._take(manifest, alive)
-                except DamagedStep as err:
-                    damaged = err
-            if damaged is not None:
-                raise damaged
+            if newer:
+                raise CheckpointError(f"none of its newer steps is good: {[one.step for one in newer]}")
         except ConfigError:
             raise
         except Exception as err:  # a library raises its own errors
