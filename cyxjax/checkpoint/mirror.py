@@ -55,7 +55,9 @@ class Mirror:
         Raises: ConfigError like `RemoteRun.check_bucket`; CheckpointError if the store cannot be read and
             there is no local step to continue from.
         """
-        here, newest_s = list_steps(self._folder.checkpoints), self._newest_here_s()
+        here, newest_s = list_steps(self._folder.checkpoints), 0.0
+        with suppress(CheckpointError):  # there is no good local step
+            newest_s = open_step(self._folder.checkpoints)[0].created_unix_s
         try:
             newer = [one for one in self._remote.manifests() if one.created_unix_s > newest_s]
             for manifest in newer:
@@ -73,12 +75,6 @@ class Mirror:
                 ) from err
             self._tell(err)
         return None
-
-    def _newest_here_s(self) -> float:
-        """The time of the newest good local step; 0.0 without one."""
-        with suppress(CheckpointError):
-            return open_step(self._folder.checkpoints)[0].created_unix_s
-        return 0.0
 
     def _take(self, manifest: Manifest, alive: Callable[[], None]) -> int:
         """Fetches the logs, then the step. Raises: DamagedStep, with nothing fetched, if it is not good."""
