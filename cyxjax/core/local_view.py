@@ -12,26 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cyxjax.core.mesh import AXIS, PER_REPLICA, local_replicas, refuse_wrapping
+from cyxjax.core.mesh import PER_REPLICA, refuse_wrapping
 from cyxjax.core.trees import PyTree, owned
-
-
-def local_mesh(mesh: Mesh) -> Mesh:
-    """The devices of `mesh` that this process owns; `mesh` itself if it owns all."""
-    mine = local_replicas(mesh)
-    if len(mine) == mesh.size:
-        return mesh
-    return Mesh(np.asarray(mesh.devices.flat[mine.start : mine.stop]), (AXIS,))
 
 
 def to_local(mesh: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
     """Global arrays with `spec` on `mesh` as arrays on this process's devices; rows become its own rows."""
-    return _rewrapped(mesh, local_mesh(mesh), tree, spec)
+    return _rewrapped(mesh, mesh.local_mesh, tree, spec)
 
 
 def to_global(mesh: Mesh, tree: PyTree, spec: PartitionSpec) -> PyTree:
     """Inverse of `to_local`: each process passes its part."""
-    return _rewrapped(local_mesh(mesh), mesh, tree, spec)
+    return _rewrapped(mesh.local_mesh, mesh, tree, spec)
 
 
 def place_rows(mesh: Mesh, tree: PyTree, pad_with_zeros: bool = False) -> PyTree:

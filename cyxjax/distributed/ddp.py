@@ -68,7 +68,7 @@ class DistributedDataParallel:
         seed: int = 42,
     ) -> None:
         self._group = current() if process_group is None else process_group
-        self._mesh, self._local = self._group.mesh, view.local_mesh(self._group.mesh)
+        self._mesh, self._local = self._group.mesh, self._group.mesh.local_mesh
         self._config = config or DDPConfig()
         self._model, self._fns, self._seed = model, adapt(model), seed
         self._model_sync = ModelSync(model)
