@@ -40,6 +40,7 @@ def from_nnx(module: nnx.Module) -> ModelFns:
         (model.train if train else model.eval)()
         graphs[train], *states = nnx.split(model, *_PARTS)
     params, keys, counts, rest = states
+    known = {path for path, _ in nnx.to_flat_state(rest)}
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[PyTree, PyTree]:
         return jax.tree.map(jnp.array, (nnx.to_pure_dict(params), nnx.to_pure_dict(rest)))
@@ -51,15 +52,13 @@ def from_nnx(module: nnx.Module) -> ModelFns:
         args, named = call_arguments(whole.__call__, inputs, key, train, as_rngs)
         output = whole(*args, **named)
         *_, after = nnx.state(whole, *_PARTS)  # not the random streams: each step has new keys
-        if train and (own := _sown_losses(after, rest)):
+        found = nnx.to_flat_state(after)
+        losses = [v for path, v in found if path not in known and _is_loss(v)]
+        own = [(type(v).__name__, leaf) for v in losses for leaf in jax.tree.leaves(v.get_value())]
+        if train and own:
             output = Sown(output, sum_of_sown(own, inputs))
-        return output, _like(model_state, nnx.to_pure_dict(after))
-
-    def _like(before: PyTree, after: PyTree) -> PyTree:
-        """The part of `after` that was in the state before; a call may sow more."""
-        if not isinstance(before, dict):
-            return after
-        return {name: _like(before[name], after[name]) for name in before}
+        kept = nnx.from_flat_state([(path, v) for path, v in found if path in known])  # a call may sow more
+        return output, nnx.to_pure_dict(kept)
 
     return ModelFns(init, apply)
 
@@ -79,13 +78,6 @@ def is_sown(path: Any, leaf: Any) -> bool:
 def _is_loss(leaf: Any) -> bool:
     """Whether the type of this leaf of a module is named for losses (`AuxLoss`)."""
     return holds_losses(_CAPITAL.sub("_", type(leaf).__name__).lower())
-
-
-def _sown_losses(after: nnx.State, rest: nnx.State) -> list[tuple[str, jax.Array]]:
-    """(type, value) of the losses among the new variables after a call."""
-    known = {path for path, _ in nnx.to_flat_state(rest)}
-    found = [v for path, v in nnx.to_flat_state(after) if path not in known and _is_loss(v)]
-    return [(type(v).__name__, leaf) for v in found for leaf in jax.tree.leaves(v.get_value())]
 
 
 def _filled(template: nnx.State, values: PyTree) -> nnx.State:
