@@ -90,12 +90,10 @@ class HeldState:
 
         is_reduced: by mean gradients. is_rated: the optimizer's state is (its own, a factor of its updates).
         """
-        optimizer = self._rule(is_rated)
-        if is_reduced:
-            sync = reduce_then(optax.identity(), optimizer)
-            return facade.build_update(sync, self._mesh, REPLICATED, keeps=self._keeps)
-        sync = reduce_then(self._hook.reducer, optimizer, self._hook.spec)
-        return facade.build_update(sync, self._mesh, PER_REPLICA, self._options, keeps=self._keeps)
+        hook = CommHook(optax.identity()) if is_reduced else self._hook
+        sync = reduce_then(hook.reducer, self._rule(is_rated), hook.spec)
+        spec = REPLICATED if is_reduced else PER_REPLICA
+        return facade.build_update(sync, self._mesh, spec, self._options, keeps=self._keeps)
 
     def _rule(self, is_rated: bool) -> optax.GradientTransformation:
         """The optimizer, whose state is of numbers."""
