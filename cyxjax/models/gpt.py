@@ -181,25 +181,20 @@ def _has_cudnns_attention() -> bool:
 
 
 def _attend_on_cpu(*parts_BTNK: jax.Array) -> jax.Array:
-    """Attention on a CPU; jax's own keeps heads between positions and features there.
+    """Attention with a matrix (T, K) for each sample and head, which XLA on CPU multiplies fastest; jax's own
+    keeps heads between positions and features there.
 
     float16 is widened first: jax 0.10.2 does not lower the precision that attention asks for.
     """
-    if parts_BTNK[0].dtype != jnp.float16:
-        return _attend_head_by_head(*parts_BTNK)
-    wide = (part.astype(jnp.float32) for part in parts_BTNK)
-    return _attend_head_by_head(*wide).astype(parts_BTNK[0].dtype)
-
-
-def _attend_head_by_head(*parts_BTNK: jax.Array) -> jax.Array:
-    """`_attend` with a matrix (T, K) for each sample and head, which XLA on CPU multiplies fastest."""
-    q_BNTK, k_BNTK, v_BNTK = (part.transpose(0, 2, 1, 3) for part in parts_BTNK)
+    dtype = parts_BTNK[0].dtype
+    wide = jnp.float32 if dtype == jnp.float16 else dtype
+    q_BNTK, k_BNTK, v_BNTK = (part.astype(wide).transpose(0, 2, 1, 3) for part in parts_BTNK)
     fit_BNTT = jnp.einsum("bntk,bnsk->bnts", q_BNTK, k_BNTK, preferred_element_type=jnp.float32)
     T, K = q_BNTK.shape[2:]
     seen = jnp.tril(jnp.ones((1, 1, T, T), bool))
     weight_BNTT = jax.nn.softmax(jnp.where(seen, fit_BNTT / K**0.5, -jnp.inf))
-    y_BNTK = jnp.einsum("bnts,bnsk->bntk", weight_BNTT.astype(v_BNTK.dtype), v_BNTK)
-    return y_BNTK.transpose(0, 2, 1, 3)
+    y_BNTK = jnp.einsum("bnts,bnsk->bntk", weight_BNTT.astype(wide), v_BNTK)
+    return y_BNTK.transpose(0, 2, 1, 3).astype(dtype)
 
 
 def _norm(name: str, use_bias: bool) -> nn.LayerNorm:
