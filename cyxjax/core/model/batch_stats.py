@@ -191,6 +191,8 @@ def normalise(
 
     norm: a Flax norm, as in `moments_of`.
     """
+    from flax.linen.dtypes import canonicalize_dtype  # here, because other models do not need Flax
+
     features = _features(norm, x)
     dims = tuple(d for d in range(x.ndim) if d not in features)
 
@@ -201,14 +203,8 @@ def normalise(
     gain = gain if scale is None else gain * spread(scale)
     y = (x.astype(jnp.float32) - spread(mean)) * gain
     y = y if bias is None else y + spread(bias)
-    return y.astype(_flax_dtype(x, scale, bias) if norm.dtype is None else norm.dtype)
-
-
-def _flax_dtype(*arrays: jax.Array | None) -> Any:
-    """The output dtype of Flax's norms: the dtype that all arrays promote to, made floating."""
     with jax.numpy_dtype_promotion("standard"):  # only computes a dtype
-        found = jnp.result_type(*(a for a in arrays if a is not None))
-        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
+        return y.astype(canonicalize_dtype(x, scale, bias, dtype=norm.dtype))
 
 
 def _features(norm: Any, x: jax.Array) -> tuple[int, ...]:
