@@ -6,6 +6,8 @@ each step.
 """
 
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 import jax
@@ -54,7 +56,7 @@ class ModelSync:
             self._scan()
             self._was_pushed = True
         for i, one in enumerate(self._variables):
-            value = _at(values[not one.is_param], one.path)
+            value = reduce(getitem, one.path, values[not one.is_param])
             one.variable.set_value(jax.device_put(value))
             self._variables[i] = one._replace(pushed=one.variable.get_raw_value())
 
@@ -165,9 +167,3 @@ def _is_set(one: _Variable) -> bool:
 
 def _name(path: tuple) -> str:
     return "/".join(map(str, path))
-
-
-def _at(tree: PyTree, path: tuple) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
