@@ -104,9 +104,7 @@ def refuse_wrapping(tree: PyTree) -> None:
             raise WrappingError(int(wrong.reshape(-1)[0]), row, str(kept.dtype))
 
 
-@functools.cache
-def _limits(dtype: np.dtype) -> np.iinfo:
-    return np.iinfo(dtype)  # needed in each step, and slow to create
+_limits = functools.cache(np.iinfo)  # needed in each step, and slow to create
 
 
 def put_replicated(mesh: Mesh, tree: PyTree, memory: str | None = None) -> PyTree:
