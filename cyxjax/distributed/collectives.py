@@ -34,7 +34,7 @@ from cyxjax.distributed.payload import (
     is_wide,
     pack,
     target_in_place,
-    target_of,
+    thrown_away,
     unpack,
     zeros,
 )
@@ -162,9 +162,13 @@ def all_gather_object(value: Any) -> list[Any]:
 
 
 def _target(x: PyTree, call: str) -> PyTree | None:
-    """What the caller of our caller wants filled; see `payload`."""
+    """Where to write the result: into `x` if the caller of our caller discards it; None if it is used.
+
+    call: the correct call, for the message. Raises: DataError for a value that cannot be filled.
+    """
     process_group.current()  # without a group, raise that error first
-    return target_of(x, call, sys._getframe(2))
+    frame = sys._getframe(2)
+    return target_in_place(x, call) if thrown_away(frame.f_code, frame.f_lasti) else None
 
 
 # ---- how values move ----------------------------------------------------------------------------------

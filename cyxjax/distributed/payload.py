@@ -9,7 +9,7 @@ writable numpy array is filled. Whether the result is used is read from the call
 """
 
 import dis
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import jax
@@ -60,14 +60,6 @@ def zeros(kind: str) -> np.ndarray:
 
 
 # ---- what the caller wants filled ------------------------------------------------------------------------
-
-
-def target_of(x: PyTree, call: str, frame: FrameType) -> PyTree | None:
-    """Where to write the result: into `x` if the caller discards the result; None if the caller uses it.
-
-    call: the correct call, for the message. Raises: DataError for a value that cannot be filled.
-    """
-    return target_in_place(x, call) if thrown_away(frame.f_code, frame.f_lasti) else None
 
 
 def target_in_place(x: PyTree, call: str) -> PyTree:
