@@ -4,6 +4,7 @@ Local SGD then averages their parameters; DiLoCo takes one outer step of momentu
 moved on average.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,37 @@ class LocalSgdState(NamedTuple):
     inner: PyTree  # the optimizer's state, a row per replica
 
 
+class DilocoState(NamedTuple):
+    num_steps: Any  # int32 (): local steps since the start
+    inner: PyTree  # the optimizer's state, a row per replica
+    anchor: PyTree  # the parameters from which all replicas started the round
+    outer: PyTree  # the outer optimizer's state
+
+
+def in_rounds(
+    optimizer: optax.GradientTransformation, every: int, init: Callable, end_round: Callable, state_spec: Any
+) -> Sync:
+    """Steps on local gradients, and `end_round` after every `every` steps. Evaluation sees the mean of the
+    replicas' parameters.
+
+    init: params -> the first state, whose fields begin with those of LocalSgdState. end_round: (params, the
+    state's other fields) -> new ones. Raises: ConfigError for `every` below 1.
+    """
+    if every < 1:
+        raise ConfigError(
+            f"every={every}: expected a number of local steps, 1 or more. HINT: every=8.", key="comm_options"
+        )
+
+    def update(grads: PyTree, state: Any, params: PyTree) -> tuple[PyTree, Any]:
+        num_steps = state.num_steps + 1
+        updates, inner = optimizer.update(grads, state.inner, params)
+        params = optax.apply_updates(params, updates)
+        params, *others = lax.cond(num_steps % every == 0, end_round, lambda *same: same, params, *state[2:])
+        return params, state._make([num_steps, inner, *others])
+
+    return Sync(init, update, state_spec, PER_REPLICA, consensus=pmean)
+
+
 def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
     """Steps on local gradients; after every `every` steps replicas take the mean of their parameters.
 
@@ -31,48 +63,14 @@ def local_sgd(optimizer: optax.GradientTransformation, every: int = 8) -> Sync:
     gradient: between averages there is no other. Evaluation sees the mean of the replicas' parameters.
     Source: Stich 2019, arXiv:1805.09767. Raises: ConfigError for `every` below 1.
     """
-    check_every(every)
 
     def init(params: PyTree) -> LocalSgdState:
         return LocalSgdState(jnp.int32(0), optimizer.init(params))
 
-    def update(grads: PyTree, state: LocalSgdState, params: PyTree) -> tuple[PyTree, LocalSgdState]:
-        num_steps = state.num_steps + 1
-        params, inner = local_step(optimizer, grads, state.inner, params)
-        params = lax.cond(num_steps % every == 0, lambda p: as_own(pmean(p)), lambda p: p, params)
-        return params, LocalSgdState(num_steps, inner)
+    def end_round(params: PyTree) -> tuple[PyTree]:
+        return (as_own(pmean(params)),)
 
-    spec = LocalSgdState(REPLICATED, PER_REPLICA)
-    return Sync(init, update, spec, PER_REPLICA, consensus=pmean)
-
-
-def check_every(every: int) -> None:
-    """Raises: ConfigError unless `every` is a number of steps."""
-    if every < 1:
-        raise ConfigError(
-            f"every={every}: expected a number of local steps, 1 or more. HINT: every=8.", key="comm_options"
-        )
-
-
-def local_step(
-    optimizer: optax.GradientTransformation, grads: PyTree, inner: PyTree, params: PyTree
-) -> tuple[PyTree, PyTree]:
-    """(params, optimizer state) after a step on this replica's gradients alone."""
-    updates, inner = optimizer.update(grads, inner, params)
-    return optax.apply_updates(params, updates), inner
-
-
-def as_own(params: PyTree) -> PyTree:
-    """Replicated params as each replica's own copy, which may then differ between replicas."""
-    # The branches of a `cond` must give values of one type.
-    return params if lax.axis_size(AXIS) == 1 else lax.pcast(params, AXIS, to="varying")
-
-
-class DilocoState(NamedTuple):
-    num_steps: Any  # int32 (): local steps since the start
-    inner: PyTree  # the optimizer's state, a row per replica
-    anchor: PyTree  # the parameters from which all replicas started the round
-    outer: PyTree  # the outer optimizer's state
+    return in_rounds(optimizer, every, init, end_round, LocalSgdState(REPLICATED, PER_REPLICA))
 
 
 def diloco(
@@ -87,7 +85,6 @@ def diloco(
     local gradient. Evaluation sees the mean of the replicas' parameters.
     Source: Douillard et al. 2023, arXiv:2311.08105. Raises: ConfigError for `every` below 1.
     """
-    check_every(every)
     outer_sgd = optax.sgd(outer_lr, outer_momentum or None, nesterov=bool(outer_momentum))
 
     def init(params: PyTree) -> DilocoState:
@@ -99,16 +96,14 @@ def diloco(
         anchor = optax.apply_updates(anchor, updates)
         return as_own(anchor), anchor, outer
 
-    def update(grads: PyTree, state: DilocoState, params: PyTree) -> tuple[PyTree, DilocoState]:
-        num_steps = state.num_steps + 1
-        params, inner = local_step(optimizer, grads, state.inner, params)
-        params, anchor, outer = lax.cond(
-            num_steps % every == 0, end_round, lambda *same: same, params, state.anchor, state.outer
-        )
-        return params, DilocoState(num_steps, inner, anchor, outer)
-
     spec = DilocoState(REPLICATED, PER_REPLICA, REPLICATED, REPLICATED)
-    return Sync(init, update, spec, PER_REPLICA, consensus=pmean)
+    return in_rounds(optimizer, every, init, end_round, spec)
+
+
+def as_own(params: PyTree) -> PyTree:
+    """Replicated params as each replica's own copy, which may then differ between replicas."""
+    # The branches of a `cond` must give values of one type.
+    return params if lax.axis_size(AXIS) == 1 else lax.pcast(params, AXIS, to="varying")
 
 
 ENTRIES = {
