@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cyxjax.core.exchange import reduce_scattered, together
 from cyxjax.core.memory import GATHERED
-from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.mesh import AXIS, PER_REPLICA
 from cyxjax.core.strategy import Stepped, Sync
 from cyxjax.core.trees import PyTree
 from cyxjax.sync import zero1
@@ -37,17 +37,12 @@ def fsdp(optimizer: optax.GradientTransformation, params: PyTree, regather: bool
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
     """
 
-    def init(params: PyTree) -> PyTree:
-        return optax.EmptyState(), optimizer.init(zero1.own_part(params))
-
     def update(sums: PyTree, state: PyTree, parts: PyTree) -> Stepped:
         mean_grads = jax.tree.map(lambda g: g / lax.axis_size(AXIS), sums)
         return zero1.step_of_parts(optimizer, mean_grads, state, parts)
 
-    return Sync(
-        init,
-        update,
-        state_spec=(REPLICATED, zero1.state_spec(optimizer, params)),
+    return zero1.zero1(optimizer, params)._replace(
+        update=update,
         params_spec=PER_REPLICA,
         consensus=lambda parts: zero1.all_gathered(parts, params),
         hold=zero1.own_part,
