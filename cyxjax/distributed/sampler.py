@@ -11,6 +11,7 @@ from cyxjax.data.order import Order, Places
 from cyxjax.data.sources import as_dataset
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DataError
+from cyxjax.launch.topology import Topology
 
 
 class DistributedSampler:
@@ -38,12 +39,9 @@ class DistributedSampler:
 
         `num_replicas` and `rank` default to the process group's world size and rank; 1 and 0 without one.
         """
-        has_group = process_group.is_initialized()
-        if num_replicas is None:
-            num_replicas = process_group.get_world_size() if has_group else 1
-        if rank is None:
-            rank = process_group.get_rank() if has_group else 0
-        self.num_replicas, self.rank = num_replicas, rank
+        place = process_group.current().topology if process_group.is_initialized() else Topology()
+        self.num_replicas = place.world_size if num_replicas is None else num_replicas
+        self.rank = place.rank if rank is None else rank
         self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
         self.epoch = 0
         size: Any = dataset if dataset_size is None else dataset_size

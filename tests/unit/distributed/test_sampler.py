@@ -1,5 +1,7 @@
 """The distributed sampler: torch's partition, our order, and a state that allows a different world size."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,8 +80,8 @@ def test_the_group_gives_rank_and_world_size(monkeypatch):
     alone = DistributedSampler(5, shuffle=False)
     assert (alone.num_replicas, alone.rank, list(alone)) == (1, 0, [0, 1, 2, 3, 4])
     monkeypatch.setattr(process_group, "is_initialized", lambda: True)
-    monkeypatch.setattr(process_group, "get_world_size", lambda: 3)
-    monkeypatch.setattr(process_group, "get_rank", lambda: 2)
+    group = SimpleNamespace(topology=SimpleNamespace(rank=2, world_size=3))
+    monkeypatch.setattr(process_group, "current", lambda: group)
     assert list(DistributedSampler(6, shuffle=False)) == [2, 5]
 
 
