@@ -9,9 +9,9 @@ from typing import Any, Never, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
 
+from cyxjax.core.objective.task import bernoulli_error, divergence
 from cyxjax.errors import ConfigError
 from cyxjax.models.registry import Activation, Count, Positive, Rate, register
 
@@ -137,13 +137,8 @@ def negative_elbo(
     logits_BP: jax.Array, x_BP: jax.Array, mean_BL: jax.Array, log_var_BL: jax.Array, beta: float = 1.0
 ) -> jax.Array:
     """Reconstruction error plus `beta` times divergence, shape (B,), in nats; float32 for any input dtype."""
-    logits_BP, x_BP, mean_BL, log_var_BL = (
-        a.astype(jnp.float32) for a in (logits_BP, x_BP, mean_BL, log_var_BL)
-    )
-    reconstruction_B = optax.sigmoid_binary_cross_entropy(logits_BP, x_BP).sum(axis=-1)
-    # KL = -1/2 sum(1 + log var - mean^2 - var)
-    divergence_B = -0.5 * (1.0 + log_var_BL - mean_BL**2 - jnp.exp(log_var_BL)).sum(axis=-1)
-    return reconstruction_B + beta * divergence_B
+    output = logits_BP, mean_BL, log_var_BL
+    return bernoulli_error(output, x_BP) + beta * divergence(output, x_BP)
 
 
 class _Layers(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from cyxjax.core.losses import (
     CrossEntropyLoss,
@@ -132,8 +133,8 @@ class Task:
         error). The target is the input: fit(X, X). Both terms are measured.
         Source: Kingma and Welling 2013, arXiv:1312.6114.
         """
-        rebuilt = {"bce": _cross_entropy, "mse": _half_square}[reconstruction]
-        return Task({"reconstruction": rebuilt, "divergence": (_divergence, beta)}, output, target)
+        rebuilt = {"bce": bernoulli_error, "mse": _half_square}[reconstruction]
+        return Task({"reconstruction": rebuilt, "divergence": (divergence, beta)}, output, target)
 
     @staticmethod
     def contrastive(temperature: float = 0.1, *, output: Pick = None) -> "Task":
@@ -211,12 +212,12 @@ def _half_square(output: PyTree, target: jax.Array) -> jax.Array:
     return 0.5 * jnp.square(made - wanted).sum(1)
 
 
-def _cross_entropy(output: PyTree, target: jax.Array) -> jax.Array:
-    made, wanted = flat_rows(output[0]), flat_rows(target)
-    return -(wanted * jax.nn.log_sigmoid(made) + (1 - wanted) * jax.nn.log_sigmoid(-made)).sum(1)
+def bernoulli_error(output: PyTree, target: jax.Array) -> jax.Array:
+    """-log p(target) of each sample, in nats; output: (logits, mean, logvar), as below."""
+    return optax.sigmoid_binary_cross_entropy(flat_rows(output[0]), flat_rows(target)).sum(1)
 
 
-def _divergence(output: PyTree, target: PyTree) -> jax.Array:
+def divergence(output: PyTree, target: PyTree) -> jax.Array:
     """KL(N(mean, e^logvar) || N(0, 1)) of each sample."""
     mean, logvar = map(flat_rows, output[1:3])
     return -0.5 * (1 + logvar - jnp.square(mean) - jnp.exp(logvar)).sum(1)
