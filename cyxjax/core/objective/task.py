@@ -61,7 +61,7 @@ class Task:
     def to_per_example(self) -> PerExample | SumOfTerms:
         """The loss that a step minimizes, as a function of the model's whole output."""
         terms = [replace(term, loss=as_per_example(term.loss)) for term in self._terms]
-        terms = [replace(term, loss=self._seen(term.loss)) for term in terms]
+        terms = [replace(term, loss=seen_through(term.loss, self.output, self.target)) for term in terms]
         if len(terms) == 1 and terms[0].factor == 1.0 and terms[0].trains is None:
             return terms[0].loss
         global_term = next((term.name for term in terms if sees_whole_batch(term.loss)), None)
@@ -76,17 +76,14 @@ class Task:
     def to_metrics(self, given: Metrics) -> Metrics:
         """The metrics of a run: the loss, accuracy, each of several terms, the task's own, those `given`."""
         terms = {} if len(self._terms) == 1 else {t.name: as_per_example(t.loss) for t in self._terms}
-        own = {name: self._seen(metric) for name, metric in {**terms, **self.metrics, **given.own}.items()}
+        own = {**terms, **self.metrics, **given.own}
         return Metrics(
-            own,
+            {name: seen_through(metric, self.output, self.target) for name, metric in own.items()},
             better={**dict.fromkeys(terms, "min"), **self.better, **given.own_better},
             ignore_index=given.ignore_index,
             labels=lambda o, t: given.labels(picked(o, self.output), picked(t, self.target)),
             means=num_means(self.to_per_example()),
         )
-
-    def _seen(self, measure: Any) -> Any:
-        return seen_through(measure, self.output, self.target)
 
     def with_metrics(self, metrics: Mapping[str, Metric], better: Mapping[str, str] | None = None) -> "Task":
         """The same task with additional metrics."""
