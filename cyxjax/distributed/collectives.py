@@ -83,10 +83,9 @@ def all_gather(x: PyTree, *value: PyTree) -> list[PyTree]:
 
     torch's form, all_gather(out_list, x), fills the list too.
     """
-    if not value:
-        return _gathered(x, "all_gather")
-    rows = _gathered(value[0], "all_gather")
-    fill_list(x, rows)
+    rows = _gathered(value[0] if value else x, "all_gather")
+    if value:
+        fill_list(x, rows)
     return rows
 
 
