@@ -128,7 +128,7 @@ class Builder:
                 f"Model {self.name!r} {what} option {option!r}{source}. HINT: {hint}",
                 key=f"options.{option}",
             )
-        return {key: self._checked(key, value, source) for key, value in settings.items()}
+        return {key: self._checked(key, value, known.get(key), source) for key, value in settings.items()}
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that can be set: name -> type (`.annotation`) and default (`.default`)."""
@@ -140,8 +140,7 @@ class Builder:
             if key not in flax and value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
         }
 
-    def _checked(self, option: str, value: Any, source: str) -> Any:
-        known = self.options().get(option)
+    def _checked(self, option: str, value: Any, known: inspect.Parameter | None, source: str) -> Any:
         adapter = None if known is None else _adapter(known.annotation)
         if adapter is None:
             return value
