@@ -159,7 +159,12 @@ def init_process_group(
     init_method: `env://`, or `tcp://HOST:PORT` of rank 0 (MASTER_ADDR, MASTER_PORT). timeout: seconds or a
     timedelta that ranks wait for each other to join (DISTRIBUTED_TIMEOUT_MS).
     """
-    given: dict[str, Any] = {"RANK": rank, "WORLD_SIZE": world_size}
+    given: dict[str, Any] = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "DISTRIBUTED_TIMEOUT_MS": None if timeout is None else round(seconds(timeout) * 1000),
+        "DISTRIBUTED_BACKEND": None if backend == "auto" else backend,
+    }
     if init_method.startswith("tcp://"):
         address = split_address("init_method", init_method.removeprefix("tcp://"))
         given["MASTER_ADDR"], given["MASTER_PORT"] = address
@@ -168,10 +173,6 @@ def init_process_group(
             f"init_method={init_method!r} is not known; expected 'env://' or 'tcp://HOST:PORT'. "
             "HINT: leave it out and set MASTER_ADDR and MASTER_PORT."
         )
-    if timeout is not None:
-        given["DISTRIBUTED_TIMEOUT_MS"] = round(seconds(timeout) * 1000)
-    if backend != "auto":
-        given["DISTRIBUTED_BACKEND"] = backend
     env = {**here(), **{name: str(value) for name, value in given.items() if value is not None}}
     by_hand = torchrun.detect(env) if rank is not None or world_size is not None else None
     _join(by_hand or discover(env))
