@@ -19,38 +19,26 @@ def resolve(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket on exactly `host:port` (port 0: any free one), not shared.
 
-    Raises: GroupError when another process holds the port, ConfigError when `host` is not this host.
+    Raises: GroupError when the port cannot be used or the name does not resolve, ConfigError when `host` is
+        not this host.
     """
-    family, where = resolve_or_explain(host, port)
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT
-        listener.bind(where)
-        listener.listen(BACKLOG)
+        family, where = resolve(host, port)[0]
+        return socket.create_server(where, family=family, backlog=BACKLOG)
+    except socket.gaierror as error:
+        raise GroupError(unresolved(host, error)) from error
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise GroupError(
-                f"Port {port} on {host} is in use by another process. "
-                "HINT: choose another MASTER_PORT, or leave it out: the launcher then takes a free one."
-            ) from error
         if error.errno in (errno.EADDRNOTAVAIL, errno.EINVAL):
             raise ConfigError(
                 f"MASTER_ADDR={host} is not an address of this host ({socket.gethostname()}), which runs "
                 "rank 0. HINT: set MASTER_ADDR to an address of rank 0's host (see `ip addr`), everywhere."
             ) from error
+        in_use = "is in use by another process"
+        why = in_use if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
         raise GroupError(
-            f"cannot listen on {host}:{port}: {error.strerror}. HINT: choose another MASTER_PORT."
+            f"Port {port} on {host} {why}. "
+            "HINT: choose another MASTER_PORT, or leave it out: the launcher then takes a free one."
         ) from error
-    return listener
-
-
-def resolve_or_explain(host: str, port: int) -> tuple[int, tuple[str, int]]:
-    """The first address of `host`. Raises: GroupError that says the name does not resolve."""
-    try:
-        return resolve(host, port)[0]
-    except socket.gaierror as error:
-        raise GroupError(unresolved(host, error)) from error
 
 
 def unresolved(host: str, error: socket.gaierror) -> str:
@@ -67,7 +55,7 @@ def reserve(host: str) -> tuple[socket.socket, int]:
     The socket does not listen. It allows sharing, as gRPC's own does, so that jax's service can bind
     beside it; programs that do not share are kept out, and connections reach only the service.
     """
-    family, where = resolve_or_explain(host, 0)
+    family, where = resolve(host, 0)[0]
     held = socket.socket(family, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(where)
