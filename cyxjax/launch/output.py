@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from itertools import groupby, islice
 from typing import IO, BinaryIO
 
@@ -32,18 +31,18 @@ class Screen:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._change = threading.Condition()
+        lock = threading.RLock()
+        self._added, self._written = threading.Condition(lock), threading.Condition(lock)
         self._waiting: deque[bytes] = deque()
         self._bytes, self._left_out = 0, 0  # bytes not yet written; lines to report as left out
-        self._moves = 0  # how often something was written: the reader makes progress
         self._live = False  # a line that the next one replaces is at the bottom
         threading.Thread(target=self._run, name="cyxjax-screen", daemon=True).start()
 
     def put(self, data: bytes, patience_s: float = 0.0) -> None:
         """Shows `data` in its turn; leaves it out when there is no room for it within `patience_s`."""
-        with self._change:
+        with self._written:
             if not self._left_out:  # a reader that has stopped is waited for once
-                self._change.wait_for(lambda: self._has_room(data), patience_s)
+                self._written.wait_for(lambda: self._has_room(data), patience_s)
             if not self._has_room(data):
                 self._left_out += data.count(b"\n") or 1
                 return
@@ -51,7 +50,7 @@ class Screen:
 
     def put_live(self, text: bytes) -> None:
         """Shows `text` at the bottom, in place of the last live line; not while other lines are waiting."""
-        with self._change:
+        with self._written:
             if not self._bytes:
                 self._add(b"\r" + text + CLEAR_TO_END.encode())
                 self._live = bool(text)
@@ -63,12 +62,9 @@ class Screen:
 
     def flush(self, patience_s: float) -> None:
         """Waits until all is shown, as long as the reader takes something every `patience_s`."""
-        with self._change:
-            while self._bytes and self._change.wait_for(partial(self._wrote_since, self._moves), patience_s):
+        with self._written:
+            while self._bytes and self._written.wait(patience_s):
                 pass
-
-    def _wrote_since(self, moves: int) -> bool:
-        return self._moves != moves
 
     def _has_room(self, data: bytes) -> bool:
         return not self._bytes or self._bytes + len(data) <= WAITING_BYTES
@@ -76,21 +72,21 @@ class Screen:
     def _add(self, data: bytes) -> None:
         self._waiting.append(data)
         self._bytes += len(data)
-        self._change.notify_all()
+        self._added.notify()
 
     def _run(self) -> None:
         while True:
-            with self._change:
-                self._change.wait_for(lambda: self._waiting)
+            with self._added:
+                self._added.wait_for(lambda: self._waiting)
                 data = self._waiting.popleft()
             while data:
                 written = self._write(data)
                 data = data[written:]
-                with self._change:
+                with self._written:
                     self._bytes -= written
-                    self._moves += bool(written)
                     self._say_what_was_left_out()
-                    self._change.notify_all()
+                    if written:  # the reader makes progress
+                        self._written.notify_all()
 
     def _say_what_was_left_out(self) -> None:
         if self._left_out and self._bytes < WAITING_BYTES // 2:
