@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 from cyxjax.errors import ConfigError, GroupError
 from cyxjax.launch.backend import jax_private
@@ -81,7 +82,8 @@ def advice(backend: str, topology: Topology) -> list[str]:
 def visible_gpus(env: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
     """The GPUs this process may use, as CUDA names them (indices or UUIDs), found without loading CUDA."""
     limit = env.get("CUDA_VISIBLE_DEVICES")
-    present = _gpu_nodes(device_folder)
+    found = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path(device_folder).glob("nvidia*"))
+    present = sorted((node[1] for node in found if node), key=int)
     if limit is None:
         return present
     named = [part.strip() for part in limit.split(",") if part.strip()]
@@ -110,14 +112,6 @@ def local_devices(
             "DISTRIBUTED_BACKEND=cpu."
         )
     return list(range(local_rank * share, (local_rank + 1) * share))
-
-
-def _gpu_nodes(folder: str) -> list[str]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted((m[1] for m in map(re.compile(r"nvidia(\d+)$").match, names) if m), key=int)
 
 
 def enter(variables: Mapping[str, str]) -> None:
@@ -166,10 +160,10 @@ def prepare(
         env["XLA_FLAGS"] = add_flags(env.get("XLA_FLAGS", ""), {_CPU_FLAG: timeout_s, _GPU_FLAG: timeout_s})
 
 
-def thread_share(processes_here: int, cores: int | None = None) -> int:
+def thread_share(processes_here: int) -> int:
     """CPU threads for one of `processes_here`, so that together they fill the host's cores once."""
-    usable = cores or len(os.sched_getaffinity(0))  # a pinned process sees fewer than the host has
-    return max(1, usable // max(1, processes_here))
+    # A pinned process sees fewer cores than the host has.
+    return max(1, len(os.sched_getaffinity(0)) // max(1, processes_here))
 
 
 def collective_timeout_s(env: Mapping[str, str], timeout_ms: int = 0) -> int:

@@ -168,8 +168,9 @@ def test_what_is_missing_is_written_and_what_the_user_set_stays():
     assert add_flags("--a=1  --b", {"--a": 2, "--c": 3}) == "--a=1 --b --c=3"
 
 
-def test_threads_are_shared_out_and_several_cpu_devices_get_one_each():
-    assert [thread_share(n, cores=8) for n in (0, 1, 3, 16)] == [8, 8, 2, 1]
+def test_threads_are_shared_out_and_several_cpu_devices_get_one_each(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert [thread_share(n) for n in (0, 1, 3, 16)] == [8, 8, 2, 1]
     assert prepared(JAX_NUM_CPU_DEVICES="64")["NPROC"] == "64"
     assert prepared(JAX_NUM_CPU_DEVICES="64", NPROC="1", CYXJAX_NPROC="1")["NPROC"] == "64"  # a launcher's
     assert pool_threads(8, {"NPROC": "2"}) == 8
