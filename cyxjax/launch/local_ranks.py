@@ -2,12 +2,12 @@
 
 import argparse
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cyxjax.errors import ConfigError
 from cyxjax.launch.clusters import DETECTORS, torchrun, tpu
-from cyxjax.launch.group import protocol
 from cyxjax.launch.topology import (
     DEFAULT_ADDR,
     DEFAULT_PORT,
@@ -83,7 +83,7 @@ def place_to_spawn(nprocs: int, env: Mapping[str, str] = os.environ) -> LocalRan
     if "RANK" in env and "WORLD_SIZE" in env:
         first, world_size = read_int(env, "RANK"), read_int(env, "WORLD_SIZE")
     if world_size == nprocs:
-        return LocalRanks(nprocs, first, nprocs, DEFAULT_ADDR, 0, "", token=protocol.new_token())
+        return LocalRanks(nprocs, first, nprocs, DEFAULT_ADDR, 0, "", token=secrets.token_hex(32))
     common = common_fields(env)
     return LocalRanks(nprocs, first, world_size, common["master_addr"], common["master_port"], "")
 
@@ -126,7 +126,7 @@ def find_place(given: argparse.Namespace, nproc: int, env: Mapping[str, str]) ->
         master_port=port,
         run_id=run_id or (f"job-{os.urandom(4).hex()}" if alone else "job"),
         timeout_ms=common["timeout_ms"],
-        token=common["token"] or (protocol.new_token() if alone else ""),
+        token=common["token"] or (secrets.token_hex(32) if alone else ""),
     )
 
 

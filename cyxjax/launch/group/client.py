@@ -6,6 +6,7 @@ found and reported here first, within the group's timeout.
 
 import os
 import platform
+import secrets
 import socket
 import threading
 import time
@@ -189,7 +190,7 @@ def _try_connect(server: Server, hello: Message) -> Channel:
 
 def _introduce(channel: Channel, hello: Message, server: Server) -> None:
     """The client's part of the handshake, to its hello (see server.py). Raises: as _try_connect."""
-    ours = protocol.new_nonce()
+    ours = secrets.token_hex(16)
     try:
         greeting = _answer(channel)
         if greeting["cyxjax"] != protocol.PROTOCOL:

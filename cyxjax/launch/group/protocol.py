@@ -7,7 +7,6 @@ number.
 
 import hmac
 import json
-import secrets
 import socket
 import threading
 from collections import deque
@@ -112,15 +111,6 @@ class Channel:
 
     def _mac(self, about: str, line: bytes) -> bytes:
         return hmac.digest(self._key, about.encode() + b"|" + line, "sha256").hex().encode()
-
-
-def new_token() -> str:
-    """A secret for one job: 32 random bytes, in hex."""
-    return secrets.token_hex(32)
-
-
-def new_nonce() -> str:
-    return secrets.token_hex(16)
 
 
 def proof(token: str, who: str, server_nonce: str, client_nonce: str) -> str:

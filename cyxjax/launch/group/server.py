@@ -12,6 +12,7 @@ allows a client HANDSHAKE_S seconds and 16 kB; nothing the client sends has an e
 connection, except a bounded line in the log.
 """
 
+import secrets
 import selectors
 import socket
 import threading
@@ -48,7 +49,7 @@ class Peer:
     hear: Callable[[Message], None] = lambda message: None
     lost: Callable[[], None] = lambda: None
     is_open: bool = True
-    nonce: str = field(default_factory=protocol.new_nonce)
+    nonce: str = field(default_factory=partial(secrets.token_hex, 16))
     since: float = field(default_factory=time.monotonic)
 
     def send(self, message: Message) -> None:
