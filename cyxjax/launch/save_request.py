@@ -1,10 +1,11 @@
-"""Saves on request: SIGUSR1 asks for a checkpoint and never ends the process."""
+"""Signals that are requests: SIGUSR1 asks for a checkpoint and never ends the process, STOPS for an end."""
 
 import atexit
 import signal
 import threading
 from types import FrameType
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Signals that ask for a stop are one request within this time, whoever sends them to whichever processes of
 # a job: a service manager signals every process at once, and the launcher passes its own signal on.
 ONE_REQUEST_S = 2.0

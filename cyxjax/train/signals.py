@@ -13,8 +13,6 @@ from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.observe.stop_reasons import INTERRUPT, SIGNAL, StopReason, reason_of
 
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 
 def end_program_if_stopped(history: DistributedTrainingHistory, *, prints: bool) -> None:
     """Returns unless SIGTERM or SIGHUP ended the training; then raises SystemExit, with the exit code 143.
@@ -55,7 +53,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             self._is_open = True
-            for number in _STOPS:
+            for number in save_request.STOPS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._caught)
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, save_request.note)

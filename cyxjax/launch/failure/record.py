@@ -30,7 +30,6 @@ from cyxjax.redaction import redact
 
 VARIABLE = "CYXJAX_ERROR_FILE"
 FIRST_ERROR = "first_error.json"
-STOPS = ("SIGTERM", "SIGINT", "SIGHUP")  # signals that ask for a stop
 # Texts of errors that a rank gets because another rank, or the network, failed first.
 # jax raises them as JaxRuntimeError or, from a conversion to numpy, as a plain ValueError.
 _SECONDARY = re.compile(
@@ -121,7 +120,8 @@ def of_status(rank: int, pid: int, returncode: int, progress: Progress, start: i
     """The record of a process that ended without leaving one: killed by a signal, or by its own exit."""
     kind, message, code = "exit", f"ended with exit code {returncode}", returncode
     if returncode < 0:
-        kind, code = signal_name(-returncode), EXIT_INFRASTRUCTURE
+        names = {number.value: number.name for number in signal.Signals}  # real-time signals have none
+        kind, code = names.get(-returncode, f"signal {-returncode}"), EXIT_INFRASTRUCTURE
         message = f"ended by signal {-returncode}{_MEANING.get(kind, '')}"
     return ErrorRecord(
         rank,
@@ -137,14 +137,6 @@ def of_status(rank: int, pid: int, returncode: int, progress: Progress, start: i
         at_s=time.time(),
         at_monotonic_s=time.monotonic(),
     )
-
-
-def signal_name(number: int) -> str:
-    """'SIGKILL' or, for a number without a name (real-time signals), 'signal 37'."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def is_secondary(error: BaseException) -> bool:

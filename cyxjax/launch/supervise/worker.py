@@ -18,9 +18,10 @@ from cyxjax.launch import heartbeat, output
 from cyxjax.launch.environment import set_threads
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.failure import record as records
-from cyxjax.launch.failure.record import STOPS, ErrorRecord
+from cyxjax.launch.failure.record import ErrorRecord
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.local_ranks import LocalRanks
+from cyxjax.launch.save_request import STOPS
 from cyxjax.launch.supervise import processes
 from cyxjax.redaction import redact
 
@@ -143,7 +144,7 @@ class Worker:
         A rank in training informs them, and all end after the same step.
         """
         assert self.returncode is not None
-        if self.returncode < 0 and records.signal_name(-self.returncode) in STOPS:
+        if -self.returncode in STOPS:
             return -self.returncode
         is_alone = self.progress().step < 0 or os.path.exists(self.files.error)
         return signal.SIGINT if self.returncode == EXIT_INTERRUPT and is_alone else None

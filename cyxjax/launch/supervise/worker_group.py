@@ -13,11 +13,10 @@ from types import FrameType, TracebackType
 from cyxjax.errors import EXIT_OK, ConfigError
 from cyxjax.launch import output
 from cyxjax.launch.backend import pages
-from cyxjax.launch.failure.record import STOPS
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.local_ranks import LocalRanks
 from cyxjax.launch.options import Options
-from cyxjax.launch.save_request import ONE_REQUEST_S
+from cyxjax.launch.save_request import ONE_REQUEST_S, STOPS
 from cyxjax.launch.supervise.processes import Reaper
 from cyxjax.launch.supervise.scratch import Scratch
 from cyxjax.launch.supervise.watchdog import Watch
@@ -26,7 +25,7 @@ from cyxjax.launch.supervise.worker import Files, Start, Worker, environment
 TICK_S = 0.25  # how often heartbeats are read; ends and signals are noticed immediately
 SETTLE_S = 0.3  # after the first error: time for the others to end on their own and report why
 WAIT_FOR_CAUSE_S = 1.5  # after a consequence: time for its cause to show
-CAUGHT = (*STOPS, "SIGUSR1", "SIGTSTP")
+CAUGHT = (*STOPS, signal.SIGUSR1, signal.SIGTSTP)
 
 
 LOST: Message = {"polite": False}  # stands for the end of the connection to the first host
@@ -57,24 +56,24 @@ class WorkerGroup:
         self._scratch = Scratch()
         self.put = self._events.put
         self._kept: list[Message] = []  # received during a start, for what follows it
-        self._previous: dict[str, object] = {}
+        self._previous: dict[int, object] = {}
         self._processes = itertools.count()  # started so far
         self._is_asked_to_end = False
 
     def __enter__(self) -> "WorkerGroup":
-        self._previous = {name: signal.signal(getattr(signal, name), self._on_signal) for name in _ours()}
+        self._previous = {number: signal.signal(number, self._on_signal) for number in _ours()}
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:  # for ranks; a scheduler may send it to all
-            self._previous["SIGUSR2"] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            self._previous[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the ends of ranks would be lost
-            self._previous["SIGCHLD"] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        for name, previous in self._previous.items():
-            handler = signal.SIG_IGN if self._is_asked_to_end and name in STOPS else previous
-            signal.signal(getattr(signal, name), handler)  # type: ignore[arg-type]  # what signal() gave
+        for number, previous in self._previous.items():
+            handler = signal.SIG_IGN if self._is_asked_to_end and number in STOPS else previous
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave
         self._reaper.close()
         self._scratch.clear()
 
@@ -102,10 +101,9 @@ class WorkerGroup:
         """What the first host sends within `seconds`; {} for nothing. Raises: Stopped."""
         event = self._kept.pop(0) if self._kept else self._next(seconds)
         if isinstance(event, int):
-            name = signal.Signals(event).name
-            if name == "SIGTSTP":
+            if event == signal.SIGTSTP:
                 signal.raise_signal(signal.SIGSTOP)
-            if name in STOPS:
+            if event in STOPS:
                 raise Stopped(event)
         if not isinstance(event, dict):
             return {}
@@ -210,27 +208,26 @@ class WorkerGroup:
     # -- signals --------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked_to_end |= signal.Signals(number).name in STOPS
+        self._is_asked_to_end |= number in STOPS
         self._events.put(number)
 
     def _obey(self, start: Start, number: int) -> None:
         """SIGUSR1 goes to the ranks (save now), Ctrl-Z suspends; others end all."""
-        name = signal.Signals(number).name
-        if name == "SIGTSTP":
+        if number == signal.SIGTSTP:
             _suspend(start)
             return
-        if start.signalled is not None and name != "SIGUSR1":
+        if start.signalled is not None and number != signal.SIGUSR1:
             if time.monotonic() > start.asked_s + ONE_REQUEST_S:
                 start.hurried = "at the second signal"
                 start.end_within(0.0)
             return
-        if name == "SIGUSR1" or not start.is_asked_to_end:
+        if number == signal.SIGUSR1 or not start.is_asked_to_end:
             for worker in start.running:  # SIGHUP is passed on as SIGTERM: ranks have no terminal
-                worker.signal(signal.SIGTERM if name == "SIGHUP" else number)
-        if name != "SIGUSR1":
+                worker.signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        if number != signal.SIGUSR1:
             output.say(
-                f"{name}: the ranks have {self.options.grace_s:g} s to stop; another signal, at least "
-                f"{ONE_REQUEST_S:g} s later, kills them"
+                f"{signal.Signals(number).name}: the ranks have {self.options.grace_s:g} s to stop; "
+                f"another signal, at least {ONE_REQUEST_S:g} s later, kills them"
             )
             start.ask_to_end(number, within_s=self.options.grace_s)
 
@@ -280,7 +277,6 @@ def _make_folder(path: str | None) -> None:
         ) from error
 
 
-def _ours() -> list[str]:
+def _ours() -> list[int]:
     """The signals that we handle; one that was ignored when we began stays ignored (nohup, `&`)."""
-    ignored = [name for name in CAUGHT if signal.getsignal(getattr(signal, name)) is signal.SIG_IGN]
-    return [name for name in CAUGHT if name not in ignored or name == "SIGUSR1"]
+    return [n for n in CAUGHT if n == signal.SIGUSR1 or signal.getsignal(n) is not signal.SIG_IGN]
