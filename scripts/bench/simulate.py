@@ -30,6 +30,7 @@ from cyxjax.launch.group.group_start import Budget, end_message
 from cyxjax.observe.scaling import goodput, save_every_s
 
 HOUR_S = 3600.0
+TICK_S, BUSY_S = 0.5, 130.0  # as the server does, for as long after an event as the controller may wait
 IDLE_S = 600.0  # interval of the check whether all failures have happened
 MEETING_S = 0.002  # rendezvous time per rank; rendezvous.py measures more, since its ranks share a machine
 
@@ -93,6 +94,7 @@ class World:
     def __init__(self, cluster: Cluster, failures: int, seed: int) -> None:
         self.cluster, self._failures_left, self._random = cluster, failures, random.Random(seed)
         self._now, self._order = 0.0, count()
+        self.event_s = 0.0  # the time of the last event
         self._due: list[tuple[float, int, Host, dict | str | None]] = []
         self._training = Training(0.0, active=False)
         self._cut_s: float | None = None  # when training stopped
@@ -165,7 +167,7 @@ class World:
         """Passes the next event, or the time `until_s` if none is due, to the controller. Raises: Done."""
         while self._due and self._due[0][0] <= until_s:
             at_s, _, host, what = heapq.heappop(self._due)
-            self._now = max(self._now, at_s)
+            self._now = self.event_s = max(self._now, at_s)
             if what == "fails":
                 if self._failures_left > 0:
                     self._failures_left -= 1
@@ -236,7 +238,8 @@ def simulate(cluster: Cluster, failures: int, seed: int = 0) -> Result:
     began, end = time.process_time(), ""
     try:
         while controller.end is None:
-            world.next(min(controller.wake_at(world.now()), world.now() + IDLE_S), controller)
+            step_s = TICK_S if world.now() < world.event_s + BUSY_S else IDLE_S
+            world.next(world.now() + step_s, controller)
         end = controller.end["why"] or world.decided
     except Done:
         world.finish()

@@ -133,7 +133,7 @@ class Controller:
         self.act(now)
 
     def act(self, now: float) -> None:
-        """Does what is due at `now`; to be called from time to time, or at `wake_at`."""
+        """Does what is due at `now`; to be called from time to time."""
         if self.end is not None:
             return
         current = self._start
@@ -161,12 +161,6 @@ class Controller:
             self.end = {"over": code, "why": why}
             for host in sorted(self.hosts, key=lambda host: host.is_first):
                 self._orders.send(host, self.end)
-
-    def wake_at(self, now: float) -> float:
-        """When `act` is to be called even if nothing happens."""
-        if self._start is not None:
-            return min(self._start.follow_by, self._start.answer_by)
-        return min(at for at in (self._began, self._settled, self._next_line, self._late) if at > now)
 
     # -- between starts -------------------------------------------------------------------------------
 
