@@ -60,9 +60,9 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
 def test_ranks_go_on_where_the_folder_cannot_be_made_again(monkeypatch):
     words = ["--no-python", "sh", "-c", "rm -r $(dirname $CYXJAX_BEAT_FILE); sleep 0.6"]
     with WorkerGroup(parse(words, os.environ), os.environ) as group:
-        monkeypatch.setattr(group._scratch, "_take", Mock(side_effect=OSError("no room")))
+        monkeypatch.setattr(group.scratch, "_take", Mock(side_effect=OSError("no room")))
         assert group.run(group.options.place, 0).workers[0].returncode == EXIT_OK
-    assert group._scratch._take.called
+    assert group.scratch._take.called
 
 
 def test_a_killed_launcher_leaves_no_process_and_its_folder_to_the_next_one(tmp_path):

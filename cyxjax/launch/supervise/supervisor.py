@@ -104,7 +104,7 @@ class Supervisor:
         """
         place, world_size = self._place, self._size.world_size
         if self._first is not None:
-            channel = self._first.lead(self._size, self._options.max_restarts, self._workers.folder)
+            channel = self._first.lead(self._size, self._options.max_restarts, self._workers.scratch.path)
         else:
             hello = {
                 "host": socket.gethostname(),

@@ -44,7 +44,7 @@ class WorkerGroup:
     """The ranks of this host, start after start; a context that passes on signals and that no rank outlives.
 
     After a signal that asks for a stop, this process ignores further ones: it is about to end.
-    put: adds an event; other threads may call it at any time.
+    put: adds an event; other threads may call it at any time. scratch: the launcher's own folder.
     """
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
@@ -53,7 +53,7 @@ class WorkerGroup:
         _make_folder(options.log_dir)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._reaper = Reaper()
-        self._scratch = Scratch()
+        self.scratch = Scratch()
         self.put = self._events.put
         self._kept: list[Message] = []  # received during a start, for what follows it
         self._previous: dict[int, object] = {}
@@ -75,7 +75,7 @@ class WorkerGroup:
             handler = signal.SIG_IGN if self._is_asked_to_end and number in STOPS else previous
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave
         self._reaper.close()
-        self._scratch.clear()
+        self.scratch.clear()
 
     def run(self, place: LocalRanks, number: int) -> Start:
         """Runs start `number` at `place`, from its first process to the end of its last."""
@@ -91,11 +91,6 @@ class WorkerGroup:
             for worker in start.workers:
                 worker.close()
         return start
-
-    @property
-    def folder(self) -> str:
-        """The launcher's own folder, closed to other users."""
-        return self._scratch.path
 
     def between_starts(self, seconds: float) -> Message:
         """What the first host sends within `seconds`; {} for nothing. Raises: Stopped."""
@@ -118,9 +113,9 @@ class WorkerGroup:
             self.between_starts(left)
 
     def _spawn(self, place: LocalRanks, local_rank: int, number: int) -> Worker:
-        self._scratch.ensure()
+        self.scratch.ensure()
         rank = place.base_rank + local_rank
-        files = Files.within(self._scratch.path, rank, next(self._processes))
+        files = Files.within(self.scratch.path, rank, next(self._processes))
         prefix = f"[rank {rank}] " if place.world_size > 1 else ""
         variables = environment(place, local_rank, number, files, self._env)
         worker = Worker(
@@ -158,7 +153,7 @@ class WorkerGroup:
             elif event is not None:
                 self._follow(start, event)
             with suppress(OSError):  # no room: running ranks do not need the folder
-                self._scratch.ensure()
+                self.scratch.ensure()
             self._kill_if_due(start)
             # Not after each event: a look is at every rank, and thousands may end at the same moment.
             if event is None and start.deadline_s == math.inf and (record := watch.look(start.workers)):
