@@ -25,13 +25,15 @@ class Stat:
     parent: int
     is_stopped: bool
     start: str
+    resident_bytes: int
 
 
 def stat(pid: int, processes: Path = PROC) -> Stat | None:
     """What the kernel shows of `pid`; None for a process that has ended, or without /proc."""
     try:
         fields = (processes / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else Stat(int(fields[1]), fields[0] in "Tt", fields[19])
+        resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+        return None if fields[0] == "Z" else Stat(int(fields[1]), fields[0] in "Tt", fields[19], resident)
     except (OSError, IndexError, ValueError):
         return None
 

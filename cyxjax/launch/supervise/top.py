@@ -4,7 +4,6 @@ Read from their heartbeat files and the kernel, without disturbing the job.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -31,15 +30,25 @@ class Row:
     rank: int
     pid: int
     progress: Progress
-    memory_bytes: int | None  # resident; None where the kernel does not say
+    memory_bytes: int | None  # resident; None for a process that has ended
     is_suspended: bool = False  # SIGSTOP, Ctrl-Z, a debugger
 
     def as_json(self, now_s: float) -> dict[str, object]:
         p = self.progress
-        state = {"step": p.step, "phase": p.phase, "for_s": round(_for_s(p, now_s), 1)} if p.at_s else {}
-        shares = {"busy_s": p.busy_s, "waiting_s": p.waiting_s} if p.at_s else {}
-        rest = {"memory_bytes": self.memory_bytes, "suspended": self.is_suspended}
-        return {"rank": self.rank, "pid": self.pid, **state, **shares, **rest}
+        reported = {
+            "step": p.step,
+            "phase": p.phase,
+            "for_s": round(_for_s(p, now_s), 1),
+            "busy_s": p.busy_s,
+            "waiting_s": p.waiting_s,
+        }
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            **(reported if p.at_s else {}),
+            "memory_bytes": self.memory_bytes,
+            "suspended": self.is_suspended,
+        }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -93,18 +102,11 @@ def look(ranks: Sequence[RunningRank], processes: Path = PROC) -> list[Row]:
             r.rank,
             r.pid,
             heartbeat.read(r.beat_file),
-            _resident_bytes(processes / str(r.pid)),
+            s.resident_bytes if s else None,
             bool(s and s.is_stopped),
         )
         for r, s in zip(ranks, stats, strict=True)
     ]
-
-
-def _resident_bytes(folder: Path) -> int | None:
-    try:
-        return int(folder.joinpath("statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def shown(job: str, rows: Sequence[Row], now_s: float) -> list[str]:

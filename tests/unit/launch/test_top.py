@@ -29,7 +29,6 @@ def processes(tmp_path, monkeypatch):
         names[LAUNCHER] = f"{launcher}:7"
         folder.joinpath("environ").write_text("\0".join(f"{k}={v}" for k, v in names.items()))
         folder.joinpath("stat").write_text(stat_line(pid, "S", launcher))
-        folder.joinpath("statm").write_text("1000 25 5 1 0 9 0")
         return Reporter(str(beat))
 
     for launcher in (90, 190):
@@ -38,14 +37,13 @@ def processes(tmp_path, monkeypatch):
     beats = [rank(101, 90, 1, "mine"), rank(100, 90, 0, "mine")]
     rank(200, 190, 0, "other")
     monkeypatch.setattr(top, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(top.os, "sysconf", lambda name: 4096)
     beats[0].report(7, "data")
     beats[1].report(7, "step")
     return tmp_path / "proc"
 
 
 def stat_line(pid, state, parent, start=8):
-    return f"{pid} (a ) b) {state} {parent} {'0 ' * 17}{start} 0"
+    return f"{pid} (a ) b) {state} {parent} {'0 ' * 17}{start} 0 25"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,8 @@ def test_a_suspended_rank_is_seen(processes):
     ranks = [rank for rank in running(processes) if rank.run_id == "mine"]
     assert [r.as_json(0.0)["suspended"] for r in look(ranks, processes)] == [False, True]
     path.unlink()
-    assert [r.is_suspended for r in look(ranks, processes)] == [False, False]
+    found = [(r.is_suspended, r.memory_bytes) for r in look(ranks, processes)]
+    assert found == [(False, 25 * os.sysconf("SC_PAGE_SIZE")), (False, None)]
 
 
 def test_two_jobs_must_be_told_apart(processes, capsys):
