@@ -22,7 +22,7 @@ from cyxjax.errors import (
     ConfigError,
     CyxjaxError,
 )
-from cyxjax.files import PRIVATE, is_installed, write_whole
+from cyxjax.files import PRIVATE, is_installed, text_in, write_whole
 from cyxjax.launch import output
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.output import ranks_text
@@ -179,10 +179,8 @@ def save(record: ErrorRecord, path: str) -> None:
 def load(path: str) -> ErrorRecord | None:
     """The record in `path`; None when the process ended before it could write one."""
     try:
-        with open(path) as file:
-            values = json.load(file)
-        return ErrorRecord(**values)
-    except (OSError, ValueError, TypeError):  # absent, or cut off by SIGKILL: same as none
+        return ErrorRecord(**json.loads(text_in(path)))
+    except (ValueError, TypeError):  # absent, or cut off by SIGKILL: same as none
         return None
 
 

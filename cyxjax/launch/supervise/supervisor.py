@@ -55,7 +55,7 @@ class Supervisor:
             except Stopped as stopped:
                 if self._failed is not None:
                     self._show("not started again: it was asked to end")
-                return _code_after(stopped.number)
+                return _code_after(stopped.args[0])
             except Exception as error:
                 if self._first is not None:
                     self._first.error = error

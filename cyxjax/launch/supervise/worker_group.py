@@ -33,11 +33,7 @@ Event = Worker | int | Message  # a rank has ended, a signal has come, the first
 
 
 class Stopped(Exception):
-    """Signal `number` asked this host to leave between two starts."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """The signal that is its argument asked this host to leave between two starts."""
 
 
 class WorkerGroup:
