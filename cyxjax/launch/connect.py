@@ -87,7 +87,9 @@ def disconnect() -> None:
     connection.group.leave()
     if connection.coordinator is not None:
         connection.coordinator.wait_until_ranks_left(timeout_s=10)
-        jax_private.shut_down_service()
+        import jax
+
+        jax.distributed.shutdown()  # ends the service that this process may host, which aborts clients left
         connection.coordinator.end()
 
 

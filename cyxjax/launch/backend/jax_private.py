@@ -125,13 +125,6 @@ def shut_down_client() -> None:
         state.client = None
 
 
-def shut_down_service() -> None:
-    """Ends the coordination service of this process, if it hosts one. jax aborts clients that are left."""
-    import jax
-
-    jax.distributed.shutdown()
-
-
 def use_gloo_address(address: str, interface: str | None) -> None:
     """Makes gloo listen on `address`, or on `interface` where the user names one.
 
@@ -183,8 +176,7 @@ def program_folder() -> str | None:
     """The user's folder for jax's compiled programs (JAX_COMPILATION_CACHE_DIR); None: nowhere."""
     import jax
 
-    folder = jax.config.values["jax_compilation_cache_dir"]
-    return str(folder) if folder else None
+    return jax.config.values["jax_compilation_cache_dir"] or None
 
 
 def coordination_client() -> Any:
