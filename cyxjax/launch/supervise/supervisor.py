@@ -223,7 +223,7 @@ def _how(start: Start) -> str:
         return "left"
     if start.records:
         return "failed"
-    if start.nudged:
+    if start.is_asked_to_end:
         return "ok" if codes == {EXIT_OK} else "preempted"
     if EXIT_INTERRUPT in codes:
         return "interrupted"

@@ -52,8 +52,9 @@ def environment(
     outer: Mapping[str, str],
 ) -> dict[str, str]:
     """The environment of a rank: torch's variables and ours."""
-    env = {**outer, **place.variables(local_rank, start)}
-    env |= {
+    env = {
+        **outer,
+        **place.variables(local_rank, start),
         LAUNCHER: processes.identity(os.getpid()),
         heartbeat.VARIABLE: files.beat,
         records.VARIABLE: files.error,
@@ -178,8 +179,8 @@ class Start:
     """One start of the group on this host.
 
     step: the furthest that a rank has reported, once all have ended. deadline_s: when ranks that still run
-    are killed. signalled: the signal that asked it to end; nudged: the first host, or its loss, asked it;
-    asked_s: when it was asked. hurried: when ranks that save are killed too, in words.
+    are killed. asked_s: when it was asked to end (-inf: never), by the signal `signalled`, or by the first
+    host or its loss. hurried: when ranks that save are killed too, in words.
     """
 
     number: int
@@ -190,9 +191,8 @@ class Start:
     step: int = -1
     deadline_s: float = math.inf
     signalled: int | None = None
-    asked_s: float = 0.0
+    asked_s: float = -math.inf
     hurried: str = ""
-    nudged: bool = False
 
     @property
     def running(self) -> list[Worker]:
@@ -200,7 +200,7 @@ class Start:
 
     @property
     def is_asked_to_end(self) -> bool:
-        return self.signalled is not None or self.nudged
+        return self.asked_s > -math.inf
 
     def ask_to_end(self, number: int, within_s: float) -> None:
         """Records that signal `number` asks the ranks to end."""

@@ -180,7 +180,7 @@ class WorkerGroup:
     def _kill_if_due(self, start: Start) -> None:
         if time.monotonic() < start.deadline_s:
             return
-        if start.is_asked_to_end and self._is_saving(start):
+        if self._is_saving(start):
             return
         for worker in start.running:
             if worker.rank not in start.killed:
@@ -234,10 +234,10 @@ class WorkerGroup:
         ends = message.get("end") == start.number or "over" in message or message is LOST
         is_polite = message.get("polite", True)
         # The first host says that the job is over, and leaves: its loss then is no order to hurry.
-        is_repeated = start.nudged and (is_polite or message is LOST)
+        is_repeated = start.is_asked_to_end and (is_polite or message is LOST)
         if not ends or start.signalled is not None or is_repeated:
             return
-        start.nudged, start.asked_s = True, time.monotonic()
+        start.asked_s = time.monotonic()
         if not is_polite:
             start.hurried = "when the group ended"
             start.end_within(0.0)
