@@ -19,6 +19,7 @@ from typing import IO, BinaryIO
 MAX_LINE = 65_536  # a longer line is shown in pieces, so that memory stays bounded
 TAIL_LINES = 50
 NAMED = 16  # of the hosts, or of the runs of ranks, in a line: some lines go to all hosts in one message
+LINE_EVERY_S = 10.0  # between lines of a process that waits for others
 WAITING_BYTES = 4 * 2**20  # for a reader; further lines are left out, and one line counts them
 PATIENCE_S = 5.0  # how long ranks may be held up by a slow reader before it counts as stopped
 LAST_WORDS_S = 2.0  # at our end, without any progress of the reader

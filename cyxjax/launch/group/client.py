@@ -20,7 +20,7 @@ from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.group.rendezvous import Hello
 from cyxjax.launch.group.server import Log
 from cyxjax.launch.local_ranks import LocalRanks
-from cyxjax.launch.output import log, printable
+from cyxjax.launch.output import LINE_EVERY_S, log, printable
 from cyxjax.launch.topology import Topology, is_loopback, join_address
 
 GONE = "the server of the group at {} is gone: the launcher or rank 0 has ended, or its host is unreachable"
@@ -84,7 +84,6 @@ class GroupConnection:
 
 
 RETRY_S = 0.1
-LINE_EVERY_S = 10.0
 PATIENCE_S = 5.0  # for one answer; added to the group's timeout too, so that the server reports first
 CONNECT_S = 3.0
 

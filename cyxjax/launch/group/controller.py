@@ -18,10 +18,9 @@ from typing import Protocol
 from cyxjax.errors import EXIT_INFRASTRUCTURE, EXIT_INTERRUPT, EXIT_OK, EXIT_PREEMPTED
 from cyxjax.launch.group.group_start import Budget, GroupStart, Member, describe
 from cyxjax.launch.group.protocol import Message
-from cyxjax.launch.output import NAMED, ranks_text
+from cyxjax.launch.output import LINE_EVERY_S, NAMED, ranks_text
 
 LAST_CALL_S = 2.0  # after a host joined: time for others to join with it
-LINE_EVERY_S = 10.0
 ANSWER_S = 60.0  # from the order to end immediately; a host that is suspended, or hangs, does not follow it
 ASKED = "a host was asked to stop, and the job ends with it"
 

@@ -12,9 +12,7 @@ from typing import NamedTuple
 from cyxjax.launch.group import ports
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.group.server import GroupServer, Log, Peer
-from cyxjax.launch.output import printable, ranks_text, unequal_facts
-
-LINE_EVERY_S = 10.0
+from cyxjax.launch.output import LINE_EVERY_S, printable, ranks_text, unequal_facts
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from cyxjax.launch import output
 from cyxjax.launch.failure.record import FIRST_ERROR
 
 PREFIX, LOCK = "cyxjax-", "launcher.lock"
-ERRORS = f"{PREFIX}error-"
+ERRORS = f"{PREFIX}error-"  # of a folder for the error of a job without --log-dir
 KEPT_RECORDS = 5
 
 
@@ -51,11 +51,6 @@ class Scratch:
         self._lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         files.try_flock(self._lock)
         os.replace(draft, os.path.join(self.path, LOCK))
-
-
-def error_folder() -> str:
-    """A new folder for the error of a job without --log-dir."""
-    return tempfile.mkdtemp(prefix=ERRORS)
 
 
 def _tidy(folder: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from cyxjax.launch.group.group_start import NO_START, end_message
 from cyxjax.launch.group.protocol import Channel, Message
 from cyxjax.launch.options import Options
 from cyxjax.launch.output import ranks_text
-from cyxjax.launch.supervise.scratch import error_folder
+from cyxjax.launch.supervise.scratch import ERRORS
 from cyxjax.launch.supervise.worker import Start
 from cyxjax.launch.supervise.worker_group import LOST, TICK_S, Stopped, WorkerGroup
 
@@ -170,7 +171,7 @@ class Supervisor:
         """Shows and records how a start failed, and in one line what follows."""
         log_dir = self._options.log_dir
         try:
-            path = records.save_first(first, log_dir or error_folder())
+            path = records.save_first(first, log_dir or tempfile.mkdtemp(prefix=ERRORS))
         except OSError as error:
             path = f"none ({error.strerror})"
         if log_dir and any(worker.rank == first.rank for worker in start.workers):
