@@ -93,8 +93,6 @@ def judge(
     all_here: there are no ranks on other hosts, of which nothing is known here.
     """
     reports = {rank: progress for rank, progress in pulses.items() if progress.at_s}
-    if not reports:
-        return None
     if ended := _early_end(reports, now_s):
         return ended
     over = {rank for rank, progress in reports.items() if _is_over(progress, now_s, limits, step_s)}
@@ -105,7 +103,7 @@ def judge(
     if not suspects:
         if not all_here or any(rank not in over and reports[rank].phase != "done" for rank in reports):
             return None
-        suspects = _behind(reports, over)
+        suspects = list(over)  # the one at the lowest step holds up the rest
     blamed = min(suspects, key=lambda rank: (reports[rank].step, reports[rank].at_s))
     return Verdict(blamed, f"no progress for {now_s - reports[blamed].at_s:.0f} s")
 
@@ -113,12 +111,6 @@ def judge(
 def _is_over(progress: Progress, now_s: float, limits: Limits, step_s: float | None) -> bool:
     limit = limits.of(progress, step_s)
     return limit is not None and progress.phase != "done" and now_s - progress.at_s > limit
-
-
-def _behind(reports: Mapping[int, Progress], over: set[int]) -> list[int]:
-    """All wait: the ones at the lowest step hold up the rest."""
-    lowest = min(reports[rank].step for rank in over)
-    return [rank for rank in over if reports[rank].step == lowest]
 
 
 def _early_end(reports: Mapping[int, Progress], now_s: float) -> Verdict | None:
