@@ -156,7 +156,6 @@ class Hosts:
         if why := self._refusal(host, hello):
             self._first.server.refuse(peer, why)
             return
-        ports.keep_alive(peer.channel.socket)
         self.add(host)
 
     def add(self, host: Member) -> None:

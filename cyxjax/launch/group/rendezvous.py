@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from cyxjax.launch.group import ports
 from cyxjax.launch.group.protocol import Message
 from cyxjax.launch.group.server import GroupServer, Log, Peer
 from cyxjax.launch.output import LINE_EVERY_S, printable, ranks_text, unequal_facts
@@ -87,10 +86,9 @@ class Rendezvous:
 
     def welcome(self, peer: Peer, hello: Message) -> None:
         rank = Hello.parse(hello)
-        is_of_a_restart = self.formed and rank.rank not in self.here
         if why := self._refusal(rank):
             self._server.refuse(peer, why)
-        elif is_of_a_restart or rank.generation > self._generation:  # its start has not begun here
+        elif self.formed or rank.generation > self._generation:  # it is of a start that has not begun here
             self._server.put_off(peer)
         else:
             self._admit(Joined(rank, peer))
@@ -142,7 +140,6 @@ class Rendezvous:
         return self._cannot_form
 
     def _admit(self, new: Joined) -> None:
-        ports.keep_alive(new.peer.channel.socket)
         new.peer.hear, new.peer.lost = partial(self._hear, new), partial(self._lose, new)
         self.here[new.hello.rank] = new
         if len(self.here) < self.world_size:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from cyxjax.launch.group import protocol
+from cyxjax.launch.group import ports, protocol
 from cyxjax.launch.group.protocol import Channel, Message
 
 TICK_S = 0.5
@@ -198,6 +198,7 @@ class GroupServer:
 
     def _welcome(self, peer: Peer, hello: Message) -> None:
         del self._pending[peer]
+        ports.keep_alive(peer.channel.socket)
         admitting = self.hosts if "nproc" in hello else self.ranks
         if admitting is not None:
             admitting.welcome(peer, hello)
