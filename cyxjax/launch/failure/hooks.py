@@ -89,16 +89,13 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     def on_exception(
         kind: type[BaseException], error: BaseException, tb: TracebackType | None
     ) -> None:  # sys.excepthook
-        if exits.in_child():
-            sys.__excepthook__(kind, error, tb)
-        else:
-            exits.die(error.with_traceback(tb))
+        end(error.with_traceback(tb))
+        sys.__excepthook__(kind, error, tb)
 
     def on_thread_exception(args: threading.ExceptHookArgs) -> None:
-        if exits.in_child():
-            threading.__excepthook__(args)
-        elif args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            exits.die(args.exc_value)
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            end(args.exc_value)
+        threading.__excepthook__(args)
 
     sys.excepthook = on_exception
     threading.excepthook = on_thread_exception
@@ -107,7 +104,7 @@ def install(rank: int, start: int, env: Mapping[str, str]) -> Exits:
     return exits
 
 
-def end(error: Exception, code: int = 0) -> None:
+def end(error: BaseException, code: int = 0) -> None:
     """Ends a rank of a group or launcher as an uncaught `error` would, with a file and a line to the peers.
 
     Returns in any other process. code: as for `of_exception`. A main() that only returned it to
