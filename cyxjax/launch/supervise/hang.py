@@ -17,15 +17,14 @@ class Stopwatch:
     """Step times of the group, from the beats as they are seen."""
 
     times_s: list[float] = field(default_factory=list)
-    _step: int = -1
-    _at_s: float = 0.0
+    _furthest: Progress = Progress()
 
     def see(self, progress: Progress) -> None:
-        if progress.step > self._step >= 0 and progress.at_s > self._at_s:
-            per_step = (progress.at_s - self._at_s) / (progress.step - self._step)
+        if progress.step > self._furthest.step >= 0 and progress.at_s > self._furthest.at_s:
+            per_step = (progress.at_s - self._furthest.at_s) / (progress.step - self._furthest.step)
             self.times_s = [*self.times_s[-99:], per_step]
-        if progress.step > self._step:
-            self._step, self._at_s = progress.step, progress.at_s
+        if progress.step > self._furthest.step:
+            self._furthest = progress
 
     @property
     def median_s(self) -> float | None:
