@@ -121,12 +121,20 @@ def join(topology: Topology, facts: Mapping[str, str] | None = None, log: Log = 
         program, who is missing, or on what the ranks differ; within timeout_ms plus five seconds.
     """
     server = Server(topology, f"rank {topology.rank}", topology.source)
-    place = (topology.rank, topology.world_size, topology.run_id, topology.restart_count, server.timeout_s)
-    hello = vars(Hello(*place, socket.gethostname(), os.getpid(), {**versions(), **(facts or {})}))
+    hello = Hello(
+        rank=topology.rank,
+        world_size=topology.world_size,
+        run_id=topology.run_id,
+        generation=topology.restart_count,
+        timeout_s=server.timeout_s,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        facts={**versions(), **(facts or {})},
+    )
     refuse_loopback_name(topology, topology.local_world_size)
     end = time.monotonic() + server.timeout_s
     while True:
-        channel = connect(server, hello, log, until=end)
+        channel = connect(server, vars(hello), log, until=end)
         channel.socket.settimeout(max(0.0, end - time.monotonic()) + PATIENCE_S)
         answer = None
         with suppress(ValueError):

@@ -36,10 +36,16 @@ class Hello:
     @classmethod
     def parse(cls, message: Message) -> "Hello":
         """The Hello in a message from the wire. Raises: KeyError, TypeError, ValueError for any other."""
-        numbers = {name: int(message[name]) for name in ("rank", "world_size", "generation", "pid")}
-        timeout_s, facts = float(message["timeout_s"]), dict(message["facts"])
-        texts = {"run_id": str(message["run_id"]), "host": printable(message["host"], 255)}
-        return cls(**numbers, **texts, timeout_s=timeout_s, facts=facts)  # type: ignore[arg-type]
+        return cls(
+            rank=int(message["rank"]),
+            world_size=int(message["world_size"]),
+            run_id=str(message["run_id"]),
+            generation=int(message["generation"]),
+            timeout_s=float(message["timeout_s"]),
+            host=printable(message["host"], 255),
+            pid=int(message["pid"]),
+            facts=dict(message["facts"]),
+        )
 
 
 class Joined(NamedTuple):

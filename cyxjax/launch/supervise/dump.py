@@ -99,9 +99,13 @@ def _read(folder: Path) -> RunningRank | None:
     own = stat(int(folder.name), folder.parent)
     if own is None or env.get(LAUNCHER) != identity(own.parent, folder.parent):
         return None
-    place = (int(folder.name), own.parent, int(env["RANK"]))
     return RunningRank(
-        *place, env.get("CYXJAX_RUN_ID", ""), env[hooks.STACKS], env.get(heartbeat.VARIABLE, "")
+        pid=int(folder.name),
+        launcher=own.parent,
+        rank=int(env["RANK"]),
+        run_id=env.get("CYXJAX_RUN_ID", ""),
+        stack_file=env[hooks.STACKS],
+        beat_file=env.get(heartbeat.VARIABLE, ""),
     )
 
 

@@ -158,9 +158,9 @@ class Worker:
         assert self.returncode is not None
         if self.returncode in (EXIT_PREEMPTED, EXIT_INTERRUPT):
             return None
-        record = records.load(self.files.error)
-        if record is None:
-            record = records.of_status(self.rank, self.pid, self.returncode, self.progress(), start)
+        record = records.load(self.files.error) or records.of_status(
+            self.rank, self.pid, self.returncode, self.progress(), start
+        )
         self._err.finish()
         record.stderr_tail = redact("\n".join(self._err.tail)).splitlines()  # a private key spans lines
         return record
