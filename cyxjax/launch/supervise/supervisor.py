@@ -199,9 +199,11 @@ class Supervisor:
 
 
 def _pass_on(channel: Channel, put: Callable[[Message], None]) -> None:
-    """Passes the first host's messages to `put`, until the connection ends."""
+    """Shows what the first host says and passes its messages to `put`, until the connection ends."""
     try:
         while (message := channel.next()) is not None:
+            if "say" in message:
+                output.say(message["say"])
             put(message)
     except ValueError as error:
         output.say(f"the connection to the first host broke: {error}")

@@ -96,11 +96,7 @@ class WorkerGroup:
                 signal.raise_signal(signal.SIGSTOP)
             if event in STOPS:
                 raise Stopped(event)
-        if not isinstance(event, dict):
-            return {}
-        if "say" in event:
-            output.say(event["say"])
-        return event
+        return event if isinstance(event, dict) else {}
 
     def sleep(self, seconds: float) -> None:
         """Waits between starts. Raises: Stopped."""
@@ -223,13 +219,11 @@ class WorkerGroup:
             start.ask_to_end(number, within_s=self.options.grace_s)
 
     def _follow(self, start: Start, message: Message) -> None:
-        """Handles the first host's message in a start: shows what it says, ends the ranks if it orders so.
+        """Handles the first host's message in a start: ends the ranks if it orders so, or keeps it for later.
 
         Asked politely they get SIGTERM, and a trainer then saves; a second order may be less polite.
         """
-        if "say" in message:
-            output.say(message["say"])
-        elif "end" not in message:
+        if "end" not in message:
             self._kept.append(message)
         ends = message.get("end") == start.number or "over" in message or message is LOST
         is_polite = message.get("polite", True)
