@@ -68,8 +68,9 @@ class Reporter:
         self.part = ""
         self.last, self._count = Progress(step, phase, now, busy_s, waiting_s), self._count + 1
         if self._map is not None:
-            shown, numbers = phase.encode()[:16], (now, busy_s, waiting_s)
-            self._map[:] = _LAYOUT.pack(self._count, step + 1, shown, *numbers, self._count)
+            self._map[:] = _LAYOUT.pack(
+                self._count, step + 1, phase.encode(), now, busy_s, waiting_s, self._count
+            )
 
 
 def read_from(descriptor: int) -> Progress:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from cyxjax.command import Parser
@@ -242,8 +242,7 @@ def _build_parser() -> Parser:
     parser.add_argument("--output", default="", help="file to write; standard output if left out")
     parser.add_argument("--check", action="store_true", help="Slurm: check that sbatch would accept it")
     parser.add_argument("--submit", action="store_true", help="Slurm: check, then submit")
-    defaults = {field.name: field.default for field in fields(JobSpec)}
     for name, text in _HELP.items():
-        kind, flag = type(defaults[name]), f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, default=defaults[name], help=text)
+        default, flag = getattr(JobSpec, name), f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(default), default=default, help=text)
     return parser
