@@ -19,10 +19,10 @@ from cyxjax.launch import environment
 from cyxjax.launch.failure import hooks
 from cyxjax.launch.failure import record as records
 from cyxjax.launch.failure.record import ErrorRecord
-from cyxjax.launch.group.client import log
 from cyxjax.launch.group.coordinator import Coordinator
 from cyxjax.launch.heartbeat import Progress
 from cyxjax.launch.local_ranks import LocalRanks, place_to_spawn
+from cyxjax.launch.output import log
 
 GRACE_S = 2.0  # between asking the other ranks to end, after one failed, and killing them
 SAVE_S = 30.0  # the same after SIGTERM or Ctrl-C, when ranks save; the default of the launcher's --grace

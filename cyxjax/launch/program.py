@@ -115,8 +115,11 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyda
 
 def software() -> dict[str, str]:
     """Python, system, and the packages training needs; a missing one is "not installed"."""
-    found = {"python": f"{platform.python_version()} ({sys.platform}, {platform.machine()})"}
-    return found | {"cyxjax": __version__} | {name: version_of(name) or "not installed" for name in PACKAGES}
+    return {
+        "python": f"{platform.python_version()} ({sys.platform}, {platform.machine()})",
+        "cyxjax": __version__,
+        **{name: version_of(name) or "not installed" for name in PACKAGES},
+    }
 
 
 def machine() -> dict[str, str]:

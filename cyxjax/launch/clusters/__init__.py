@@ -1,15 +1,13 @@
 """Detects who started this process and which rank it has: one detector per file, in a fixed order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cyxjax.errors import ConfigError
 from cyxjax.launch.clusters import jax_env, kubernetes, mpi, slurm, torchrun, tpu
 from cyxjax.launch.topology import Topology, common_fields
 
-Detector = Callable[[Mapping[str, str]], Topology | None]
-
 # What a person wrote by hand comes before what an engine implies.
-DETECTORS: tuple[Detector, ...] = (
+DETECTORS = (
     jax_env.detect,
     torchrun.detect,
     slurm.detect,

@@ -65,7 +65,11 @@ def reserve(host: str) -> tuple[socket.socket, int]:
 def keep_alive(connection: socket.socket) -> None:
     """Lets the kernel find out within about 10 s that the other host is gone, whatever Python does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {socket.TCP_KEEPIDLE: _SILENCE_S // 3, socket.TCP_KEEPINTVL: _SILENCE_S // 5}
-    options |= {socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: _SILENCE_S * 1000}
+    options = {
+        socket.TCP_KEEPIDLE: _SILENCE_S // 3,
+        socket.TCP_KEEPINTVL: _SILENCE_S // 5,
+        socket.TCP_KEEPCNT: 3,
+        socket.TCP_USER_TIMEOUT: _SILENCE_S * 1000,
+    }
     for option, value in options.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
