@@ -177,7 +177,8 @@ class Limits:
             name, equals, value = part.rpartition("=")
             if not equals and value == "auto":
                 continue
-            if not _is_seconds(value) or (equals and name not in PHASES):
+            is_number = value.isascii() and value.replace(".", "", 1).isdecimal()
+            if not is_number or (equals and name not in PHASES):
                 raise ConfigError(
                     f"--hang-timeout={text!r}: {part!r} is not understood. "
                     f"HINT: give seconds, 0 for off, or PHASE=seconds with one of {', '.join(PHASES)}."
@@ -201,7 +202,3 @@ class Limits:
         if step_s is None or progress.phase not in ("data", "step", "collective"):
             return None
         return max(120.0, 20 * step_s)  # a file server may stall for a minute
-
-
-def _is_seconds(text: str) -> bool:
-    return text.isascii() and text.replace(".", "", 1).isdecimal()

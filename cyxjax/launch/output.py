@@ -47,7 +47,9 @@ class Screen:
             if not self._has_room(data):
                 self._left_out += data.count(b"\n") or 1
                 return
-            self._add(self._cleared() + data)
+            erased = b"\r" + CLEAR_TO_END.encode() if self._live else b""
+            self._live = False
+            self._add(erased + data)
 
     def put_live(self, text: bytes) -> None:
         """Shows `text` at the bottom, in place of the last live line; not while other lines are waiting."""
@@ -55,11 +57,6 @@ class Screen:
             if not self._bytes:
                 self._add(b"\r" + text + CLEAR_TO_END.encode())
                 self._live = bool(text)
-
-    def _cleared(self) -> bytes:
-        """The bytes that erase the live line, if there is one."""
-        was_live, self._live = self._live, False
-        return b"\r" + CLEAR_TO_END.encode() if was_live else b""
 
     def flush(self, patience_s: float) -> None:
         """Waits until all is shown, as long as the reader takes something every `patience_s`."""

@@ -100,7 +100,7 @@ class Controller:
         self._num_ranks += host.nproc
         self._settled = now + LAST_CALL_S
         current = self._start
-        if current is not None and (self.size.is_fixed or current.num_hosts >= self.size.high):
+        if current is not None and self.size.is_most(current.num_hosts):
             self._tell_spare(host)
         elif current is not None and not current.changed:
             current.changed = f"host {host.host} has joined"

@@ -57,7 +57,9 @@ class WorkerGroup:
         self._is_asked_to_end = False
 
     def __enter__(self) -> "WorkerGroup":
-        self._previous = {number: signal.signal(number, self._on_signal) for number in _ours()}
+        # One that was ignored when we began stays ignored (nohup, `&`).
+        ours = [n for n in CAUGHT if n == signal.SIGUSR1 or signal.getsignal(n) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._on_signal) for number in ours}
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:  # for ranks; a scheduler may send it to all
             self._previous[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # inherited: the ends of ranks would be lost
@@ -260,8 +262,3 @@ def _make_folder(path: str | None) -> None:
         raise ConfigError(
             f"--log-dir={path} cannot be created: {error.strerror}. HINT: name a folder you can write to."
         ) from error
-
-
-def _ours() -> list[int]:
-    """The signals that we handle; one that was ignored when we began stays ignored (nohup, `&`)."""
-    return [n for n in CAUGHT if n == signal.SIGUSR1 or signal.getsignal(n) is not signal.SIG_IGN]
