@@ -238,12 +238,12 @@ def save_first(first: ErrorRecord, folder: str) -> str:
     Raises: OSError.
     """
     path = os.path.join(folder, FIRST_ERROR)
-    if not first.secondary:
+    if first.secondary:
+        with (
+            suppress(FileExistsError),
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file,
+        ):
+            json.dump(asdict(first), file, indent=1)
+    else:
         save(first, path)
-        return path
-    with (
-        suppress(FileExistsError),
-        os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "w") as file,
-    ):
-        json.dump(asdict(first), file, indent=1)
     return path

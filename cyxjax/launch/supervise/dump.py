@@ -190,9 +190,8 @@ def users(frames: list[Frame]) -> Frame | None:
 
 
 def waits_for_others(frames: list[Frame]) -> bool:
-    """True in a compiled step, and where ranks exchange what they are about to do."""
-    innermost = frames[0] if frames else None
-    exchanges = innermost is not None and innermost.is_ours and innermost.name == "exchange"
+    """True in a compiled step, and where ranks exchange what they are about to do. frames: at least one."""
+    exchanges = frames[0].is_ours and frames[0].name == "exchange"
     return exchanges or is_inside_jax(frames)
 
 
