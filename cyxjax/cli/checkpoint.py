@@ -17,7 +17,7 @@ from cyxjax.checkpoint.folders import (
 )
 from cyxjax.checkpoint.manifest import find_problems, read_manifest
 from cyxjax.checkpoint.run_lock import locked
-from cyxjax.command import Parser, number
+from cyxjax.command import Parser, existing_folder, number
 from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError, ConfigError
 from cyxjax.observe.state_digests import contradicted_leaves
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises: CheckpointError for a folder without steps, in use, or damaged where a good step is needed.
     """
     given = _parser().parse_args(argv)
-    return int(given.run(_steps_of(given.directory), given))
+    return int(given.run(run_of(given.directory), given))
 
 
 def _parser() -> Parser:
@@ -79,33 +79,35 @@ def _parser() -> Parser:
 def _command(commands: Any, name: str, run: Callable, text: str) -> Parser:
     example = f"cyxjax checkpoint {name} runs/digits{_EXAMPLES.get(name, '')}"
     parser: Parser = commands.add_parser(name, help=text, description=text, example=example)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a run folder or its checkpoints folder")
+    parser.add_argument(
+        "directory", type=existing_folder, metavar="DIR", help="a run folder or its checkpoints folder"
+    )
     parser.set_defaults(run=run)
     return parser
 
 
-def _steps_of(directory: Path) -> Path:
-    """`directory`, or the checkpoints of the run in it. Raises: CheckpointError if there is no step."""
-    if not directory.is_dir():
-        raise ConfigError(f"{directory}: no such folder. HINT: name a run folder, or its checkpoints folder.")
-    inner = open_run(directory).checkpoints
-    found = Path(os.path.abspath(inner if inner.is_dir() else directory))
-    if not list_steps(found) and not any(list_aside(found, why) for why in _ASIDE):
+def run_of(directory: Path) -> RunFolder:
+    """The run in `directory`, or the one whose checkpoints it holds; a run without records if none is known.
+
+    Raises: CheckpointError if there is no checkpoint.
+    """
+    directory = Path(os.path.abspath(directory))
+    run = open_run(directory)
+    if not run.checkpoints.is_dir():
+        above = (open_run(root) for root in directory.parents if RunFolder(root).bits.is_file())
+        found = (one for one in above if Path(os.path.abspath(one.checkpoints)) == directory)
+        run = next(found, RunFolder(directory, ""))
+    if not list_steps(run.checkpoints) and not any(list_aside(run.checkpoints, why) for why in _ASIDE):
         raise CheckpointError(
-            f"{found} holds no checkpoint. HINT: name a run folder, or the folder with step_*."
+            f"{run.checkpoints} holds no checkpoint. HINT: name a run folder, or the folder with step_*."
         )
-    return found
+    return run
 
 
-def _bits_of(directory: Path, given: Path) -> Path:
-    """Digests of the run that the checkpoints in `directory` belong to: `given`, or a folder above them."""
-    runs = (open_run(root) for root in (given, *directory.parents) if RunFolder(root).bits.is_file())
-    found = (run.bits for run in runs if Path(os.path.abspath(run.checkpoints)) == directory)
-    return next(found, RunFolder(directory).bits)
-
-
-def _ls(directory: Path, given: argparse.Namespace) -> int:
-    rows = [{"step": step} | _facts(step_folder(directory, step)) for step in list_steps(directory)]
+def _ls(run: RunFolder, given: argparse.Namespace) -> int:
+    rows = [
+        {"step": step} | _facts(step_folder(run.checkpoints, step)) for step in list_steps(run.checkpoints)
+    ]
     if given.json:
         print(json.dumps(rows))
         return EXIT_OK
@@ -113,7 +115,7 @@ def _ls(directory: Path, given: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row['step']:>10}  {_line(row)}")
     for why, note in _ASIDE.items():
-        for name in list_aside(directory, why):
+        for name in list_aside(run.checkpoints, why):
             print(f"{name}: {note}")
     return EXIT_OK
 
@@ -134,17 +136,17 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"{saved}  {row['num_bytes'] / 1e6:>10.2f}  {metric}"
 
 
-def _verify(directory: Path, given: argparse.Namespace) -> int:
-    steps = [step for step in list_steps(directory) if given.step in (None, step)]
+def _verify(run: RunFolder, given: argparse.Namespace) -> int:
+    steps = [step for step in list_steps(run.checkpoints) if given.step in (None, step)]
     if given.step is not None and not steps:
         raise CheckpointError(
-            f"{directory}: no step {given.step}. HINT: `cyxjax checkpoint ls` lists the steps."
+            f"{run.checkpoints}: no step {given.step}. HINT: `cyxjax checkpoint ls` lists the steps."
         )
-    rows, bits = [], _bits_of(directory, given.directory)
+    rows = []
     for step in steps:
-        problems = find_problems(step_folder(directory, step), step) or [
+        problems = find_problems(step_folder(run.checkpoints, step), step) or [
             f"the digest of {leaf} differs from the one in bits.jsonl for this step"
-            for leaf in contradicted_leaves(directory, step, bits)
+            for leaf in contradicted_leaves(run.checkpoints, step, run.bits)
         ]
         rows.append({"step": step, "good": not problems, "problems": problems})
         if not given.json:
@@ -152,16 +154,16 @@ def _verify(directory: Path, given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(rows))
     else:
-        for name in list_aside(directory, "corrupt"):
+        for name in list_aside(run.checkpoints, "corrupt"):
             print(f"{name}: {_ASIDE['corrupt']}")
     return EXIT_OK if rows and all(row["good"] for row in rows) else EXIT_USER_ERROR
 
 
-def _export(directory: Path, given: argparse.Namespace) -> int:
+def _export(run: RunFolder, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.exporting import entry_of, to_orbax, to_safetensors
     from cyxjax.checkpoint.restoring import open_step
 
-    manifest, stored = open_step(directory, given.step)
+    manifest, stored = open_step(run.checkpoints, given.step)
     step = manifest.step
     parts = tuple(given.part or ("params", "model_state"))
     wanted = {leaf.name: leaf for leaf in manifest.leaves if leaf.name.split("/")[0] in parts}
@@ -190,13 +192,13 @@ def _best(directory: Path) -> Literal["min", "max"]:
     return "max" if mode == "max" else "min"
 
 
-def _prune(directory: Path, given: argparse.Namespace) -> int:
+def _prune(run: RunFolder, given: argparse.Namespace) -> int:
     from cyxjax.checkpoint.store import StepStore
 
-    with locked(directory):  # not during a job, which deletes old steps in the same folder itself
-        store = StepStore(directory, is_writer=True)
-        best = given.best or _best(directory)
+    with locked(run.checkpoints):  # not during a job, which deletes old steps in the same folder itself
+        store = StepStore(run.checkpoints, is_writer=True)
+        best = given.best or _best(run.checkpoints)
         gone = [f"step {step}" for step in store.prune(given.keep_last, given.keep_best, best)]
-        gone += remove_aside(directory, given.keep_corrupt)
+        gone += remove_aside(run.checkpoints, given.keep_corrupt)
     print(f"deleted {', '.join(gone)}" if gone else "nothing to delete")
     return EXIT_OK

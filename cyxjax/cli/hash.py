@@ -2,19 +2,18 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.restoring import open_step
+from cyxjax.cli.checkpoint import run_of
 from cyxjax.command import Parser, existing_folder
 from cyxjax.config.compared import differing_values
-from cyxjax.config.load import open_run
 from cyxjax.errors import EXIT_OK, EXIT_USER_ERROR, CheckpointError
 from cyxjax.observe.lines import counted
 from cyxjax.observe.state_digests import contradicted_leaves, read_digests
+from cyxjax.run_folder import RunFolder
 
 # The parts of a history that depend only on the numbers: no times, no counts of processes.
 _CURVES = (
@@ -45,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(argv)
     if given.other is None:
-        found = as_json(given.run, given.all)
+        found = as_json(run_of(given.run), given.all)
         print(json.dumps(found) if given.json else "\n".join(_lines(found["steps"])))
-        return EXIT_OK
-    lines, equal = compare(given.run, given.other)
+        return EXIT_OK if found["steps"] else EXIT_USER_ERROR
+    lines, equal = compare(run_of(given.run), run_of(given.other))
     print(json.dumps({"equal": equal, "said": lines}) if given.json else "\n".join(lines))
     return EXIT_OK if equal else EXIT_USER_ERROR
 
@@ -58,9 +57,11 @@ def _parser() -> Parser:
         prog="cyxjax hash", description=__doc__, example="cyxjax hash runs/on-2-hosts runs/on-8-hosts"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    parser.add_argument("run", type=existing_folder, metavar="RUN", help="a run folder")
     parser.add_argument(
-        "other", type=existing_folder, nargs="?", metavar="RUN", help="a run to compare it with"
+        "run", type=existing_folder, metavar="RUN", help="a run folder or its checkpoints folder"
+    )
+    parser.add_argument(
+        "other", type=existing_folder, nargs="?", metavar="RUN", help="another one to compare it with"
     )
     parser.add_argument(
         "--all", action="store_true", help="with one RUN: every checkpoint, not only the newest"
@@ -68,32 +69,19 @@ def _parser() -> Parser:
     return parser
 
 
-def steps_of(run: Path) -> list[int]:
-    """Steps with a checkpoint, oldest first. Raises: CheckpointError if there is none."""
-    folder = open_run(run).checkpoints
-    steps = list_steps(folder)
-    if not steps:
-        raise CheckpointError(
-            f"{run} is not a run folder with checkpoints: there is no step in {folder}. HINT: pass the run "
-            "folder itself, such as runs/a, not runs/a/checkpoints or a step in it."
-        )
-    return sorted(steps)
-
-
-def read_bits(run: Path, step: int) -> StepBits:
+def read_bits(run: RunFolder, step: int) -> StepBits:
     """The digests of one checkpoint. Raises: CheckpointError that names run and step if it is damaged."""
-    folder = Path(os.path.abspath(open_run(run).checkpoints))
-    elsewhere = f"HINT: move {step_folder(folder, step)} elsewhere to compare the rest."
+    elsewhere = f"HINT: move {step_folder(run.checkpoints, step)} elsewhere to compare the rest."
     try:
-        manifest, stored = open_step(folder, step)
+        manifest, stored = open_step(run.checkpoints, step)
         leaves = {leaf.name: _sha256_of(stored.blocks(leaf.name)) for leaf in manifest.leaves}
     except CheckpointError as error:
         found = str(error).partition(" HINT:")[0]
-        raise CheckpointError(f"{run}: {found} {elsewhere}") from error
-    if other := contradicted_leaves(folder, step, open_run(run).bits):
+        raise CheckpointError(f"{run.root}: {found} {elsewhere}") from error
+    if other := contradicted_leaves(run.checkpoints, step, run.bits):
         raise CheckpointError(
-            f"{run}: step {step} is not the state that the run recorded in bits.jsonl: {other[0]} differs. "
-            f"{elsewhere}"
+            f"{run.root}: step {step} is not the state that the run recorded in bits.jsonl: {other[0]} "
+            f"differs. {elsewhere}"
         )
     meta = manifest.meta
     curves = {name: meta.get("history", {}).get(name) for name in _CURVES}
@@ -101,9 +89,9 @@ def read_bits(run: Path, step: int) -> StepBits:
     return StepBits(leaves, _sha256(history), meta.get("exact", {}), meta.get("config", {}))
 
 
-def as_json(run: Path, every: bool) -> dict[str, Any]:
+def as_json(run: RunFolder, every: bool) -> dict[str, Any]:
     """The digests of the newest step, or of every one, as plain values."""
-    steps = steps_of(run)
+    steps = list_steps(run.checkpoints)
     found = {step: read_bits(run, step) for step in (steps if every else steps[-1:])}
     fields = ("digest", "leaves", "history", "exact")
     return {"steps": [{"step": n, **{name: getattr(b, name) for name in fields}} for n, b in found.items()]}
@@ -116,9 +104,9 @@ def _lines(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from (f"    {name}: {value}" for name, value in one["exact"].items())
 
 
-def compare(one: Path, other: Path) -> tuple[list[str], bool]:
+def compare(one: RunFolder, other: RunFolder) -> tuple[list[str], bool]:
     """(lines to print, whether both runs are equal), comparing the checkpoints of common steps."""
-    steps = {run: steps_of(run) for run in (one, other)}
+    steps = {run: list_steps(run.checkpoints) for run in (one, other)}
     common = sorted(set(steps[one]) & set(steps[other]))
     recorded, equal = first_other_state(one, other)
     if not common and not recorded:
@@ -136,22 +124,24 @@ def compare(one: Path, other: Path) -> tuple[list[str], bool]:
     if common:
         lines.append(f"equal: every bit of {counted(len(common), 'checkpoint')}, the last of step {before}")
         later = {run: of[-1] for run, of in steps.items() if of[-1] > before}
-        lines += [f"not compared: {run} continues to step {end}" for run, end in later.items()]
+        lines += [f"not compared: {run.root} continues to step {end}" for run, end in later.items()]
     return lines, equal
 
 
-def first_other_state(one: Path, other: Path) -> tuple[str, bool]:
+def first_other_state(one: RunFolder, other: RunFolder) -> tuple[str, bool]:
     """(line about the first step whose digests differ, whether they are equal in all common steps).
 
     The line is empty if the runs have no step in common in their `bits.jsonl`.
     """
-    left, right = (read_digests(open_run(run).bits) for run in (one, other))
+    left, right = (read_digests(run.bits) for run in (one, other))
     common = sorted(left.keys() & right.keys())
     different = next((step for step in common if left[step] != right[step]), None)
     if different is None and common:
         ends = {run: max(found) for run, found in ((one, left), (other, right))}
         later = [
-            f"; not compared: {run} continues to step {end}" for run, end in ends.items() if end > common[-1]
+            f"; not compared: {run.root} continues to step {end}"
+            for run, end in ends.items()
+            if end > common[-1]
         ]
         return f"equal: digests of {len(common)} steps, the last {common[-1]}{''.join(later)}", True
     if different is None:

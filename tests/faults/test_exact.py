@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli.audit import main as audit
-from cyxjax.cli.hash import compare, steps_of
+from cyxjax.cli.checkpoint import run_of
+from cyxjax.cli.hash import compare
 from cyxjax.data.ledger import walk
 from cyxjax.data.ledger_file import read_ledger
 from tests.support import jobs
@@ -20,10 +22,11 @@ HOST_EPOCHS, SAVE_EVERY = 100, 30
 
 
 def same_bits(config: Path, other: Path) -> None:
-    one, two = (path.parent / "run" for path in (config, other))
-    lines, equal = compare(one, two)
+    runs = [run_of(path.parent / "run") for path in (config, other)]
+    lines, equal = compare(*runs)
     assert equal, lines
-    assert steps_of(one)[-1] == steps_of(two)[-1]
+    last, its_last = (list_steps(run.checkpoints)[-1] for run in runs)
+    assert last == its_last
 
 
 def test_killed_in_two_processes_and_finished_by_one(tmp_path):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cyxjax.cli.hash import compare, first_other_state, steps_of
+from cyxjax.checkpoint.folders import list_steps
+from cyxjax.cli.checkpoint import run_of
+from cyxjax.cli.hash import compare, first_other_state
 from tests.multiprocess.test_train import CONFIG
 from tests.support.programs import printed_by, run
 
@@ -45,11 +47,12 @@ def alone(tmp_path_factory) -> Path:
 
 
 def same(one: Path, other: Path) -> None:
-    lines, equal = compare(one, other)
+    runs = run_of(one), run_of(other)
+    lines, equal = compare(*runs)
     assert equal, lines
-    assert steps_of(one)[-1] == steps_of(other)[-1]
-    last = steps_of(one)[-1]
-    assert first_other_state(one, other)[0] == f"equal: digests of {last} steps, the last {last}"
+    last, its_last = (list_steps(found.checkpoints)[-1] for found in runs)
+    assert last == its_last
+    assert first_other_state(*runs)[0] == f"equal: digests of {last} steps, the last {last}"
 
 
 @pytest.mark.parametrize(
