@@ -36,12 +36,7 @@ def prepare_streams() -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one-line ConfigErrors. example: a command that works, shown in the help."""
-
-    def __init__(self, *args: Any, example: str = "", **options: Any) -> None:
-        if example:
-            options["epilog"] = f"example: {example}"
-        super().__init__(*args, **options)
+    """argparse whose errors are one-line ConfigErrors."""
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().removeprefix("usage: ").split())

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="cyxjax audit", description=__doc__, example="cyxjax audit runs/digits")
+    parser = Parser(prog="cyxjax audit", description=__doc__, epilog="example: cyxjax audit runs/digits")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument(
         "run", type=existing_folder, metavar="RUN", help="a run folder that contains ledger.jsonl"

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="cyxjax checkpoint", description=__doc__, example="cyxjax checkpoint ls runs/digits/checkpoints"
+        prog="cyxjax checkpoint",
+        description=__doc__,
+        epilog="example: cyxjax checkpoint ls runs/digits/checkpoints",
     )
     commands = parser.add_subparsers(required=True, metavar="ls|verify|export|prune")
     ls = _command(commands, "ls", _ls, "list the steps (their manifests only; verify reads the files)")
@@ -77,8 +79,8 @@ def _parser() -> Parser:
 
 
 def _command(commands: Any, name: str, run: Callable, text: str) -> Parser:
-    example = f"cyxjax checkpoint {name} runs/digits{_EXAMPLES.get(name, '')}"
-    parser: Parser = commands.add_parser(name, help=text, description=text, example=example)
+    example = f"example: cyxjax checkpoint {name} runs/digits{_EXAMPLES.get(name, '')}"
+    parser: Parser = commands.add_parser(name, help=text, description=text, epilog=example)
     parser.add_argument(
         "directory", type=existing_folder, metavar="DIR", help="a run folder or its checkpoints folder"
     )

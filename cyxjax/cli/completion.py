@@ -71,7 +71,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax completion",
         description="Prints a script that completes commands, options and files in a shell.",
-        example='eval "$(cyxjax completion bash)"    (in ~/.bashrc; in zsh, zsh; in fish, pipe it to source)',
+        epilog='example: eval "$(cyxjax completion bash)"    '
+        "(in ~/.bashrc; in zsh, zsh; in fish, pipe it to source)",
     )
     parser.add_argument("shell", choices=["bash", "zsh", "fish"])
     return parser

@@ -47,7 +47,7 @@ def _parser() -> Parser:
         description="Checks versions, devices, threads, ports and disk of this machine. Under a launcher it "
         "checks the group: hosts, names, ports, clocks, versions, devices, memory, disk, the run folder "
         "and all-reduces; with --config FILE (and keys, as in train) also configuration and data.",
-        example="cd /where/runs/go && cyxjax doctor    "
+        epilog="example: cd /where/runs/go && cyxjax doctor    "
         "(of a group: cyxjax launch --nproc-per-node 2 -m cyxjax.cli doctor)",
     )
     parser.add_argument("--json", action="store_true", help="print all checks as one JSON object, at the end")

@@ -43,7 +43,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax env",
         description="Shows the rank, world size, address and backend that were found, and their source.",
-        example="cyxjax env --json > env.json    (for a bug report)",
+        epilog="example: cyxjax env --json > env.json    (for a bug report)",
     )
     parser.add_argument("--json", action="store_true", help="print what a bug report needs, as JSON")
     return parser

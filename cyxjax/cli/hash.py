@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="cyxjax hash", description=__doc__, example="cyxjax hash runs/on-2-hosts runs/on-8-hosts"
+        prog="cyxjax hash", description=__doc__, epilog="example: cyxjax hash runs/on-2-hosts runs/on-8-hosts"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument(

@@ -75,7 +75,7 @@ FILES = {"my_model.py": _MODEL, "my_data.py": _DATA, "config.yaml": _CONFIG, "te
 
 def main(argv: Sequence[str]) -> int:
     """Writes the files; returns the exit code. Raises: ConfigError if one of them already exists."""
-    parser = Parser(prog="cyxjax init", description=__doc__, example="cyxjax init my_project")
+    parser = Parser(prog="cyxjax init", description=__doc__, epilog="example: cyxjax init my_project")
     parser.add_argument("folder", type=Path, metavar="DIR", help="a new folder, or one without these files")
     folder = parser.parse_args(argv).folder
     there = [name for name in FILES if (folder / name).exists()]

@@ -38,7 +38,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax report",
         description="Writes a report of a run, or of several compared, as one HTML file that opens offline.",
-        example="cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
+        epilog="example: cyxjax report runs/digits runs/digits-lr-0.01 --output compared.html",
     )
     parser.add_argument(
         "runs", type=existing_folder, nargs="+", metavar="RUN", help="a run folder, or a folder of runs"

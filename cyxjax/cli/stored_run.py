@@ -135,7 +135,9 @@ def export(argv: Sequence[str]) -> int:
 
 
 def _parser(name: str, text: str, example: str = "") -> Parser:
-    parser = Parser(prog=f"cyxjax {name}", description=text, example=f"cyxjax {name} runs/digits{example}")
+    parser = Parser(
+        prog=f"cyxjax {name}", description=text, epilog=f"example: cyxjax {name} runs/digits{example}"
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument(
         "--step", type=number(0, 10**9), help="step of the checkpoint; default: the newest that verifies"

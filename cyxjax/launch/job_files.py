@@ -236,7 +236,7 @@ def _build_parser() -> Parser:
         usage=USAGE,
         allow_abbrev=False,
         description=__doc__,
-        example="cyxjax manifest slurm --output digits.sbatch -- python scripts/train_minimal.py",
+        epilog="example: cyxjax manifest slurm --output digits.sbatch -- python scripts/train_minimal.py",
     )
     parser.add_argument("engine", choices=["slurm", "k8s"])
     parser.add_argument("--output", default="", help="file to write; standard output if left out")

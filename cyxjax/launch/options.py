@@ -65,7 +65,7 @@ def _build_parser() -> Parser:
         usage=USAGE,
         allow_abbrev=False,
         description=__doc__,
-        example="cyxjax launch --nproc-per-node 2 -m cyxjax.train --config configs/digits.yaml",
+        epilog="example: cyxjax launch --nproc-per-node 2 -m cyxjax.train --config configs/digits.yaml",
     )
     add, any_number = parser.add_argument, number(0, 1_000_000)
     add(

@@ -83,7 +83,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="cyxjax top",
         description="Shows the ranks of a job that runs on this host: steps, phases, memory, who waits.",
-        example="cyxjax top my-run    (its run id; none is needed where one job runs)",
+        epilog="example: cyxjax top my-run    (its run id; none is needed where one job runs)",
     )
     parser.add_argument("job", nargs="?", default="", help="run id, or the pid of its launcher or of a rank")
     parser.add_argument(

@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises: DataError for a folder that is not a black box.
     """
     parser = Parser(
-        prog="cyxjax replay", description=__doc__, example="cyxjax replay runs/digits/black_box_step40"
+        prog="cyxjax replay",
+        description=__doc__,
+        epilog="example: cyxjax replay runs/digits/black_box_step40",
     )
     parser.add_argument(
         "box", type=existing_folder, metavar="BOX", help="a folder black_box_step... of a run"
