@@ -13,21 +13,19 @@ class StopReason(NamedTuple):
     name: str
     note: str
     hint: str
-    strength: int = -1  # of a request that is sent with a step, 0 is strongest; -1: known to every rank
     exit_code: int = EXIT_OK
 
     @property
     def sent(self) -> float:
         """The value that a rank sends: the sum over replicas still shows the strongest reason."""
-        assert self.strength >= 0
-        return _APART**self.strength
+        return _APART ** _REQUESTS.index(self)
 
 
-SIGNAL = StopReason("signal", "a signal", "the same command trains on", 0, EXIT_PREEMPTED)
-INTERRUPT = StopReason("interrupt", "Ctrl-C", "the same command trains on", 1, EXIT_INTERRUPT)
-MAX_TIME = StopReason("max_time", "max_time", "the same command trains on", 2)
+SIGNAL = StopReason("signal", "a signal", "the same command trains on", EXIT_PREEMPTED)
+INTERRUPT = StopReason("interrupt", "Ctrl-C", "the same command trains on", EXIT_INTERRUPT)
+MAX_TIME = StopReason("max_time", "max_time", "the same command trains on")
 CALLBACK = StopReason(
-    "callback", "a callback", "the same command trains on, unless a callback stops it again", 3
+    "callback", "a callback", "the same command trains on, unless a callback stops it again"
 )
 EARLY_STOPPING = StopReason(
     "early_stopping", "early stopping", "the same command with more patience of early stopping trains on"
@@ -35,6 +33,8 @@ EARLY_STOPPING = StopReason(
 MAX_STEPS = StopReason("max_steps", "max_steps", "the same command with more --max-steps trains on")
 EPOCHS = StopReason("", "epochs", "the same command with more --epochs trains on")
 
+# Sent with a step by the ranks that know of them, strongest first; every rank knows of the others itself.
+_REQUESTS = (SIGNAL, INTERRUPT, MAX_TIME, CALLBACK)
 # All constants above.
 REASONS = {reason.name: reason for reason in list(globals().values()) if isinstance(reason, StopReason)}
 
@@ -46,5 +46,4 @@ def reason_of(name: str) -> StopReason:
 
 def strongest(sent: float) -> StopReason:
     """The strongest reason in `sent`, the sum over replicas of what ranks sent, which is above 0."""
-    wishes = sorted((reason for reason in REASONS.values() if reason.strength >= 0), key=lambda r: r.strength)
-    return next((reason for reason in wishes if sent >= reason.sent), wishes[-1])
+    return next((reason for reason in _REQUESTS if sent >= reason.sent), _REQUESTS[-1])
