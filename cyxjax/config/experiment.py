@@ -66,18 +66,14 @@ class TrainConfig(DistributedTrainingConfig):
     @field_validator("profile")
     @classmethod
     def _of_some_steps(cls, steps: str | None) -> str | None:
-        first, stop = map(int, (steps or "0:1").split(":"))
-        if first >= stop:
+        if steps and not _steps(steps):
             raise ValueError("expected FIRST:STOP, with STOP after FIRST")
         return steps
 
     @property
-    def profiled_steps(self) -> tuple[int, int] | None:
-        """(the first step that is traced, the first one after it that is not)."""
-        if self.profile is None:
-            return None
-        first, stop = map(int, self.profile.split(":"))
-        return first, stop
+    def profiled_steps(self) -> range:
+        """The steps that are traced."""
+        return _steps(self.profile or "0:0")
 
     @property
     def checkpoint_path(self) -> Path:
@@ -90,3 +86,8 @@ class TrainConfig(DistributedTrainingConfig):
     def to_yaml(self) -> str:
         """The resolved configuration; `load_config(["--config", FILE])` of it gives the same value."""
         return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=110)
+
+
+def _steps(text: str) -> range:
+    """The steps of `FIRST:STOP`."""
+    return range(*map(int, text.split(":")))

@@ -155,7 +155,7 @@ class Settings(NamedTuple):
     verbose: bool
     run_folder: RunFolder | None  # None: only checkpoints are written
     report: bool  # whether events are kept in the run folder
-    profile: tuple[int, int] | None  # steps to trace into it: from the first up to, not including, the second
+    profile: range  # the steps to trace into it
     experiment: str | None  # the text of its configuration file; None: data and model came from a program
 
 
@@ -242,7 +242,7 @@ def resolve(
         verbose=config.verbose,
         run_folder=config.run_folder,
         report=isinstance(config, TrainConfig) and config.report,
-        profile=config.profiled_steps if isinstance(config, TrainConfig) else None,
+        profile=config.profiled_steps if isinstance(config, TrainConfig) else range(0),
         experiment=config.to_yaml() if isinstance(config, TrainConfig) and named else None,
     )
 

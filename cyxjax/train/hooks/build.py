@@ -193,9 +193,11 @@ def _refuse_save(fit: Fit) -> bool:
 
 def _profile(fit: Fit) -> list[Hook]:
     steps, folder = fit.plan.settings.profile, fit.plan.settings.run_folder
-    if steps is None or folder is None:
+    if not steps or folder is None:
         return []
-    return [ProfileHook(*steps, folder.profile(fit.plan.group.topology.rank), fit.console.note)]
+    return [
+        ProfileHook(steps.start, steps.stop, folder.profile(fit.plan.group.topology.rank), fit.console.note)
+    ]
 
 
 def _goodput(fit: Fit) -> list[Hook]:
