@@ -41,17 +41,6 @@ class DataError(CyxjaxError, ValueError):
     """Data that cannot be trained on: wrong shape, label out of range, empty, unreadable."""
 
 
-class WrappingError(DataError):
-    """An integer too large for the devices, and its row among the batches placed together."""
-
-    def __init__(self, value: int, row: int, dtype: str):
-        self.value, self.row, self.dtype = value, row, dtype
-        super().__init__(
-            f"row {row}: {value} does not fit {dtype}, in which jax keeps whole numbers, and "
-            "would become a different class or token. HINT: number classes and tokens from 0."
-        )
-
-
 class GroupError(CyxjaxError, RuntimeError):
     """The group of processes: not initialized, a peer missing, a backend not available."""
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cyxjax.core.trees import PyTree
-from cyxjax.errors import WrappingError
+from cyxjax.errors import DataError
 
 AXIS = "data"
 _WRAPPING = (np.dtype("int64"), np.dtype("uint64"))  # jax truncates these to 32 bits unless x64 is enabled
@@ -101,7 +101,10 @@ def refuse_wrapping(tree: PyTree) -> None:
         if leaf.max() > kept.max or leaf.min() < kept.min:
             row = int(np.argmax(((leaf > kept.max) | (leaf < kept.min)).reshape(len(leaf), -1).any(1)))
             wrong = leaf[row][(leaf[row] > kept.max) | (leaf[row] < kept.min)]
-            raise WrappingError(int(wrong.reshape(-1)[0]), row, str(kept.dtype))
+            raise DataError(
+                f"row {row}: {wrong.reshape(-1)[0]} does not fit {kept.dtype}, in which jax keeps whole "
+                "numbers, and would become another class or token. HINT: number classes and tokens from 0."
+            )
 
 
 _limits = functools.cache(np.iinfo)  # needed in each step, and slow to create

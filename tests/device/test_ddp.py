@@ -19,7 +19,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.data.batches import BatchPlan, read_batch
 from cyxjax.data.order import Order
 from cyxjax.distributed.ddp_state import HeldState
-from cyxjax.errors import ConfigError, DataError, GroupError, WrappingError
+from cyxjax.errors import ConfigError, DataError, GroupError
 from tests.support.models import CRITERION, Dropping, Net, data, largest_gap, train
 from tests.support.wrapped import step, wrap
 
@@ -384,11 +384,11 @@ def test_mistakes_are_named():
         ddp.backward(np.zeros((8, 2), np.float32))
     ddp.backward(np.zeros((8, 3), np.float32))
     ddp.update_parameters(SGD)
-    with pytest.raises(WrappingError, match=str(2**40)):
+    with pytest.raises(DataError, match=str(2**40)):
         ddp(np.full((8, 4), 2**40))
     labels = np.array([0, 1, 2**40])
     for call in (partial(ddp.loss, CRITERION), CRITERION.forward, CRITERION.backward):
-        with pytest.raises(WrappingError, match=str(2**40)):
+        with pytest.raises(DataError, match=str(2**40)):
             call(np.zeros((3, 3), np.float32), labels)
     other = wrap(Net())
     with pytest.raises(ConfigError, match="value"):

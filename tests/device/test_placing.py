@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from cyxjax.core.mesh import PER_REPLICA, build_mesh, build_put_rows
-from cyxjax.errors import WrappingError
+from cyxjax.errors import DataError
 from cyxjax.launch.backend import jax_private
 
 DTYPES = ["float32", "float64", "float16", "int32", "int64", "uint8", "bool", jnp.bfloat16, "complex64"]
@@ -32,5 +32,5 @@ def test_rows_that_do_not_divide_or_do_not_fit_are_refused_as_ever():
     put = build_put_rows(build_mesh(jax.devices()[:4]), jax_private.shard_putter())
     with pytest.raises(ValueError, match="divide"):
         put(np.zeros((6, 2), np.float32))
-    with pytest.raises(WrappingError, match="4294967296"):
+    with pytest.raises(DataError, match="4294967296"):
         put(np.array([1, 2, 2**32, 4]))

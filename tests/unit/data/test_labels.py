@@ -8,7 +8,7 @@ import cyxjax as cx
 from cyxjax.core.mesh import build_mesh, put_rows
 from cyxjax.data.labels import LabelCheck
 from cyxjax.data.sources import ArrayDataset
-from cyxjax.errors import DataError, WrappingError
+from cyxjax.errors import DataError
 from cyxjax.train.checks.batch_checks import expect_labels
 from tests.support.trainers import batches, config, trainer
 
@@ -86,5 +86,5 @@ def test_values_that_jax_would_cut_are_refused_before_they_reach_a_device(dtype,
     mesh, rows = build_mesh(jax.devices()[:2]), np.full((4, 3), 2**31 - 1, dtype)
     assert np.array_equal(put_rows(mesh, rows), rows)
     rows[2, 1] = value
-    with pytest.raises(WrappingError, match=f"row 2: {value} .*int32"):
+    with pytest.raises(DataError, match=f"row 2: {value} .*int32"):
         put_rows(mesh, {"tokens": rows})
