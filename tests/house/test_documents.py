@@ -75,8 +75,7 @@ def check_ours(command: str, words: list[str]) -> None:
     elif command == "launch":
         job_files._build_parser().parse_args(["slurm", *words[1 : words.index("--")]])
     elif command == "checkpoint":
-        folder = "runs/digits/checkpoints"  # of a run that a reader has
-        checkpoint._parser().parse_args(["." if word == folder else word for word in words])
+        checkpoint._parser().parse_args([word.replace("runs/digits/checkpoints", ".") for word in words])
 
 
 def test_there_are_documents_and_commands():

@@ -11,6 +11,7 @@ import pytest
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli.checkpoint import run_of
 from cyxjax.cli.hash import compare, first_other_state
+from cyxjax.run_folder import RunFolder
 from tests.multiprocess.test_train import CONFIG
 from tests.support.programs import printed_by, run
 
@@ -46,8 +47,7 @@ def alone(tmp_path_factory) -> Path:
     return run_dir
 
 
-def same(one: Path, other: Path) -> None:
-    runs = run_of(one), run_of(other)
+def same(*runs: RunFolder) -> None:
     lines, equal = compare(*runs)
     assert equal, lines
     last, its_last = (list_steps(found.checkpoints)[-1] for found in runs)
@@ -65,7 +65,7 @@ def same(one: Path, other: Path) -> None:
 )
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
     train(tmp_path / "run", processes, devices=devices, **AS_USERS)
-    same(alone, tmp_path / "run")
+    same(run_of(alone), run_of(tmp_path / "run"))
 
 
 def test_other_threads_are_refused_by_name(tmp_path):

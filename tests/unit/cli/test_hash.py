@@ -66,8 +66,7 @@ PLAIN = {"optimizer": {"name": "adam", "lr": 0.2}, "reproducibility": "none", "r
     ],
 )
 def test_the_first_step_and_leaf_that_differ_are_named(tmp_path, printed, one, other, lines):
-    folders = [run(tmp_path / name, **options) for name, options in (("a", one), ("b", other))]
-    folders[0] /= "checkpoints"  # in place of the run folder
+    folders = [run(tmp_path / "a", **one) / "checkpoints", run(tmp_path / "b", **other)]
     equal = lines[0].startswith("equal")
     shown = printed(command.main, *folders, code=not equal)
     assert shown.splitlines() == [line.format(b=tmp_path / "b") for line in lines]
@@ -85,26 +84,22 @@ def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
     return folder
 
 
-def compare(one, other):
-    return command.compare(run_of(one), run_of(other))
-
-
 def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
     one = kept(tmp_path / "a", 1)
-    lines, equal = compare(one, kept(tmp_path / "b", 2))
+    lines, equal = command.compare(run_of(one), run_of(kept(tmp_path / "b", 2)))
     assert (lines[0], equal) == (f"step 4: {BIAS}", False)
     assert "step 2 is the first that differs, in params/bias; at step 1 they were equal" in lines[1]
     # without a common checkpoint
     other = kept(tmp_path / "c", 1, steps=(1, 2))
     (other / "checkpoints" / "step_00000004").rename(other / "checkpoints" / "step_00000005")
-    (line,), equal = compare(one, other)
+    (line,), equal = command.compare(run_of(one), run_of(other))
     assert (line.partition(";")[0], equal) == ("equal: digests of 2 steps, the last 2", True)
     assert f"{one} continues to step 3" in line
     # after the last common checkpoint
     other = kept(tmp_path / "d", 1)
     for folder, digest in ((one, "8"), (other, "9")):
         add_line(folder / "bits.jsonl", {"step": 5, "leaves": {"params/bias": digest}}, pytest.fail)
-    lines, equal = compare(one, other)
+    lines, equal = command.compare(run_of(one), run_of(other))
     assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in lines[0]
     assert (lines[1], equal) == ("equal: every bit of 1 checkpoint, the last of step 4", False)
 
