@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     found, held, memory = collectives(compiled.as_text()), state_bytes(state), memory_bytes(compiled)
     cost = lowered.cost_analysis() or {}
     # on every rank: the steps are real
-    drawn_out = given.wire and _scaled(state, plan, trainer.program, compiled, batch)
+    drawn_out = given.wire and _scaled(state, sum(held.values()), plan, trainer.program, compiled, batch)
     if trainer.is_master() and given.json:
         facts = {
             "sent_bytes_per_replica": bytes_per_step(found),
@@ -139,11 +139,15 @@ def replica_counts(text: str) -> tuple[int, ...]:
 Sent = dict[str, list[scaling.Exchange]]
 
 
-def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> tuple[scaling.Work, Sent]:
-    """The measured work for the extrapolation, from about a second of steps; their state is dropped."""
+def _scaled(
+    state: Any, num_bytes: int, plan: Any, program: Any, compiled: Any, batch: Any
+) -> tuple[scaling.Work, Sent]:
+    """The measured work for the extrapolation, from about a second of steps; their state is dropped.
+
+    num_bytes: of the state on one device.
+    """
     import jax
 
-    held = state_bytes(state)
     params = jax.eval_shape(program.fns.init, jax.random.key(0), plan.inputs)[0]
     compute_s = _step_s(compiled, state, batch)
     shape, epoch = plan.settings.step.batch, plan.settings.reading.epoch
@@ -151,7 +155,7 @@ def _scaled(state: Any, plan: Any, program: Any, compiled: Any, batch: Any) -> t
         compute_s,
         None if epoch is None else epoch.num_samples,
         shape.batch_size * shape.accumulation,
-        sum(held.values()),
+        num_bytes,
     )
     return work, scaling.exchanges(params)
 
