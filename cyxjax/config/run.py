@@ -204,7 +204,7 @@ class DistributedTrainingConfig(Strict):
     _pages = field_validator("memory_pages", mode="before")(_named_switch)
 
     @model_validator(mode="after")
-    def _one_batch_size(self) -> "DistributedTrainingConfig":
+    def _as_a_whole(self) -> "DistributedTrainingConfig":
         if self.global_batch_size is not None and "batch_size" in self.model_fields_set:
             raise ValueError(
                 f"batch_size = {self.batch_size} and global_batch_size = {self.global_batch_size} are both "
@@ -212,10 +212,6 @@ class DistributedTrainingConfig(Strict):
             )
         if self.lr_scaling != "none" and self.base_batch_size is None:
             raise ValueError(f"lr_scaling = {self.lr_scaling!r} needs base_batch_size")
-        return self
-
-    @model_validator(mode="after")
-    def _exact_as_a_whole(self) -> "DistributedTrainingConfig":
         if self.reproducibility == "exact":
             wrong = next((text for off, text in not_exact(self) if off), None)
             if wrong is not None:
