@@ -94,8 +94,6 @@ class CsvSink(Sink):
         write_atomic(self.path, text.getvalue())
 
     def _rows(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
         whole = read_plain(self.path).decode(errors="replace").rpartition("\n")[0]  # without a row cut short
         rows = csv.DictReader(io.StringIO(whole, newline=""))
         return [{k: v for k, v in row.items() if k and v not in ("", None)} for row in rows]
@@ -105,7 +103,7 @@ def _kept(
     read: Callable[[], Iterable[dict[str, Any]]], path: Path, resume_step: int | None
 ) -> list[dict[str, Any]]:
     """The records to keep; a file of another run is renamed, and not read."""
-    if resume_step:
+    if resume_step and path.exists():
         return [record for record in read() if not _step_of(record) > resume_step]
     if path.exists() and path.stat().st_size:
         path.replace(path.with_name(path.name + ".old"))
