@@ -108,14 +108,11 @@ def export(argv: Sequence[str]) -> int:
         default="safetensors",
         help="safetensors: parameters, with the configuration in the header; hf: a folder with config.json "
         "and model.safetensors, by the names of init_from.map or torch's; stablehlo: a program that needs "
-        "neither cyxjax nor the model's code; onnx: the same for ONNX runtimes (pip install 'cyxjax[onnx]')",
+        "neither cyxjax nor the model's code, for any number of rows, or --batch-size; onnx: the same for "
+        "ONNX runtimes (pip install 'cyxjax[onnx]')",
     )
     parser.add_argument("--platforms", help="stablehlo: additional platforms, such as cuda,tpu")
     given = _parsed(parser, argv)
-    taken = {"stablehlo": ("platforms", "batch_size"), "onnx": ("batch_size",)}.get(given.to, ())
-    for name in ("platforms", "batch_size"):
-        if getattr(given, name) and name not in taken:
-            raise ConfigError(f"--{name.replace('_', '-')} does not apply to {given.to}. HINT: leave it out.")
     if given.to == "hf" and given.file.exists():
         raise ConfigError(f"{given.file} already exists. HINT: name a new folder.")
 

@@ -236,12 +236,6 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
             "argument --batch-size: '0'; expected a whole number from 1",
         ),
         (["evaluate", "RUN", "--root", "x"], "has no option 'root'"),
-        (
-            ["export", "RUN", "o.onnx", "--to", "onnx", "--platforms", "cpu"],
-            "--platforms does not apply to onnx",
-        ),
-        (["export", "RUN", "o.st", "--platforms", "cpu"], "--platforms does not apply to safetensors"),
-        (["export", "RUN", "o", "--to", "hf", "--batch-size", "2"], "--batch-size does not apply to hf"),
         (["export", "RUN", ".", "--to", "hf"], ". already exists"),
     ],
 )
