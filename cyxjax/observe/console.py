@@ -54,7 +54,6 @@ class PlainConsole(Console):
 
     def note(self, text: str, style: str | None = None) -> None:
         self._stream.write(text + "\n")
-        self._stream.flush()
 
     def begin(self, total_steps: int | None, epochs: int | None = None) -> None:
         self._due_s, self._lines = -math.inf, RunLines(total_steps, epochs)
@@ -143,7 +142,6 @@ class RichConsole(Console):
 
     def _draw(self, text: str) -> None:
         self._stream.write(live_line(text, relayed=self._relayed))
-        self._stream.flush()
         self._drawn = bool(text)
 
 
@@ -161,11 +159,11 @@ class _PatientStream:
         with suppress(OSError, ValueError):  # ValueError: it was closed
             # a terminal that knows only ASCII shows "?" for the rest
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.flush()
+        """Nothing waits: `write` has flushed it."""
 
 
 def build_console(is_master: bool, verbose: bool = True) -> Console:
