@@ -108,18 +108,17 @@ def blamed(config: Any, section: str = "") -> Iterator[None]:
     except DataError as err:
         if not section:
             raise
-        raise DataError(f"{_where(config, section)}: {section}: {err}") from err
+        raise DataError(f"{_where(vars(config)['_source'], section)}: {section}: {err}") from err
     except ConfigError as err:
         key = ".".join(filter(None, (section, err.key)))
         if not key:
             raise
         text = str(err) if str(err).startswith(key) else f"{key}: {err}"
-        raise ConfigError(f"{_where(config, key)}: {text}") from err
+        raise ConfigError(f"{_where(vars(config)['_source'], key)}: {text}") from err
 
 
-def _where(config: Any, key: str) -> str:
+def _where(source: Source, key: str) -> str:
     """The file or command line that set `key`; all sources for the key ""."""
-    source: Source = vars(config)["_source"]
     return source if isinstance(source, str) else source(key)
 
 
@@ -136,7 +135,7 @@ def explain(
     lines: dict[tuple, str] = {}  # of a field with several types, the last error is used: it lists the names
     for error in err.errors(include_url=False):
         loc = _field_of(error["loc"] or ((assigned,) if assigned else ()), model)
-        where = source if isinstance(source, str) else source(".".join(map(str, loc)))
+        where = _where(source, ".".join(map(str, loc)))
         lines[loc] = f"{where}: {_sentence(dict(error), loc, model)}"
     hint = "HINT: `python -m cyxjax.train --help` lists every key with its default."
     return "\n".join(lines.values()) + f" {hint}"
