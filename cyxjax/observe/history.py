@@ -95,27 +95,17 @@ class DistributedTrainingHistory:
         if self.epochs[-1:] != [epoch]:
             return
         self.epochs.pop()
-        own = [values for name, values in self.metrics.items() if name.startswith("train_")]
-        rows: list[list[Any]] = [
-            self.steps,
-            self.train_losses,
-            self.train_accuracies,
-            self.learning_rates,
-            *own,
-        ]
-        for values in rows:
+        of_epochs = [values for epochs, values in self.columns().values() if epochs is self.epochs]
+        for values in (self.steps, *of_epochs):
             del values[len(self.epochs) :]
         if self.grad_norm_epochs[-1:] == [epoch]:
             self.grad_norm_epochs.pop()
             self.grad_norms.pop()
 
-    def rows(self) -> list[dict[str, float]]:
-        """The curves as a table: a dict for each epoch, counted from 0, with the values measured in it.
-
-        Of several evaluations within an epoch it has the last one.
-        """
+    def columns(self) -> dict[str, tuple[list[int], list[Any]]]:
+        """(epoch of each value, values) of each curve, by its name in records and as `monitor`."""
         by_train, by_val = self.epochs, self.val_epochs
-        columns = {
+        known = {
             "train_loss": (by_train, self.train_losses),
             "train_accuracy": (by_train, self.train_accuracies),
             "learning_rate": (by_train, self.learning_rates),
@@ -123,13 +113,18 @@ class DistributedTrainingHistory:
             "val_loss": (by_val, self.val_losses),
             "val_accuracy": (by_val, self.val_accuracies),
         }
-        for name, values in self.metrics.items():
-            if not any(isinstance(value, list) for value in values):
-                columns[name] = (by_train if name.startswith("train_") else by_val, values)
+        places = {name: by_train if name.startswith("train_") else by_val for name in self.metrics}
+        return known | {name: (places[name], values) for name, values in self.metrics.items()}
+
+    def rows(self) -> list[dict[str, float]]:
+        """The curves as a table: a dict for each epoch, counted from 0, with the values measured in it.
+
+        Of several evaluations within an epoch it has the last one.
+        """
         table: dict[int, dict[str, float]] = {}
-        for name, (epochs, values) in columns.items():
+        for name, (epochs, values) in self.columns().items():
             for epoch, value in zip(epochs, values, strict=False):
-                if value is not None:
+                if not isinstance(value, list | None):
                     table.setdefault(epoch, {"epoch": epoch})[name] = value
         return [table[epoch] for epoch in sorted(table)]
 
@@ -193,8 +188,6 @@ class DistributedTrainingHistory:
 
 def curve(history: DistributedTrainingHistory, monitor: str) -> list[tuple[int, float]]:
     """(step, value) of each measurement of `monitor` (val_loss, train_top2, ...); [] before the first."""
-    split, _, name = monitor.partition("_")
-    kept = {"loss": "losses", "accuracy": "accuracies"}
-    values = getattr(history, f"{split}_{kept[name]}") if name in kept else history.metrics.get(monitor, [])
-    steps = history.steps if split == "train" else history.val_steps
+    _, values = history.columns().get(monitor, ([], []))
+    steps = history.steps if monitor.startswith("train_") else history.val_steps
     return [(step, value) for step, value in zip(steps, values, strict=False) if value is not None]
