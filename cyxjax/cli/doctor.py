@@ -1,7 +1,7 @@
 """`cyxjax doctor`: checks this machine, or under a launcher the group, before a training run."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import chain
@@ -18,7 +18,6 @@ def main(argv: Sequence[str]) -> int:
     """Prints the checks as they are made; exit code 1 if one failed."""
     given, words = _parser().parse_known_args(argv)
     place = discover(environment.here())
-    checks: Iterable[Check]
     if place.world_size == 1:
         _parser().parse_args(argv)
         checks = machine_checks(environment.here(), Path.cwd())
