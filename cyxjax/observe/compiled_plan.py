@@ -47,7 +47,10 @@ class Collective:
         notes += [f"{self.times} times"] if self.times > 1 else []
         notes += ["in a loop"] if self.in_loop else []
         notes += ["in some steps only"] if self.in_branch else []
-        sizes = f"{size(self.payload_bytes):>9} payload, {size(self.sent_bytes):>9} sent per replica"
+        sizes = (
+            f"{scaled(self.payload_bytes, 'B'):>9} payload, "
+            f"{scaled(self.sent_bytes, 'B'):>9} sent per replica"
+        )
         return f"{self.kind:15} {sizes}" + (f" ({', '.join(notes)})" if notes else "")
 
 
@@ -95,19 +98,14 @@ def plan_lines(found: list[Collective], state: Mapping[str, int], memory: Mappin
         "model state": state["model_state"],
         "gradients and activations": memory["temporaries"],
     }
-    waits = f"waiting in the host's memory{size(state.get('host', 0)):>9}, a part for each device"
+    waits = f"waiting in the host's memory{scaled(state.get('host', 0), 'B'):>9}, a part for each device"
     return [
-        f"sent in an optimizer step, {size(bytes_per_step(found))} per replica:",
+        f"sent in an optimizer step, {scaled(bytes_per_step(found), 'B')} per replica:",
         *(f"  {line}" for line in sent),
         "held on each device:",
-        *(f"  {name:25} {size(count):>9}" for name, count in held.items()),
+        *(f"  {name:25} {scaled(count, 'B'):>9}" for name, count in held.items()),
         *([waits] if state.get("host") else []),
     ]
-
-
-def size(count: float) -> str:
-    """`23.9 MB`, in powers of 1000."""
-    return scaled(count, "B")
 
 
 class _Computation(NamedTuple):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cyxjax.observe.compiled_plan import size
+from cyxjax.files import scaled
 from cyxjax.observe.lines import counted, span
 from cyxjax.sync.entry import Exchange
 from cyxjax.sync.registry import STRATEGIES
@@ -72,7 +72,10 @@ def curve(
 ) -> Iterator[str]:
     """Lines of at most 80 columns: milliseconds per step by strategy and replicas, and time per epoch."""
     yield f"a step in ms: computing {1000 * work.compute_s:.2f} (measured here), then sending;"
-    yield f"links of {size(wire.bytes_per_s)}/s and {1e6 * wire.latency_s:g} us between any two replicas:"
+    yield (
+        f"links of {scaled(wire.bytes_per_s, 'B/s')} and {1e6 * wire.latency_s:g} us between any two "
+        "replicas:"
+    )
     widths = {name: max(len(name), 7) for name in sent}
     yield f"  {'replicas':>8}" + "".join(f" {name:>{width}}" for name, width in widths.items())
     found = steps_s(work, sent, wire, counts)
@@ -128,7 +131,7 @@ def failures(work: Work, mtbf_s: float, restart_s: float, counts: Sequence[int])
     """Lines: how often to save, and the goodput. mtbf_s: of one replica's host."""
     save_s = work.state_bytes / _SAVE_BYTES_S
     yield f"a host fails once in {span(mtbf_s)}, a restart takes {span(restart_s)},"
-    yield f"a save of {size(work.state_bytes)} {span(save_s)} (at 1 GB/s):"
+    yield f"a save of {scaled(work.state_bytes, 'B')} {span(save_s)} (at 1 GB/s):"
     yield f"  {'replicas':>8}  {'save every':>16}  {'goodput':>7}"
     for count, every_s, share in saves(work, mtbf_s, restart_s, counts):
         yield f"  {count:>8}  {span(every_s):>16}  {share:>7.2%}"

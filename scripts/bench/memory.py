@@ -33,9 +33,10 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.precision import parse_policy, with_policy
 from cyxjax.core.step import Batch, build_init, build_train_step
+from cyxjax.files import scaled
 from cyxjax.models.gpt import GPT
 from cyxjax.models.networks import MLP
-from cyxjax.observe.compiled_plan import memory_bytes, size, state_bytes
+from cyxjax.observe.compiled_plan import memory_bytes, state_bytes
 from cyxjax.sync.registry import build_sync
 
 PyTree = Any
@@ -149,7 +150,10 @@ def cell(name: str, row: str, replicas: int) -> int:
         print(f"{jax.device_count()} devices found. HINT: --replicas {jax.device_count()}.", file=sys.stderr)
         return 2
     choice = CHOICES[row]
-    print(json.dumps([size(count) for count in measure(CASES[name](choice), choice, replicas)]), flush=True)
+    print(
+        json.dumps([scaled(count, "B") for count in measure(CASES[name](choice), choice, replicas)]),
+        flush=True,
+    )
     return 0
 
 

@@ -14,7 +14,8 @@ from cyxjax.core.replica import by_spec
 from cyxjax.core.step import BATCH_SPEC, Batch, TrainState, state_spec
 from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree
-from cyxjax.observe.compiled_plan import memory_bytes, size
+from cyxjax.files import scaled
+from cyxjax.observe.compiled_plan import memory_bytes
 from cyxjax.sync import registry
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import build_program
@@ -77,7 +78,9 @@ def table(held: list[Held], device_bytes: float | None) -> list[str]:
         f"  {'replicas':>8}" + "".join(f" {one.comm:>17}" for one in held),
     ]
     for count in COUNTS:
-        cells = [f"{size(one.state_bytes(count))}+{size(one.temporary_bytes(count))}" for one in held]
+        cells = [
+            f"{scaled(one.state_bytes(count), 'B')}+{scaled(one.temporary_bytes(count), 'B')}" for one in held
+        ]
         fits = next((one.comm for one in held if one.whole_bytes(count) <= (device_bytes or 0)), "none fits")
         best = f"  -> {fits}" if device_bytes else ""
         lines.append(f"  {count:>8}" + "".join(f" {cell:>17}" for cell in cells) + best)
