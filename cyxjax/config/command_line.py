@@ -104,7 +104,7 @@ def _resolve(keys: list[str], words: Sequence[str], model: type[BaseModel]) -> t
 
 
 def _is_flag(kind: Any) -> bool:
-    return kind is not None and kind is not Any and section_of(kind) is None and accepts_bool(kind)
+    return kind is not Any and accepts_bool(kind)
 
 
 def _value(key: str, words: list[str], kind: Any) -> Any:
@@ -125,8 +125,8 @@ def from_text(text: str, kind: Any, where: str) -> Any:
     Raises: ConfigError, naming `where`, for text that is not YAML.
     """
     is_open = kind is Any or get_origin(kind) in (dict, tuple, list)
-    is_named = text.startswith("{") and any(get_origin(one) is dict for one in get_args(kind))
-    if is_open or is_named:
+    is_named = section_of(kind) is not None or any(get_origin(one) is dict for one in get_args(kind))
+    if is_open or (is_named and text.startswith("{")):
         try:
             return parse(text)
         except (yaml.YAMLError, ValueError, RecursionError) as err:

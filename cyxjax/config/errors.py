@@ -13,23 +13,22 @@ Source = str | Callable[[str], str]  # where values came from: a text, or a func
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class behind a field's type (also behind `X | None`), or None for a plain value."""
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+    """The type of a field if it is a section, or None for a plain value."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def field_at(model: type[BaseModel], loc: Iterable[str | int]) -> Any:
     """The type of the field at `loc` below `model`; None where there is no such field.
 
-    Inside an open dict (`options`) every deeper key has the type of its values, mostly Any.
+    Inside an open dict (`options`) every deeper key has the type of its values, mostly Any; in a list, of its
+    items.
     """
     kind: Any = model
     for part in loc:
         section = section_of(kind)
         if section is None:
-            kind = get_args(kind)[1] if get_origin(kind) is dict else Any if kind is Any else None
+            inside = {dict: 1, list: 0, tuple: 0}.get(get_origin(kind))
+            kind = kind if kind is Any else None if inside is None else get_args(kind)[inside]
             continue
         field = section.model_fields.get(str(part))
         if field is None:
@@ -153,7 +152,8 @@ def _sentence(error: dict[str, Any], loc: tuple[str | int, ...], model: type[Bas
     if error["type"] in ("extra_forbidden", "no_such_attribute"):
         return f"unknown key {key!r}. {where_it_belongs(str(loc[-1]), model, loc[:-1])}"
     if error["type"] in ("model_type", "model_attributes_type"):
-        return f"{key} = {_short(error.get('input'))}: this is a section, expected `{key}: {{name: ...}}`."
+        first = next(iter(field_at(model, loc).model_fields))
+        return f"{key} = {_short(error.get('input'))}: this is a section, expected `{key}: {{{first}: ...}}`."
     message = error["msg"].removeprefix("Value error, ").removesuffix(".").replace("valid tuple", "list")
     if not loc:
         return f"{message}."

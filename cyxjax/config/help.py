@@ -112,7 +112,7 @@ def _kind(annotation: Any) -> str:
         return "|".join(map(_kind, parts))
     if origin in (tuple, list):
         return f"{_kind(parts[0])} ..." if parts[-1] is Ellipsis else " ".join(map(_kind, parts))
-    return "NAME" if origin is dict else _KINDS[annotation]
+    return _KINDS.get(annotation, "NAME")
 
 
 def _bare(annotation: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -83,19 +82,9 @@ class GroupConfig(Strict):
     frozen: bool = False
     """Not trained at all: no gradient, no optimizer state."""
 
-
-def _group(value: Any) -> dict[str, Any]:
-    """A group as plain values. Raises: ValueError that names each wrong key."""
-    if not isinstance(value, dict):
-        raise ValueError("expected `{match: PATTERN, lr: NUMBER}`")
-    try:
-        return GroupConfig(**value).model_dump(exclude_unset=True)
-    except ValidationError as err:
-        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in err.errors()]
-        raise ValueError("; ".join(found)) from None
-
-
-Group = Annotated[dict[str, Any], BeforeValidator(_group)]
+    @model_serializer(mode="wrap")
+    def _given(self, dump: Any) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key in self.model_fields_set}
 
 
 class OptimizerConfig(Strict):
@@ -117,7 +106,7 @@ class OptimizerConfig(Strict):
     """Added to the denominator of adam, adamw, lamb, adagrad and rmsprop."""
     weight_decay: Amount = Field(default=0.0, ge=0)
     """Decoupled weight decay for adamw, lamb and lion; an L2 term in the gradient for the others."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[GroupConfig, ...] = ()
     """Settings for parameters by name, for example `[{match: "encoder/*", lr: 0.0001}]`."""
 
     @model_serializer(mode="wrap")

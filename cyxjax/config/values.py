@@ -101,7 +101,7 @@ def accepts_bool(annotation: Any) -> bool:
     """Whether a field of this type may hold true/false."""
     if get_origin(annotation) is not None:
         return any(accepts_bool(part) for part in get_args(annotation))
-    return annotation in (bool, Any) or annotation is True
+    return annotation in (bool, Any)
 
 
 def _refuse_shell(value: Any) -> None:

@@ -133,7 +133,7 @@ def _owner(groups: Sequence[OptimizerGroup], name: str) -> str:
 # ---- groups of parameters ----------------------------------------------------------------------------------
 
 
-def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any] | GroupConfig]) -> Optimizer:
     """`optimizer` with different settings for parameters whose name matches a group's pattern.
 
     Groups are, for example, {"match": "encoder/*", "lr": 1e-4}, {"match": "*/bias", "weight_decay": 0.0} and
@@ -144,7 +144,7 @@ def with_groups(optimizer: Any, groups: Sequence[Mapping[str, Any]]) -> Optimize
     Raises: ValueError for an unknown key; ConfigError if the optimizer does not take a group's numbers and,
         before training, for a group without parameters.
     """
-    made = [GroupConfig(**group) for group in groups]
+    made = [GroupConfig.model_validate(group) for group in groups]
     rule = for_trainer(optimizer)  # at the rate that was set
     rules: dict[Any, Any] = {str(n): _rule_of(rule, group, f"groups.{n}") for n, group in enumerate(made)}
     rules[""] = _own(rule)

@@ -242,9 +242,9 @@ def test_commands_read_the_environment_of_their_process(experiment, monkeypatch,
         ("metrics: [3]\n", r"x\.yaml: metrics.* `\{name"),
         ("callbacks: [{name: ema, decay: 0.9}]\n", r"x\.yaml: callbacks.* `\{name"),
         ("data: {augment: [{name: flip, options: 3}]}\n", r"x\.yaml: data\.augment.* `\{name"),
-        ("optimizer: {groups: [bias]}\n", r"groups.* `\{match"),
-        ("optimizer: {groups: [{match: bias, lr: -1}]}\n", "groups.* lr: .* 0"),
-        ("optimizer: {groups: [{match: bias, rate: 1}]}\n", "groups.* rate: "),
+        ("optimizer: {groups: [bias]}\n", r"groups\.0 .* `optimizer\.groups\.0: \{match"),
+        ("optimizer: {groups: [{match: bias, lr: -1}]}\n", r"groups\.0\.lr = -1: .* 0"),
+        ("optimizer: {groups: [{match: bias, rate: 1}]}\n", r"'optimizer\.groups\.0\.rate'"),
     ],
 )
 def test_a_bad_file_is_one_clear_line(experiment, tmp_path, text, message):
