@@ -12,8 +12,6 @@ from typing import Any
 from cyxjax.files import read_json_lines
 from cyxjax.observe.records import add_line, once, plain_tree, warn_if_unwritten
 
-_MAX_BYTES = 64 << 20  # a larger file is not read back
-
 
 class Events:
     """Discards events: for other ranks, and for `report: false`."""
@@ -49,7 +47,7 @@ class EventLog(Events):
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events in `path`, oldest first; [] if there is no such file. Other lines are ignored."""
     try:
-        lines = read_json_lines(path, _MAX_BYTES)
+        lines = read_json_lines(path)
     except OSError:
         return []
     return [line for line in lines if isinstance(line.get("event"), str)]

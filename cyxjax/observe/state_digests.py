@@ -17,13 +17,11 @@ from cyxjax.checkpoint.folders import ARRAYS, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.files import read_json_lines
 
-_MAX_BYTES = 256 << 20  # a larger file is not read back
-
 
 def read_digests(path: Path) -> dict[int, dict[str, str]]:
     """Digests by step and leaf, of the final course of the run; {} without such a file."""
     try:
-        lines = read_json_lines(path, _MAX_BYTES)
+        lines = read_json_lines(path)
     except OSError:
         return {}
     found: dict[int, dict[str, str]] = {}
