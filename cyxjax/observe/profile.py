@@ -55,13 +55,10 @@ class Tracing:
 
 
 def read(folder: Path) -> list[Op]:
-    """The instructions in the newest trace below `folder`; [] without one."""
-    found = sorted(folder.rglob("perfetto_trace.json.gz"))
-    if not found:
-        return []
-    with gzip.open(found[-1], "rt", encoding="utf-8") as file:
-        events = json.load(file)
-    events = events["traceEvents"] if isinstance(events, dict) else events
+    """The instructions in the newest trace below `folder`."""
+    newest = max(folder.rglob("perfetto_trace.json.gz"))
+    with gzip.open(newest, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
     return [
         Op(event["name"], event["args"].get("hlo_module", ""), event["ts"], event.get("dur", 0.0))
         for event in events
