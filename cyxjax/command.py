@@ -24,11 +24,7 @@ def prepare_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != fd:
-                os.dup2(null, fd)
-                os.close(null)
-            os.set_inheritable(fd, True)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, `fd`
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
