@@ -46,10 +46,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (from the command line).{meant} HINT: {usage}; see --help.")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if file is sys.stdout:
-            show(message)
-        else:
-            super()._print_message(message, file)
+        show(message)  # a page of help: errors are raised
 
 
 def number(low: float, high: float, kind: type = int) -> Callable[[str], Any]:
