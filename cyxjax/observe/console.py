@@ -29,7 +29,7 @@ class Console:
         """Training begins. total_steps, epochs: of the whole run; None if not known."""
 
     def end(self) -> None:
-        """Training ended, also by an error: from now on only lines are printed, no live line."""
+        """Training that began has ended, also by an error: only lines are printed, no live line."""
 
     def step(self, record: Record) -> None:
         """Progress inside an epoch, every `log_every_n_batches` steps."""
@@ -93,7 +93,6 @@ class RichConsole(Console):
         self._left: list[str] = []
         self._lock = threading.RLock()  # held while writing
         self._drawn, self._ended = False, threading.Event()
-        self._thread: threading.Thread | None = None
 
     def note(self, text: str, style: str | None = None) -> None:
         with self._lock:
@@ -108,8 +107,7 @@ class RichConsole(Console):
 
     def end(self) -> None:
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(2 * _LIVE_EVERY_S)  # not longer: a terminal can be stopped (Ctrl-S)
+        self._thread.join(2 * _LIVE_EVERY_S)  # not longer: a terminal can be stopped (Ctrl-S)
         with self._lock:
             self._clear()
 
