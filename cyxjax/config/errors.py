@@ -98,22 +98,18 @@ def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 @contextmanager
 def blamed(config: Any, section: str = "") -> Iterator[None]:
-    """Adds the source of the value to a ConfigError about a value of `config` or of its `section`.
-
-    A DataError gets the source of the section, if one is given.
+    """Adds the source of the value to a ConfigError about a value of `config` or of its `section`, and the
+    source of the section, if one is given, to a DataError.
     """
     try:
         yield
-    except DataError as err:
-        if not section:
-            raise
-        raise DataError(f"{_where(vars(config)['_source'], section)}: {section}: {err}") from err
-    except ConfigError as err:
-        key = ".".join(filter(None, (section, err.key)))
+    except (ConfigError, DataError) as err:
+        kind, own = (ConfigError, err.key) if isinstance(err, ConfigError) else (DataError, "")
+        key = ".".join(filter(None, (section, own)))
         if not key:
             raise
         text = str(err) if str(err).startswith(key) else f"{key}: {err}"
-        raise ConfigError(f"{_where(vars(config)['_source'], key)}: {text}") from err
+        raise kind(f"{_where(vars(config)['_source'], key)}: {text}") from err
 
 
 def _where(source: Source, key: str) -> str:
