@@ -20,7 +20,7 @@ from cyxjax.config.yaml_file import read_yaml
 from cyxjax.errors import ConfigError
 from cyxjax.files import dotted
 from cyxjax.redaction import is_secret_name, redact
-from cyxjax.run_folder import RunFolder
+from cyxjax.run_folder import CHECKPOINTS, RunFolder
 
 TRAIN = Command(
     "python -m cyxjax.train",
@@ -137,11 +137,9 @@ def open_run(root: Path) -> RunFolder:
 
     Raises: ConfigError for a configuration that cannot be read.
     """
-    usual = RunFolder(root)
-    if not usual.config.exists():
-        return usual
-    found = read_yaml(str(usual.config)).get("checkpoint_dir", usual.checkpoint_dir)
-    return RunFolder(root, str(found))
+    config = RunFolder(root).config
+    values = read_yaml(str(config)) if config.exists() else {}
+    return RunFolder(root, str(values.get("checkpoint_dir", CHECKPOINTS)))
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -154,10 +152,9 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         if key == "options" and value is None:  # those of another name are not wanted
             old, value = None, {}
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    if over.get("global_batch_size") is not None and "batch_size" not in over:
-        merged.pop("batch_size", None)  # the later source uses the other key
-    if over.get("batch_size") is not None and "global_batch_size" not in over:
-        merged.pop("global_batch_size", None)
+    for key, other in (("batch_size", "global_batch_size"), ("global_batch_size", "batch_size")):
+        if over.get(key) is not None and other not in over:
+            merged.pop(other, None)  # the later source uses the other key
     return merged
 
 
