@@ -40,8 +40,6 @@ def contradicted_leaves(directory: Path, step: int, path: Path) -> list[str]:
     Raises: DamagedStep if the step cannot be read.
     """
     recorded = read_digests(path).get(step, {})
-    if not recorded:
-        return []
     folder = step_folder(directory, step)
     manifest = read_manifest(folder)
     stored = StoredArrays(folder / ARRAYS, manifest.leaf_of)
