@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import cache
 
+from cyxjax.cli.main import ROWS, dispatch
 from cyxjax.command import Parser, show
 from cyxjax.errors import EXIT_OK
 
@@ -58,12 +59,8 @@ compdef _cyxjax cyxjax
 def main(argv: Sequence[str]) -> int:
     """Prints the script; exit code 0."""
     given = _parser().parse_args(argv)
-    from cyxjax.cli.main import ROWS
-
-    options = {name: options_of(name) for name in ROWS}
-    texts = {name: text for name, (_, text) in ROWS.items()}
-    scripts = {"bash": lambda: bash(options), "zsh": lambda: zsh(options, texts)}
-    show(scripts.get(given.shell, lambda: fish(options, texts))())
+    write = {"bash": bash, "zsh": zsh, "fish": fish}[given.shell]
+    show(write({name: options_of(name) for name in ROWS}))
     return EXIT_OK
 
 
@@ -95,8 +92,6 @@ def words_of(command: str) -> list[str]:
 
 @cache
 def _page(*words: str) -> str:
-    from cyxjax.cli.main import dispatch
-
     page = io.StringIO()
     with redirect_stdout(page), suppress(SystemExit):
         dispatch([*words, "--help"])
@@ -111,8 +106,8 @@ def bash(options: Mapping[str, Sequence[str]]) -> str:
     return _BASH.format(commands=" ".join(options), cases=cases)
 
 
-def zsh(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
-    commands = " ".join(shlex.quote(f"{name}:{texts[name]}") for name in options)
+def zsh(options: Mapping[str, Sequence[str]]) -> str:
+    commands = " ".join(shlex.quote(f"{name}:{text}") for name, (_, text) in ROWS.items())
     cases = "\n".join(
         f"        {name}) options=({' '.join(known)}); words_here=({' '.join(words_of(name))}) ;;"
         for name, known in options.items()
@@ -120,10 +115,10 @@ def zsh(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
     return _ZSH.format(commands=commands, cases=cases)
 
 
-def fish(options: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> str:
+def fish(options: Mapping[str, Sequence[str]]) -> str:
     lines = ["# cyxjax for fish: cyxjax completion fish | source"]
     for name, known in options.items():
-        text = texts[name].replace("\\", "\\\\").replace("'", "\\'")
+        text = ROWS[name][1].replace("\\", "\\\\").replace("'", "\\'")
         lines.append(f"complete -c cyxjax -n __fish_use_subcommand -f -a {name} -d '{text}'")
         inside = f"'__fish_seen_subcommand_from {name}'"
         lines += [f"complete -c cyxjax -n {inside} -l {option.removeprefix('--')}" for option in known]
