@@ -14,6 +14,7 @@ from pydantic import (
     field_validator,
 )
 
+from cyxjax.config.errors import explain, section_of
 from cyxjax.errors import ConfigError
 from cyxjax.files import scientific
 from cyxjax.plugins import is_known, known_or
@@ -137,7 +138,7 @@ class Strict(BaseModel):
             return None  # as on the command line, and as the tables of keys show it
         if isinstance(value, bool) and not accepts_bool(field.annotation):
             raise ValueError("expected a value that is not true/false")
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        if section_of(field.annotation) is None:
             _refuse_shell(value)  # a section checks its own values
         return value
 
@@ -151,6 +152,4 @@ class Strict(BaseModel):
                 # pydantic stores the value before a check over several fields refuses it
                 object.__setattr__(self, "__dict__", before)
                 object.__setattr__(self, "__pydantic_fields_set__", given)
-                from cyxjax.config.errors import explain
-
                 raise ConfigError(explain(err, type(self), type(self).__name__, name)) from None
