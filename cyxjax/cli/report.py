@@ -11,9 +11,10 @@ from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.load import open_run
 from cyxjax.config.yaml_file import read_yaml
 from cyxjax.errors import EXIT_OK, ConfigError
+from cyxjax.files import write_whole
 from cyxjax.observe.report import outcome
 from cyxjax.observe.report.facts import RunFacts, read_facts
-from cyxjax.observe.report.page import write
+from cyxjax.observe.report.page import page
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.reporting import audit_of
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps([as_json(run) for run in facts]))
         return EXIT_OK
     try:
-        write(path, facts)
+        write_whole(path, page(facts))
     except OSError as err:
         raise ConfigError(f"{path}: cannot be written: {err.strerror or err}. HINT: --output FILE.") from None
     print(path)

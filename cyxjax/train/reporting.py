@@ -17,6 +17,7 @@ from cyxjax.core.trees import named_leaves
 from cyxjax.distributed.agreement import agree, on_any_rank
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import CyxjaxError
+from cyxjax.files import write_whole
 from cyxjax.launch.heartbeat import report_progress
 from cyxjax.launch.program import code_facts, machine, provenance, software
 from cyxjax.observe.console import Console, build_console
@@ -94,11 +95,11 @@ def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str
     values and defaults: of the configuration.
     """
     from cyxjax.observe.report.facts import read_facts  # here: not needed before a run's end
-    from cyxjax.observe.report.page import write
+    from cyxjax.observe.report.page import page
 
     try:
         facts = read_facts(folder, values, defaults, audit_of(folder, _AUDITED_SAMPLES))
-        write(folder.report, [facts])
+        write_whole(folder.report, page([facts]))
     except Exception as err:  # whatever is wrong with a picture, the run is complete
         say(f"WARNING: {folder.report} was not written: {describe(err)}")
 

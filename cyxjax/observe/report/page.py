@@ -4,10 +4,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
-from cyxjax.files import write_whole
 from cyxjax.observe.report import outcome, predictions
 from cyxjax.observe.report.chart import NUM_COLOURS, Line, Mark, bar, line_chart
 from cyxjax.observe.report.facts import EPOCHS, SECONDS, Point, RunFacts, flat
@@ -28,11 +26,6 @@ _CAUSES = {  # of goodput.json; the order gives each the same colour on every pa
 }
 _UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # it never loads or runs anything
-
-
-def write(path: Path, runs: Sequence[RunFacts]) -> None:
-    """Writes the page of `runs` to `path` atomically. Raises: OSError."""
-    write_whole(path, page(runs))
 
 
 def page(runs: Sequence[RunFacts]) -> str:

@@ -60,7 +60,7 @@ def test_report_off_writes_nothing_of_it(tmp_path):
 
 
 def test_a_report_that_fails_costs_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cyxjax.observe.report.page.write", Mock(side_effect=MemoryError("no room\nat all")))
+    monkeypatch.setattr("cyxjax.observe.report.page.page", Mock(side_effect=MemoryError("no room\nat all")))
     run_experiment(tmp_path / "run", report=True)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert "report.html was not written: MemoryError: no room" in line
