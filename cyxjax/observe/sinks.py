@@ -227,10 +227,11 @@ _OURS: dict[str, Callable[[RunFolder, Mapping[str, Any], int | None], Sink]] = {
 }
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Checks that `names` are sinks; `module:attribute` is imported. Raises: ConfigError if one is not."""
-    for name in names:
-        named("sink", name, _OURS, unknown=f"sinks: unknown {name!r}.", key="sinks")
+def sinks_named(names: Sequence[str]) -> dict[str, Callable[..., Sink]]:
+    """What opens each sink, by its name; `module:attribute` is imported. Raises: ConfigError for others."""
+    return {
+        name: named("sink", name, _OURS, unknown=f"sinks: unknown {name!r}.", key="sinks") for name in names
+    }
 
 
 def build_sinks(
@@ -250,16 +251,15 @@ def build_sinks(
     one begins.
     Raises: ConfigError for an unknown name.
     """
-    check_names(names)
+    openers = sinks_named(names)
     if not is_master or not names:
         return NullSink()
     folder = RunFolder(Path(run_dir))
     sinks: list[Sink] = []
-    for name in names:
-        found = named("sink", name, _OURS, key="sinks")
+    for name, open_sink in openers.items():
         given = (folder, config or {}, resume_step) if name in _OURS else (folder.root,)
         # Files and a sink of the user get every record; a tracker may lose some, but training never waits.
         is_tracker = name in _OURS and name not in ("jsonl", "csv")
         kind = BackgroundSink if is_tracker else GuardedSink
-        sinks.append(kind(name, partial(found, *given), warn))
+        sinks.append(kind(name, partial(open_sink, *given), warn))
     return MultiSink(sinks)

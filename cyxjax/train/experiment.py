@@ -21,7 +21,7 @@ from cyxjax.observe.console import Console, build_console
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.lines import done_line, line_of_test
 from cyxjax.observe.records import Sink, write_atomic
-from cyxjax.observe.sinks import check_names, warn_on_stderr
+from cyxjax.observe.sinks import sinks_named, warn_on_stderr
 from cyxjax.observe.stop_reasons import MAX_TIME, reason_of
 from cyxjax.train import reporting
 from cyxjax.train.plan import Plan
@@ -179,7 +179,7 @@ def prepare(config: TrainConfig, *, goes_on: bool = False, step: int | None = No
         config.run_folder.refuse_to_replace_config()
         process_group.init(cpu_devices=config.cpu_devices, threads=config.pool_threads)
         programs.keep(config.compile_cache, tell=process_group.is_master())
-        check_names(config.sinks)
+        sinks_named(config.sinks)  # refuses a wrong name before anything is read or written
         if goes_on:
             _warn_of_no_momentum(config)
             fetch(config, process_group.current())

@@ -25,7 +25,7 @@ from cyxjax.observe.devices import peak_flops, peak_memory_bytes
 from cyxjax.observe.events import EventLog, Events
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.records import Sink, warn_if_unwritten
-from cyxjax.observe.sinks import build_sinks, check_names, warn_on_stderr
+from cyxjax.observe.sinks import build_sinks, sinks_named, warn_on_stderr
 from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.feeding.fit_data import rows_of_a_micro_batch
@@ -134,7 +134,7 @@ def fit_into_folder(
 
     Model and data come from the program: config.yaml is not written, and `cx.load_run` cannot rebuild them.
     """
-    check_names(config.sinks)
+    sinks_named(config.sinks)  # refuses a wrong name before anything is written
     console = console or build_console(trainer.is_master(), config.verbose)
     open_sinks = partial(sinks_of, config, plan, trainer.is_master())
     with recorded(trainer, plan, config, console, open_sinks) as (open_sink, _):
