@@ -76,10 +76,6 @@ class TrainConfig(DistributedTrainingConfig):
         return _steps(self.profile or "0:0")
 
     @property
-    def checkpoint_path(self) -> Path:
-        return self.run_folder.checkpoints
-
-    @property
     def run_folder(self) -> RunFolder:
         return RunFolder(Path(self.run_dir), self.checkpoint_dir)
 

@@ -228,7 +228,7 @@ class DistributedTrainingConfig(Strict):
     @property
     def checkpoint_path(self) -> Path:
         """Folder of the checkpoints."""
-        return Path(self.checkpoint_dir)
+        return self.run_folder.checkpoints if self.run_folder else Path(self.checkpoint_dir)
 
     @property
     def run_folder(self) -> RunFolder | None:
