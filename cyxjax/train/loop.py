@@ -5,6 +5,7 @@ batches -> step -> (state, sums) -> hooks, which read sums up to `in_flight` ste
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, pairwise
 from typing import Any
 
 import jax
@@ -243,17 +244,10 @@ def evaluate(program: Program, state: TrainState, batches: Iterable[Batch]) -> d
     """Means of the metrics over `batches`; the same on all ranks."""
     count, look = program.metrics.num_rows, program.check.watch()
     sums = np.zeros((count, 2))
-    waiting: deque[jax.Array] = deque()
     seen = program.consensus(state)
-
-    def settle(room: int) -> None:
-        while len(waiting) > room:
-            rows = np.asarray(waiting.popleft(), np.float64)
-            look(rows[count:])
-            np.add(sums, rows[:count], out=sums)
-
-    for batch in batches:
-        waiting.append(program.eval_step(seen, batch))
-        settle(1)
-    settle(0)
+    handles = (program.eval_step(seen, batch) for batch in batches)
+    for handle, _ in pairwise(chain(handles, [None])):  # numbers are read while the next step runs
+        rows = np.asarray(handle, np.float64)
+        look(rows[count:])
+        sums += rows[:count]
     return program.metrics.over_all(sums, "the data evaluated on")
