@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -72,9 +73,7 @@ def _alike(batches: Iterable[PyTree]) -> Iterator[PyTree]:
     if jax.process_count() == 1:
         yield from batches
         return
-    iterator = iter(batches)
-    while True:
-        inputs = next(iterator, None)
+    for inputs in chain(batches, [None]):  # None: the loader of this rank has ended
         content = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(inputs))
         mine = 0 if inputs is None else 1 + zlib.crc32(content) % 2**30  # jax keeps 32 bits of it
         ranks = multihost_utils.process_allgather(np.int64(mine))
@@ -83,9 +82,8 @@ def _alike(batches: Iterable[PyTree]) -> Iterator[PyTree]:
                 "predict: the loaders of the ranks give different samples. HINT: give all ranks the same "
                 "loader or stream, without a DistributedSampler: the rows are divided among the devices."
             )
-        if inputs is None:
-            return
-        yield inputs
+        if inputs is not None:
+            yield inputs
 
 
 def predict_all(predict_step: Callable, state: EvalState, mesh: Mesh, source: Source, each: int) -> PyTree:
