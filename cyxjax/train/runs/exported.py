@@ -89,7 +89,6 @@ def _stablehlo(forward: Forward, inputs: PyTree, batch_size: int | None, platfor
 
 
 def _onnx(forward: Forward, inputs: PyTree, batch_size: int | None, platforms: Sequence[str]) -> Made:
-    del platforms
     runtime = extra("onnxruntime", "cyxjax[onnx]")
     leaves, form = jax.tree.flatten(inputs)
     outputs = named_leaves(jax.eval_shape(forward, inputs))
