@@ -1,6 +1,7 @@
 """The compiled functions of a run: the one place where the features of a plan are composed."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -151,7 +152,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     agreed = build_consensus(sync, mesh)
     parts = sync if sync.keeps_parts else None  # evaluation gathers them itself, one leaf at a time
     seen = lambda state: all_callbacks.evaluated(recipe.callbacks, state if parts else agreed(state))  # noqa: E731
-    rate = rate_at(getattr(recipe.optimizer, "lr", None), factor)
+    of_callbacks = partial(all_callbacks.learning_rate_factor, recipe.callbacks)
     return Program(
         train_step=train_step,
         train_steps=train_steps,
@@ -163,7 +164,7 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
         init=build_init(sync, mesh),
         metrics=recipe.metrics,
         check=split_check(recipe.loss, recipe.metrics),
-        learning_rate=all_callbacks.learning_rate(recipe.callbacks, rate),
+        learning_rate=rate_at(getattr(recipe.optimizer, "lr", None), factor, of_callbacks),
         sentinel=build_sentinel(mesh, state_spec(sync), sync.fetch, sync.stow),
         fns=fns,
         sync=sync,

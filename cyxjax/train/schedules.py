@@ -289,12 +289,15 @@ def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> 
     return optax.chain(optimizer, optax.scale_by_schedule(factor))
 
 
-def rate_at(lr: Any, factor: Schedule) -> Callable[[int], float | None]:
-    """Optimizer steps done -> learning rate of the last; lr: a number, a schedule, None if not known."""
+def rate_at(lr: Any, factor: Schedule, more: Callable[[], float]) -> Callable[[int], float | None]:
+    """Optimizer steps done -> learning rate of the last; lr: a number, a schedule, None if not known.
+
+    more: a further factor, as it is now.
+    """
 
     def rate(step: int) -> float | None:
         before = max(step - 1, 0)
         peak = lr(before) if callable(lr) else lr
-        return None if peak is None else float(peak) * float(factor(before))
+        return None if peak is None else float(peak) * float(factor(before)) * more()
 
     return rate

@@ -13,7 +13,6 @@ from cyxjax.errors import ConfigError
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.train.hooks.callbacks import EMA, Callback, Optimizer, RunParts
 from cyxjax.train.hooks.hook import Hook, overriding
-from cyxjax.train.hooks.progress import Rate
 from cyxjax.train.monitor import Watchable
 
 STATES = "hooks"  # a checkpoint's metadata: states of hooks
@@ -45,15 +44,10 @@ def evaluated(hooks: Iterable[Hook], state: TrainState) -> TrainState:
     return state
 
 
-def learning_rate(hooks: Iterable[Hook], rate: Rate) -> Rate:
-    """`rate` (of optimizer steps done) times the factor of callbacks; None if it is not known."""
-    found = _that_change_the_rate(hooks)  # the last one sees what the others set
-
-    def rate_then(step: int) -> float | None:
-        base = rate(step)
-        return base if base is None or not found else base * found[-1].learning_rate_factor()
-
-    return rate_then
+def learning_rate_factor(hooks: Iterable[Hook]) -> float:
+    """The factor of callbacks on the learning rate; 1 if none changes it."""
+    found = _that_change_the_rate(hooks)
+    return found[-1].learning_rate_factor() if found else 1.0  # the last one sees what the others set
 
 
 def begin(hooks: Iterable[Hook], run: RunParts) -> None:
