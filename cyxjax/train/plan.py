@@ -144,7 +144,7 @@ def plan_fit(
     how = {"schedule": schedule, "remat": recipe.remat, "named": named, "resumed": resumed}
     settings = resolve(config, num_replicas(mesh), num_samples, **how)
     found = begin_reading(found, settings.step, settings.reading, mesh)
-    inputs = fit_data.one_input(found)
+    inputs = fit_data.one_sample(found)[0]
     augment = "none" if recipe.augment is None else check_augment(recipe.augment, inputs)
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)

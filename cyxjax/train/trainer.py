@@ -176,7 +176,7 @@ class DistributedTrainer:
         dataset = fit_data.for_evaluation(argument_pairs.paired(X, y))
         compare_samples(self._group, "evaluate", dataset)
         samples = fit_data.unsplit(dataset)
-        self._begin_untrained("evaluate", fit_data.one_input(samples))
+        self._begin_untrained("evaluate", fit_data.one_sample(samples)[0])
         return between_fits.evaluate(self._run, samples, batch_size, max_batches)
 
     def predict(self, X: PyTree, *, batch_size: int | None = None) -> PyTree:

@@ -21,7 +21,7 @@ from cyxjax.core.strategy import Sync
 from cyxjax.core.trees import PyTree, batch_shapes, kind_of
 from cyxjax.data.labels import LabelCheck
 from cyxjax.errors import ConfigError, CyxjaxError, DataError, translated
-from cyxjax.train.feeding.fit_data import FitData, is_loader, stated_batch_size, unsplit
+from cyxjax.train.feeding.fit_data import FitData, is_loader, one_sample, stated_batch_size, unsplit
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import BatchShape
@@ -78,10 +78,10 @@ def check_batches(data: FitData, plan: Plan, program: Program, state: TrainState
     looked: Sample = None, None
     for (what, part), labels in zip(parts.items(), plan.labels, strict=True):
         if part is not None:
-            before, form = form, batch_shapes(_first(part), 1)
+            before, form = form, batch_shapes(one_sample(part), 1)
             if form != before:
                 try:
-                    looked = shapes_of(plan, program, state, *_first(part))
+                    looked = shapes_of(plan, program, state, *one_sample(part))
                 except Exception as err:
                     if before is None:  # the training data
                         raise
@@ -104,7 +104,7 @@ def check_labels(data: FitData, plan: Plan, program: Program, state: TrainState)
 
     Raises: DataError naming a label of no class, of arrays; otherwise as `shapes_of`.
     """
-    check, looked = LabelCheck(), shapes_of(plan, program, state, *_first(data))
+    check, looked = LabelCheck(), shapes_of(plan, program, state, *one_sample(data))
     expect_labels(check, data.train, looked, plan.recipe, "data")
     return check
 
@@ -130,10 +130,6 @@ def expect_labels(check: LabelCheck, data: Any, looked: Sample, recipe: Recipe, 
     if len(labels.shape) == len(output.shape) - 1:
         classes, ignored = output.shape[-1], recipe.metrics.ignore_index
         check.expect(data, lambda targets: jax.tree.leaves(targets)[places[0]], classes, what, ignored)
-
-
-def _first(data: FitData) -> Sample:
-    return data.first or data.train.take(np.zeros(1, np.int64))
 
 
 # ---- what a step must have at once ------------------------------------------------------------------------

@@ -177,11 +177,11 @@ def unsplit(data: Dataset | EvalLoader) -> FitData:
     return FitData(data, None, True)
 
 
-def one_input(data: FitData) -> PyTree:
-    """One sample's inputs, shape (1, ...), to learn shapes from."""
+def one_sample(data: FitData) -> tuple[PyTree, PyTree]:
+    """One sample's inputs and targets, shapes (1, ...), to learn shapes from."""
     if data.first is not None:
-        return jax.tree.map(lambda a: a[:1], data.first[0])
-    return data.train.take(np.zeros(1, np.int64))[0]
+        return jax.tree.map(lambda a: a[:1], data.first)
+    return data.train.take(np.zeros(1, np.int64))
 
 
 def rows_of_first_step(data: FitData) -> int | None:

@@ -18,7 +18,7 @@ from cyxjax.data.columns import as_array, is_frame, matrix_of, stack
 from cyxjax.data.sources import ArrayDataset, Dataset, has_items
 from cyxjax.data.streams import RowBatches, as_rows
 from cyxjax.errors import DataError, DesyncError
-from cyxjax.train.feeding.fit_data import EVAL_ROWS, for_evaluation, is_loader, one_input, unsplit
+from cyxjax.train.feeding.fit_data import EVAL_ROWS, for_evaluation, is_loader, one_sample, unsplit
 from cyxjax.train.feeding.loader_reader import EvalLoader
 
 _ROWS_AT_ONCE = 1024  # read at a time from a dataset
@@ -50,7 +50,7 @@ def source_of(X: Any, trained_on: PyTree = None) -> Source:
     stream = as_rows(X)
     # All ranks read all samples of a stream.
     data = for_evaluation(X) if stream is None else EvalLoader(RowBatches(stream, EVAL_ROWS, 0, 1))
-    return Source(data, one_input(unsplit(data)), partial(_blocks, data))
+    return Source(data, one_sample(unsplit(data))[0], partial(_blocks, data))
 
 
 def _is_tree(X: Any) -> bool:
