@@ -51,7 +51,7 @@ class StepPlan(NamedTuple):
 
     batch: BatchShape
     rate: RatePlan
-    reproducibility: Literal["none", "exact"]
+    is_exact: bool  # whether the bits do not depend on the devices: `reproducibility: exact`
     precision: str
     remat: str
     offload: str
@@ -63,11 +63,6 @@ class StepPlan(NamedTuple):
     trainable: tuple[str, ...]  # patterns of parameter names; (): all
     lora: LoraPlan
     threads: int | None  # CPU threads per process, if the numbers must not depend on them; None: any
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the bits do not depend on the devices: `reproducibility: exact`."""
-        return self.reproducibility == "exact"
 
     @property
     def uses_float16(self) -> bool:
@@ -184,7 +179,7 @@ def resolve(
         step=StepPlan(
             batch=batch,
             rate=rate_plan(config, schedule, batch.global_batch_size, epoch, resumed),
-            reproducibility=config.reproducibility,
+            is_exact=config.reproducibility == "exact",
             precision=config.precision,
             remat=str(config.remat) if remat == "none" else remat,
             offload=config.offload,
