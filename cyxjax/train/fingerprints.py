@@ -9,7 +9,6 @@ import platform
 import re
 from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +28,8 @@ from cyxjax.data.batches import HostBatch
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of
 from cyxjax.data.sources import ArrayDataset, Dataset
-from cyxjax.launch.program import code_facts, own_modules, software
+from cyxjax.files import text_in
+from cyxjax.launch.program import code_facts, software
 from cyxjax.train.feeding.feed import build_feed
 from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
@@ -82,11 +82,6 @@ def equal_on_ranks(config: Mapping[str, Any]) -> dict[str, str]:
     """The part of a configuration that has to be equal on all ranks: JSON, by key."""
     values = {name: value for name, value in config.items() if effect_of(name) not in PER_RANK}
     return {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
-
-
-def own_code() -> dict[str, str]:
-    """A digest of each of the user's own modules."""
-    return {name: digest for name, (digest, _) in own_modules().items()}
 
 
 # ---- data -------------------------------------------------------------------------------------------------
@@ -204,9 +199,7 @@ def machine(device: jax.Device, threads: int) -> str:
 
 def _instructions() -> str:
     """Digest of the CPU's instruction sets; the CPU's name if the system does not list them."""
-    path = Path("/proc/cpuinfo")
-    text = path.read_text(errors="replace") if path.is_file() else ""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text_in("/proc/cpuinfo"), re.MULTILINE)
     sets = " ".join(sorted(found[1].split())) if found else ""
     return _digest(sets.encode(), _EXACT_DIGITS) if found else platform.processor()
 

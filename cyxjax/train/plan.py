@@ -18,13 +18,14 @@ from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.data.labels import LabelCheck
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.errors import ConfigError, nearest
+from cyxjax.launch.program import own_modules
 from cyxjax.train.checkpoints import newest_in
 from cyxjax.train.feeding import fit_data
 from cyxjax.train.feeding.argument_pairs import one_dataset, paired
 from cyxjax.train.feeding.feed import begin_reading, build_feed
 from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import keying_for
-from cyxjax.train.fingerprints import Facts, config_of, own_code
+from cyxjax.train.fingerprints import Facts, config_of
 from cyxjax.train.hooks.hook import Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
@@ -151,7 +152,8 @@ def plan_fit(
     labels = LabelCheck(), LabelCheck()
     feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded, labels=labels)
     values = {name: value for name, value in config.resolved().items() if named or name not in _OBJECTS}
-    facts = Facts(config_of(values, recipe, augment), own_code=own_code())
+    own_code = {name: digest for name, (digest, _) in own_modules().items()}
+    facts = Facts(config_of(values, recipe, augment), own_code=own_code)
     return Plan(recipe, group, settings, inputs, facts, found, feed, labels, own)
 
 

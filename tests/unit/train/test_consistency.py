@@ -18,7 +18,7 @@ from cyxjax.config.load import load_config
 from cyxjax.data.streams import Batches
 from cyxjax.distributed import process_group
 from cyxjax.errors import ConfigError, DesyncError, OtherStateError
-from cyxjax.train import comparison, fingerprints
+from cyxjax.train import comparison, fingerprints, plan
 from cyxjax.train.comparison import changed_keys
 from cyxjax.train.experiment import run
 from cyxjax.train.feeding.fit_data import FitData
@@ -155,7 +155,7 @@ def test_a_run_that_is_over_does_not_give_its_results_to_another(tmp_path, chang
 @pytest.mark.usefixtures("two_devices")
 def test_other_files_of_the_users_are_named_at_a_resume_and_at_a_load(tmp_path, capsys, monkeypatch):
     own = {"nets": ("1" * 12, "/home/me/nets.py"), "blocks": ("2" * 12, "/home/me/blocks.py")}
-    for module in (comparison, fingerprints):
+    for module in (comparison, plan):
         monkeypatch.setattr(module, "own_modules", lambda: own)
     fit(tmp_path, epochs=1)
     own["plots"] = "3" * 12, "/home/me/plots.py"  # did not exist then: nothing to compare
