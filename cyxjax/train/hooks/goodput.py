@@ -62,8 +62,7 @@ class GoodputHook(Hook):
         self._base: dict[str, float] = {}  # phases up to here that are accounted for in _before
         self._steps, self._step, self._written_s = 0, 0, 0.0
         self._previous_s: dict[str, float] = {}  # of a run that had ended where this process starts
-        self._flops, self._new_steps = 0.0, 0  # FLOP of steps that count, and steps that are not in this sum
-        self._peak_bytes, self._trained = 0, False
+        self._flops, self._peak_bytes, self._trained = 0.0, 0, False
 
     def on_start(self, moment: RunState) -> None:
         if self._before:  # a rollback
@@ -95,13 +94,12 @@ class GoodputHook(Hook):
 
     def on_step(self, info: StepInfo) -> None:
         self._step, self._steps = info.position.step, self._steps + 1
-        self._new_steps, self._trained = self._new_steps + 1, True
+        self._flops, self._trained = self._flops + self._flops_per_step(), True
         if time.monotonic() - self._written_s > _EVERY_S:
             self._write()
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         seconds = self._seconds()
-        self._sum_up()
         used = self._use(self._flops / max(seconds["step"] + seconds["input"], 1e-9))
         self._peak_bytes = max(self._peak_bytes, used.get("peak_memory_bytes", 0))
         used |= {"peak_memory_bytes": self._peak_bytes}
@@ -126,15 +124,8 @@ class GoodputHook(Hook):
         lost_s = lost * self._before.get("step", 0.0)
         self._add("redone", lost_s)
         self._add("step", -lost_s)
-        self._sum_up()
         self._flops *= 1 - lost
         self._steps = max(0, self._steps - again)
-
-    def _sum_up(self) -> None:
-        """Adds the FLOP of the steps since the last call to those of the run."""
-        if self._new_steps:
-            self._flops += self._new_steps * self._flops_per_step()
-            self._new_steps = 0
 
     def _add(self, cause: str, seconds: float) -> None:
         self._before[cause] = self._before.get(cause, 0.0) + seconds
@@ -150,7 +141,6 @@ class GoodputHook(Hook):
     def _write(self, ended: bool = False) -> dict[str, float]:
         seconds = self._seconds()
         self._written_s = time.monotonic()
-        self._sum_up()
         values = {
             "seconds": seconds,
             "steps": self._steps,
