@@ -174,9 +174,7 @@ def _saving(fit: Fit) -> CheckpointHook:
     return CheckpointHook(
         fit.checkpointer,
         partial(resume.to_meta, fit.plan, fit.run),
-        every_epochs=saving.every_epochs,
-        every_steps=saving.every_steps,
-        every_minutes=saving.every_minutes,  # each rank asks by its own clock; when one asks, all save
+        saving,
         measured=monitor.of,
         requested=save_request.take if saving.saves else lambda: _refuse_save(fit),
         portable=lambda state: portable.to_portable(state, fit.program.sync, fit.plan.group.mesh),

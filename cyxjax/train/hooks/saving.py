@@ -9,6 +9,7 @@ from cyxjax.launch.heartbeat import report_progress
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK, MAX_STEPS, MAX_TIME, StopReason, strongest
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState, SavingHook, StepInfo
+from cyxjax.train.settings import SavePolicy
 
 LAST_SAVE_S, HURRIED_SAVE_S = 30.0, 8.0
 """How long the last save is retried: after a run that finished, and after a stop, which may come from a
@@ -22,35 +23,32 @@ class CheckpointHook(SavingHook):
         self,
         checkpointer: Any,
         describe: Callable[[RunState], dict[str, Any]],
+        policy: SavePolicy,
         *,
-        every_epochs: int,
-        every_steps: int,
-        every_minutes: float,
         measured: Callable[[EpochInfo], float | None],
-        requested: Callable[[], bool] = lambda: False,
-        portable: Callable[[Any], Any] = lambda state: state,
+        requested: Callable[[], bool],
+        portable: Callable[[Any], Any],
     ):
         self._checkpointer, self._describe, self._portable = checkpointer, describe, portable
-        self._measured = measured
-        self._every_epochs, self._every_steps, self._every_s = every_epochs, every_steps, 60 * every_minutes
-        self._is_regular = bool(every_epochs or every_steps or every_minutes)
-        self._requested, self._saved_at = requested, time.monotonic()
+        self._policy, self._measured, self._requested = policy, measured, requested
+        self._saved_at = time.monotonic()
 
     def on_start(self, moment: RunState) -> None:
-        if self._is_regular:  # a callback's state that cannot be stored is an error before training
+        if self._policy.saves:  # a callback's state that cannot be stored is an error before training
             self._describe(moment)
         self._saved = moment.position
         self._newest = -1, 0.0  # the step of the newest value, and the value
 
     def ask(self) -> tuple[float, bool]:
-        late = bool(self._every_s) and time.monotonic() - self._saved_at > self._every_s
+        # Each rank asks by its own clock; when one asks, all save.
+        every_s = 60 * self._policy.every_minutes
+        late = bool(every_s) and time.monotonic() - self._saved_at > every_s
         return 0.0, late or self._requested()
 
     def saves_at(self, position: Position) -> bool:
-        by_epochs = (
-            self._every_epochs and not position.step_in_epoch and not position.epoch % self._every_epochs
-        )
-        by_steps = self._every_steps and not position.step % self._every_steps
+        epochs, steps = self._policy.every_epochs, self._policy.every_steps
+        by_epochs = epochs and not position.step_in_epoch and not position.epoch % epochs
+        by_steps = steps and not position.step % steps
         return bool(by_epochs or by_steps)
 
     def on_epoch(self, info: EpochInfo) -> None:
@@ -69,7 +67,7 @@ class CheckpointHook(SavingHook):
 
     def on_end(self, moment: RunState, finished: bool) -> None:
         self._checkpointer.forgive()
-        if self._is_regular and moment.position != self._saved:
+        if self._policy.saves and moment.position != self._saved:
             self.on_state(moment)
         patience_s = LAST_SAVE_S if finished else HURRIED_SAVE_S
         self._checkpointer.finish(patience_s, lambda: report_progress(moment.position.step, "checkpoint"))
