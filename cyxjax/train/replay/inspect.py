@@ -53,7 +53,7 @@ def inspect_step(
     fns = with_augment(fns, trainer.recipe.augment)
     for n, part in enumerate(_parts(batch, plan.batch.accumulation, before(0), ids)):
         state = before(n // plan.batch.accumulation)
-        if broken := _names(state.params):
+        if broken := nonfinite_names(state.params):
             yield f"Before the step these parameters were not finite: {first_few(broken)}."
             return
         lines = list(_inspect_part(fns, trainer.recipe.loss, trainer.get_model(), state, part))
@@ -110,7 +110,7 @@ def _inspect_part(
     if len(bad):
         yield f"The layers are finite, the loss is not ({name}): samples {first_few(bad.tolist())}."
         return
-    broken = list(dict.fromkeys(name for one in pulled for name in _names(one.grads)))
+    broken = list(dict.fromkeys(name for one in pulled for name in nonfinite_names(one.grads)))
     if broken:
         yield f"Output and loss are finite, gradients are not ({name}, backward): {first_few(broken)}."
 
@@ -124,7 +124,7 @@ def _finite_rows(tree: PyTree, rows: int) -> np.ndarray:
     return good
 
 
-def _names(tree: PyTree) -> list[str]:
+def nonfinite_names(tree: PyTree) -> list[str]:
     """Names of the leaves that are not finite."""
     return [name for name, leaf in named_leaves(tree) if not np.isfinite(np.asarray(leaf, np.float32)).all()]
 

@@ -26,7 +26,7 @@ from cyxjax.train.hooks.black_box import CONFIG, BlackBox, read_box, samples_of
 from cyxjax.train.hooks.hook import Feed, Position, RunState, overriding
 from cyxjax.train.plan import Plan
 from cyxjax.train.program import Program
-from cyxjax.train.replay.inspect import first_few, inspect_step
+from cyxjax.train.replay.inspect import first_few, inspect_step, nonfinite_names
 from cyxjax.train.trainer import DistributedTrainer
 
 Before = Callable[[int], TrainState]
@@ -128,10 +128,7 @@ def _by_replica(program: Program, state: TrainState) -> Before:
 
 
 def _is_good(step: Step) -> bool:
-    params = jax.device_get(step.state.params)
-    return math.isfinite(step.loss) and all(
-        np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in jax.tree.leaves(params)
-    )
+    return math.isfinite(step.loss) and not nonfinite_names(step.state.params)
 
 
 def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackBox) -> Iterator[Step]:
