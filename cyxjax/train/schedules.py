@@ -119,14 +119,12 @@ def rate_plan(
 ) -> RatePlan:
     """The plan of the rate from scaling rule, warm-up and decay.
 
-    section: a ScheduleConfig, a function (steps -> factor), or None for a constant rate. epoch: None for a
-    loader. resumed: where the run goes on, if it is resumed.
+    section: a ScheduleConfig, or a function (steps -> factor). epoch: None for a loader. resumed: where the
+    run goes on, if it is resumed.
     Raises: ConfigError for a decay over an unknown number of steps, and for `options` of one of our own
         schedules, which are set by keys.
     """
     peak = scaling_factor(config.lr_scaling, global_batch_size, config.base_batch_size)
-    if section is None:
-        return RatePlan("constant", peak, config.warmup_steps)
     if not isinstance(section, ScheduleConfig):
         return RatePlan("own", peak, config.warmup_steps, own=section)
     if section.name not in SCHEDULES:

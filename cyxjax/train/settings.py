@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from cyxjax.config.experiment import TrainConfig
 from cyxjax.config.run import DistributedTrainingConfig
-from cyxjax.config.sections import InitFromConfig
+from cyxjax.config.sections import InitFromConfig, ScheduleConfig
 from cyxjax.core.model.lora import LoraPlan
 from cyxjax.core.precision import parse_policy
 from cyxjax.data.batches import BatchPlan, batch_size_from_global
@@ -172,7 +172,7 @@ def resolve(
     resumed: where the run goes on, if it is resumed.
     Raises: ConfigError and DataError if the batch does not divide, or leaves no step.
     """
-    schedule = getattr(config, "schedule", None) if schedule is None else schedule
+    schedule = getattr(config, "schedule", ScheduleConfig()) if schedule is None else schedule
     batch = _batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     return Settings(
