@@ -12,14 +12,12 @@ from cyxjax.observe.history import DistributedTrainingHistory, curve
 from cyxjax.train.hooks.hook import EpochInfo, Feed
 from cyxjax.train.settings import Course, Watch
 
-Mode = Literal["min", "max"]
-
 
 class Monitor(NamedTuple):
     """A monitored metric, and whether low or high values are better."""
 
     name: str
-    mode: Mode
+    mode: Literal["min", "max"]
 
     def score(self, value: float) -> float:
         """`value` with its sign chosen so that lower is better."""

@@ -28,14 +28,12 @@ from cyxjax.observe.records import Sink, warn_if_unwritten
 from cyxjax.observe.sinks import build_sinks, sinks_named, warn_on_stderr
 from cyxjax.redaction import describe
 from cyxjax.run_folder import RunFolder
-from cyxjax.train.feeding.fit_data import rows_of_a_micro_batch
 from cyxjax.train.plan import Plan
 
 if TYPE_CHECKING:
     from cyxjax.observe.report.facts import Audit
 
 OpenSink = Callable[[int], Sink]  # step that the run resumes from, 0 for a new run -> sink
-Values = Mapping[str, Any]
 _AUDITED_SAMPLES = 5_000_000  # limit of an audit at the end of a run: about a second
 
 
@@ -71,9 +69,9 @@ def flops_per_step(plan: Plan) -> float:
 
 def device_use(plan: Plan, flops_per_second: float) -> dict[str, Any]:
     """The fields of a history about device use. flops_per_second: over all replicas."""
-    batch, mesh = plan.settings.step.batch, plan.group.mesh
-    parts = batch.accumulation * len(local_replicas(mesh))
-    rows = rows_of_a_micro_batch(plan.data, parts) or batch.batch_size
+    batch, mesh, reader = plan.settings.step.batch, plan.group.mesh, plan.data.reader
+    parts = batch.accumulation * len(local_replicas(mesh))  # micro-batches of this process
+    rows = reader.first.weight.size // parts if reader else batch.batch_size
     peak = peak_flops(mesh.local_devices[0].device_kind) * num_replicas(mesh)
     return {
         "flops_per_sample": plan.step_flops() / rows,
@@ -89,7 +87,9 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def draw(folder: RunFolder, values: Values, defaults: Values, say: Callable[[str], None]) -> None:
+def draw(
+    folder: RunFolder, values: Mapping[str, Any], defaults: Mapping[str, Any], say: Callable[[str], None]
+) -> None:
     """Writes the report of a run that has ended; if that fails, prints one line.
 
     values and defaults: of the configuration.

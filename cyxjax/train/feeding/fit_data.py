@@ -191,13 +191,6 @@ def rows_of_first_step(data: FitData) -> int | None:
     return data.reader.first.total
 
 
-def rows_of_a_micro_batch(data: FitData, parts: int) -> int | None:
-    """Rows of a replica's micro-batch in a loader's first step, of which a process has `parts`; None for
-    other data.
-    """
-    return None if data.reader is None else data.reader.first.weight.size // parts
-
-
 def _from_loader(
     train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:

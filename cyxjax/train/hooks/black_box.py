@@ -66,7 +66,6 @@ class BlackBoxHook(Hook):
         self._tape, self._num_replicas = tape, num_replicas
         self._left_out_too, self._note = left_out_too, note
         self._written = 0
-        self._key_data: list[int] = []
 
     def on_start(self, moment: RunState) -> None:
         self._key_data = local_value(moment.state.key).tolist()
