@@ -17,9 +17,9 @@ from cyxjax.data.order import Order
 from cyxjax.data.sources import LARGE_BYTES, ArrayDataset, Dataset
 from cyxjax.launch import heartbeat
 from cyxjax.train.feeding.fit_data import FitData
-from cyxjax.train.feeding.loader_reader import Ask, EvalLoader, LoaderReader
+from cyxjax.train.feeding.loader_reader import EvalLoader, LoaderReader
 from cyxjax.train.feeding.loader_steps import agreed, steps
-from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, unkeyed
+from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, Signal, unkeyed
 from cyxjax.train.hooks.hook import Fed, Feed, Position
 from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.settings import Reading, StepPlan
@@ -93,7 +93,7 @@ def loader_feed(
 ) -> Feed:
     """Batches of a loader. check: of its labels."""
 
-    def train_batches(position: Position, ask: Ask, at_once: int) -> Iterator[Fed]:
+    def train_batches(position: Position, ask: Callable[[], Signal], at_once: int) -> Iterator[Fed]:
         assert at_once == 1  # the shapes of the next batch are not known
         for number, (host, is_last) in enumerate(reader.epoch(position), position.step_in_epoch):
             check(host.targets, f": batch {number}", host.ids)
@@ -112,7 +112,7 @@ def dataset_feed(
     seed: int,
     shuffle: bool,
     depth: int,
-    tape: Tape | None = None,
+    tape: Tape,
     keying: Keying = unkeyed,
     check: Check = unchecked,
 ) -> Feed:
@@ -120,12 +120,11 @@ def dataset_feed(
 
     Delivered steps are noted on `tape`.
     """
-    tape = tape or Tape()
     tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
 
     per_step = plan.global_batch_size // placer.num_shares * len(placer.shares)  # samples of this process
 
-    def train_batches(position: Position, ask: Ask, at_once: int) -> Iterator[Fed]:
+    def train_batches(position: Position, ask: Callable[[], Signal], at_once: int) -> Iterator[Fed]:
         order = Order(len(train), seed, position.epoch, shuffle)
         rest = plan.rest(position.samples)
         end = rest.first + rest.num_used

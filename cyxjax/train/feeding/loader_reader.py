@@ -19,7 +19,6 @@ from cyxjax.train.feeding.loader_steps import LoaderBatch, agreed, rows_of, step
 from cyxjax.train.hooks.hook import Position
 
 T = TypeVar("T")
-Ask = Callable[[], tuple[float, bool]]
 
 
 class BatchSize:
