@@ -80,7 +80,7 @@ def fit_arguments(
     config: DistributedTrainingConfig | None,
     validation_data: Any,
     settings: dict[str, Any],
-) -> tuple[tuple[Any, ...], DistributedTrainingConfig | None]:
+) -> tuple[tuple[Any, ...], DistributedTrainingConfig]:
     """(data, configuration) of `fit(*data, config=..., validation_data=..., **settings)`.
 
     `settings` are keys of the configuration; they override those of `config`, which is not changed. With
@@ -90,15 +90,15 @@ def fit_arguments(
     given = list(data)
     if given and isinstance(given[-1], DistributedTrainingConfig):
         config = given.pop()
+    config = config or DistributedTrainingConfig()
     keys = {*DistributedTrainingConfig.model_fields, *_OF_A_RUN_FOLDER}
     for word in settings:
         if word not in keys:
             hint = _GO_ELSEWHERE.get(word) or nearest(word, keys)
             raise ConfigError(f"fit has no argument {word}. HINT: {hint}", key=word)
     if settings:
-        before = {} if config is None else {one: getattr(config, one) for one in config.model_fields_set}
-        kind = DistributedTrainingConfig if config is None else type(config)
-        kind = TrainConfig if settings.keys() & _OF_A_RUN_FOLDER else kind
+        before = {one: getattr(config, one) for one in config.model_fields_set}
+        kind = TrainConfig if settings.keys() & _OF_A_RUN_FOLDER else type(config)
         config = kind(**(before | settings))
     if validation_data is not None:
         is_pair = isinstance(validation_data, tuple | list) and len(given) == len(validation_data) == 2
@@ -111,12 +111,11 @@ def fit_arguments(
     return tuple(given), config
 
 
-def own_checkpoint(config: DistributedTrainingConfig | None, group: ProcessGroup) -> Manifest | None:
+def own_checkpoint(config: DistributedTrainingConfig, group: ProcessGroup) -> Manifest | None:
     """The newest good checkpoint of the run, if a fit of `config` resumes from it; all ranks call it.
 
     Raises: CheckpointError if all are damaged.
     """
-    config = config or DistributedTrainingConfig()
     return newest_in(config.checkpoint_path, group, wanted=config.resume != "never")
 
 
@@ -124,7 +123,7 @@ def plan_fit(
     recipe: Recipe,
     group: ProcessGroup,
     data: tuple[Any, ...],
-    config: DistributedTrainingConfig | None,
+    config: DistributedTrainingConfig,
     tape: Tape,
     own: Manifest | None,
     loaded: Mapping[str, Any],

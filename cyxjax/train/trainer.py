@@ -111,7 +111,7 @@ class DistributedTrainer:
     def prepare(
         self,
         *data: Any,
-        config: DistributedTrainingConfig | None = None,
+        config: DistributedTrainingConfig,
         schedule: Any = None,
         ckpt_path: str | None = None,
         named: bool = False,
@@ -121,9 +121,8 @@ class DistributedTrainer:
         Raises: ConfigError and DataError if data, model and configuration do not match."""
         self._model_sync.refuse_changed_parameters()
         self._run.refuse_in_fit("fit")
-        if config is not None:
-            programs.keep(config.compile_cache, tell=self.is_master())
-            pages.use(config.memory_pages, self._group.topology.local_world_size)
+        programs.keep(config.compile_cache, tell=self.is_master())
+        pages.use(config.memory_pages, self._group.topology.local_world_size)
         run = self._run
         own = None if run.is_loaded else own_checkpoint(config, self._group)
         if own is None and ckpt_path is not None:

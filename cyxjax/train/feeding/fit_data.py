@@ -129,7 +129,7 @@ class FitData(NamedTuple):
 
 def parse(
     args: tuple[Any, ...],
-    config: DistributedTrainingConfig | None,
+    config: DistributedTrainingConfig,
     local_replicas: int = 1,
     num_replicas: int = 1,
 ) -> tuple[FitData, DistributedTrainingConfig]:
@@ -139,7 +139,6 @@ def parse(
     Raises: ConfigError for another form, DataError for data that cannot be read.
     """
     given = list(args)
-    config = config or DistributedTrainingConfig()
     while given and given[-1] is None:
         given.pop()
     if len(given) == 4:

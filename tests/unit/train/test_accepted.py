@@ -69,5 +69,5 @@ def test_what_a_row_gives_is_read_as_it_says(begin, number, tmp_path):
     assert targets.dtype.kind == "i"
     if read != BATCH_BY_BATCH:
         given = made[number](tmp_path)
-        with_val, _ = fit_data.parse((*given, *given), None)
+        with_val, _ = fit_data.parse((*given, *given), cx.distributed.DistributedTrainingConfig())
         assert with_val.val is not None

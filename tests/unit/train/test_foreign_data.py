@@ -53,7 +53,7 @@ def fit(*data, model=None, **values):
 )
 def test_a_list_of_batches_is_not_taken_for_samples(data):
     with pytest.raises(DataError, match=r"3 .*\(8, 6\) .*cx.data.Batches\(data\)"):
-        fit_data.parse((data,), None)
+        fit_data.parse((data,), config())
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_list_of_batches_is_not_taken_for_samples(data):
     ids=["class", "rows", "tokens", "again", "mask", "alone"],
 )
 def test_lists_of_samples_are_samples_and_two_of_them_training_and_validation_data(sample):
-    assert len(fit_data.parse(([sample] * 3,), None)[0].train) == 3
-    found, _ = fit_data.parse(([sample] * 3, [sample]), None)
+    assert len(fit_data.parse(([sample] * 3,), config())[0].train) == 3
+    found, _ = fit_data.parse(([sample] * 3, [sample]), config())
     assert (len(found.train), len(found.val)) == (3, 1)
 
 
@@ -137,11 +137,11 @@ def test_predict_takes_a_frame_as_the_fit_did(names):
     ],
 )
 def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
-    found, _ = fit_data.parse((x, y), None)  # the targets used to be taken for validation data
+    found, _ = fit_data.parse((x, y), config())  # the targets used to be taken for validation data
     inputs, targets = found.train.take(np.arange(24))
     assert found.val is None
     assert (inputs.tolist(), targets.tolist()) == (X.tolist(), Y.tolist())
-    both, _ = fit_data.parse((x, y, x, y), None)
+    both, _ = fit_data.parse((x, y, x, y), config())
     assert both.val.take(np.arange(24))[1].tolist() == Y.tolist()
 
 
@@ -150,27 +150,27 @@ def test_lists_and_frames_of_inputs_and_targets_are_a_pair(x, y):
 )
 def test_inputs_and_targets_may_have_validation_data_of_another_kind(val):
     data, _ = fit_arguments((X, Y), None, val, {})
-    found, _ = fit_data.parse(data, None)
+    found, _ = fit_data.parse(data, config())
     assert (len(found.train), len(found.val)) == (24, 8)
 
 
 def test_two_tuples_are_training_and_validation_data_unless_they_may_be_inputs_and_targets():
     with pytest.raises(DataError):
-        fit_data.parse(((X, X), (X, X)), None)
+        fit_data.parse(((X, X), (X, X)), config())
     for val in ((X, Y), (X[:8], Y[:8])):
-        assert len(fit_data.parse(((X, Y), val), None)[0].val) == len(val[0])
-    assert len(fit_data.parse(((X, X), (X[:8], X[:8])), None)[0].val) == 8
-    several, _ = fit_data.parse((((X, X), (Y, Y)),), None)
+        assert len(fit_data.parse(((X, Y), val), config())[0].val) == len(val[0])
+    assert len(fit_data.parse(((X, X), (X[:8], X[:8])), config())[0].val) == 8
+    several, _ = fit_data.parse((((X, X), (Y, Y)),), config())
     assert [len(part) for part in several.train.take(np.arange(3))] == [2, 2]
     both = (((X, X), (Y, Y)), ((X, X), (Y, Y)))
-    assert [len(part) for part in fit_data.parse(both, None)[0].val.take(np.arange(3))] == [2, 2]
+    assert [len(part) for part in fit_data.parse(both, config())[0].val.take(np.arange(3))] == [2, 2]
     for data in ((X, Y), ((X, Y),)):
         given, _ = fit_arguments(data, None, (X, Y), {})
-        assert len(fit_data.parse(given, None)[0].val) == 24
+        assert len(fit_data.parse(given, config())[0].val) == 24
 
 
 def test_a_frame_alone_gives_its_numbers_as_one_array():
-    found = fit_data.parse((Table(a=X[:, 0], b=np.arange(24), label=Y),), None)[0].train
+    found = fit_data.parse((Table(a=X[:, 0], b=np.arange(24), label=Y),), config())[0].train
     inputs, targets = found.take(np.arange(24))  # one array a column: the model's IndexError
     assert inputs.tolist() == np.stack([X[:, 0], np.arange(24)], 1).tolist()
     assert targets.tolist() == Y.tolist()
@@ -185,7 +185,7 @@ def test_a_frame_alone_gives_its_numbers_as_one_array():
 def test_a_column_that_holds_no_numbers_is_named(column):
     for data in ((Table(a=column, b=X[:, 0]), Y), (Table(a=column, b=X[:, 0], label=Y),)):
         with pytest.raises(DataError, match="'a'"):
-            fit_data.parse(data, None)
+            fit_data.parse(data, config())
 
 
 # ---- labels -----------------------------------------------------------------------------------------------
