@@ -29,7 +29,7 @@ from cyxjax.sync.registry import build_sync
 from cyxjax.train.hooks import all_callbacks
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
 from cyxjax.train.hooks.progress import Rate
-from cyxjax.train.schedules import build_schedule, rate_at, with_schedule
+from cyxjax.train.schedules import build_schedule, rate_at
 from cyxjax.train.settings import StepPlan
 from cyxjax.train.start.dispatch import steps_for
 from cyxjax.train.start.optimizer_groups import (
@@ -140,8 +140,10 @@ def build_program(recipe: Recipe, plan: StepPlan, mesh: Mesh, *, inputs: PyTree)
     fns = with_augment(fns, recipe.augment)  # before anything is cast: it sees the data's own types
 
     def around(group: OptimizerGroup) -> OptimizerGroup:
+        # An update is proportional to the learning rate, so one factor on it works for every transformation.
         # The optimizer of a group counts its own updates, the schedule counts the steps of the run.
-        rated = with_schedule(group.optimizer, lambda n: factor(n * group.every + group.offset))
+        scale = optax.scale_by_schedule(lambda n: factor(n * group.every + group.offset))
+        rated = optax.chain(group.optimizer, scale)
         return group._replace(optimizer=adapted(all_callbacks.around(recipe.callbacks, rated)))
 
     groups = [around(group) for group in with_loss_value(given)]

@@ -279,14 +279,6 @@ def _with_steps_as_keys(function: Callable[..., Schedule]) -> Callable[..., Sche
     return made
 
 
-def with_schedule(optimizer: optax.GradientTransformation, factor: Schedule) -> optax.GradientTransformation:
-    """`optimizer` with its updates multiplied by `factor(step)`.
-
-    An update is proportional to the learning rate, so one factor works for every optax transformation.
-    """
-    return optax.chain(optimizer, optax.scale_by_schedule(factor))
-
-
 def rate_at(lr: Any, factor: Schedule, more: Callable[[], float]) -> Callable[[int], float | None]:
     """Optimizer steps done -> learning rate of the last; lr: a number, a schedule, None if not known.
 
