@@ -112,7 +112,7 @@ def _first_bad(trainer: DistributedTrainer, plan: Plan, box: BlackBox) -> tuple[
     start = trainer.run_state
     before = _by_replica(trainer.program, start.state)
     for step in _steps(trainer, plan.feed, start, box):
-        if not _is_good(step):
+        if not math.isfinite(step.loss) or nonfinite_names(step.state.params):
             return step, before
         before = _by_replica(trainer.program, step.state)
     return None
@@ -125,10 +125,6 @@ def _by_replica(program: Program, state: TrainState) -> Before:
         return lambda replica: whole
     own = jax.device_get(state)  # replicas may differ
     return lambda replica: own._replace(params=jax.tree.map(lambda leaf: leaf[replica], own.params))
-
-
-def _is_good(step: Step) -> bool:
-    return math.isfinite(step.loss) and not nonfinite_names(step.state.params)
 
 
 def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackBox) -> Iterator[Step]:
