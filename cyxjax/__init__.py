@@ -25,7 +25,8 @@ _FILES = {  # module of cyxjax -> the public names it holds
     "LinearModule LogSoftmaxModule MaxPool2DModule ReLUModule ReshapeModule SequentialModel SiLUModule "
     "SigmoidModule SoftmaxModule TanhModule count_params get_model load_model max_pool model_names "
     "register save_model",
-    "train.hooks.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau TerminateOnNaN",
+    "train.hooks.bad_steps": "TerminateOnNaN",
+    "train.hooks.callbacks": "BestCheckpoint Callback EMA EarlyStopping ReduceLROnPlateau",
     "train.start.optimizers": "AdaGradOptimizer AdamOptimizer AdamWOptimizer MomentumOptimizer "
     "RMSPropOptimizer SGDOptimizer",
     "train.start.optimizer_groups": "with_groups",
@@ -121,12 +122,12 @@ if TYPE_CHECKING:  # for editors and type checkers; a test holds this equal to t
     from cyxjax.models import model_names as model_names
     from cyxjax.models import register as register
     from cyxjax.models import save_model as save_model
+    from cyxjax.train.hooks.bad_steps import TerminateOnNaN as TerminateOnNaN
     from cyxjax.train.hooks.callbacks import EMA as EMA
     from cyxjax.train.hooks.callbacks import BestCheckpoint as BestCheckpoint
     from cyxjax.train.hooks.callbacks import Callback as Callback
     from cyxjax.train.hooks.callbacks import EarlyStopping as EarlyStopping
     from cyxjax.train.hooks.callbacks import ReduceLROnPlateau as ReduceLROnPlateau
-    from cyxjax.train.hooks.callbacks import TerminateOnNaN as TerminateOnNaN
     from cyxjax.train.runs.run import load_run as load_run
     from cyxjax.train.simple_trainer import Trainer as Trainer
     from cyxjax.train.start.optimizer_groups import with_groups as with_groups

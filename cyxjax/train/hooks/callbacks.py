@@ -19,14 +19,8 @@ from cyxjax.core.optimizer import (
 from cyxjax.core.step import TrainState
 from cyxjax.observe.history import curve
 from cyxjax.observe.stop_reasons import EARLY_STOPPING
-from cyxjax.train.hooks.bad_steps import TerminateOnNaN
 from cyxjax.train.hooks.hook import EpochInfo, Hook, Position, RunState
 from cyxjax.train.monitor import Plateau, Watchable
-
-__all__ = [
-    *("EMA", "BestCheckpoint", "Callback", "EarlyStopping", "ReduceLROnPlateau", "RunParts"),
-    "TerminateOnNaN",
-]
 
 Optimizer: TypeAlias = optax.GradientTransformation
 
