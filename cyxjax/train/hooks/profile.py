@@ -1,5 +1,6 @@
 """`profile: "10:15"`: traces steps 10 to 14 of a run on every rank, and writes one summary per rank."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,18 +21,16 @@ class ProfileHook(Hook):
 
     def __init__(self, first: int, stop: int, folder: Path, say: Callable[[str], None]) -> None:
         self._first, self._stop, self._folder, self._say = first, stop, folder, say
-        self._tracing: Tracing | None = None
+        self._due = range(first, stop)  # steps at which to begin; once begun, to end; then none: on all ranks
         self._began: int | None = None
-        self._done = False
+        self._tracing: Tracing | None = None
 
     def on_start(self, moment: RunState) -> None:
-        if self._began is None and self._first <= moment.position.step < self._stop:
+        if self._began is None and moment.position.step in self._due:
             self._start(moment.position.step)
 
     def wants_state(self, position: Position, saving: bool) -> bool:
-        if self._began is None:
-            return self._first <= position.step < self._stop
-        return not self._done and position.step >= self._stop  # also if no trace began: as on other ranks
+        return position.step in self._due
 
     def on_state(self, moment: RunState) -> None:
         if self._began is None:
@@ -40,8 +39,6 @@ class ProfileHook(Hook):
             self._end(self._began, moment.position.step)
 
     def on_end(self, moment: RunState, finished: bool) -> None:
-        if self._done:
-            return
         if self._began is not None:
             self._end(self._began, moment.position.step)
         elif self._first >= moment.position.step:
@@ -50,14 +47,14 @@ class ProfileHook(Hook):
             )
 
     def _start(self, step: int) -> None:
-        self._began = step
+        self._began, self._due = step, range(self._stop, sys.maxsize)
         try:
             self._tracing = Tracing(self._folder, heartbeat.spent())
         except Exception as err:  # a full disk, another trace of this process: training continues
             self._fail(err)
 
     def _end(self, began: int, step: int) -> None:
-        self._done = True
+        self._due = range(0)
         tracing, self._tracing = self._tracing, None
         if tracing is None:
             return
