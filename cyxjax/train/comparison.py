@@ -218,6 +218,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData) -> None:
     note: dict[str, Any] = {"first": "", "shapes": "", "data": facts.data}
     note["program"] = facts.program.get("text", "")
     note["settings"] = config | {
+        "the training data": _kind(data.train),
         "the validation data": _kind(data.val),
         "the order of the training loader": order,
     }
@@ -230,8 +231,7 @@ def compare_ranks(group: ProcessGroup, facts: Facts, data: FitData) -> None:
         note["shapes"] = str(jax.tree.map(np.shape, data.first))
     ranks = agree(group, "the start of training", note=note)
     _compare({n: rank["settings"] for n, rank in enumerate(ranks)})
-    for name in dict.fromkeys(name for rank in ranks for name in rank["data"]):
-        _compare_data(name, [rank["data"].get(name) for rank in ranks], to_the_bit=bool(facts.exact))
+    _compare_data([rank["data"] for rank in ranks], to_the_bit=bool(facts.exact))
     _compare({n: rank["bits"] for n, rank in enumerate(ranks)})
     _refuse_shared_samples([rank["first"] for rank in ranks])
     for shapes in dict.fromkeys(rank["shapes"] for rank in ranks):  # different shapes have different programs
@@ -246,8 +246,14 @@ def compare_samples(group: ProcessGroup, call: str, data: Any) -> None:
     """
     if group.topology.world_size == 1:
         return
-    content = None if is_loader(data) else content_of(data, _FEW)
-    _compare_data(f"data of {call}", agree(group, call, note=content))
+    name = f"data of {call}"
+    note = {
+        "kind": {f"the {name}": _kind(data)},
+        "data": {} if is_loader(data) else {name: content_of(data, _FEW)},
+    }
+    ranks = agree(group, call, note=note)
+    _compare({n: rank["kind"] for n, rank in enumerate(ranks)})
+    _compare_data([rank["data"] for rank in ranks])
 
 
 def _compare(facts: Mapping[int, Mapping[str, object]]) -> None:
@@ -256,16 +262,13 @@ def _compare(facts: Mapping[int, Mapping[str, object]]) -> None:
         raise DesyncError(why)
 
 
-def _compare_data(name: str, contents: list[dict[str, Any] | None], *, to_the_bit: bool = False) -> None:
-    """Compares all contents with rank 0's."""
-    first = contents[0]
-    for rank, other in enumerate(contents):
-        if first is None or other is None:
-            kinds = ["a loader" if c is None else "samples by number" for c in contents]
-            _compare({n: {f"the {name}": kind} for n, kind in enumerate(kinds)})
-        elif found := find_difference(first, other, to_the_bit=to_the_bit):
-            what, mine, its = found
-            raise DesyncError(disagreement(f"the {name}: {what}", {0: mine, rank: its}))
+def _compare_data(ranks: list[dict[str, Any]], *, to_the_bit: bool = False) -> None:
+    """Compares the contents on all ranks, by the same names, with rank 0's."""
+    for name, first in ranks[0].items():
+        for rank, contents in enumerate(ranks):
+            if found := find_difference(first, contents[name], to_the_bit=to_the_bit):
+                what, mine, its = found
+                raise DesyncError(disagreement(f"the {name}: {what}", {0: mine, rank: its}))
 
 
 def _kind(data: Any) -> str:

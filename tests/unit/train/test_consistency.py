@@ -340,7 +340,7 @@ def test_loaders_of_ranks_may_be_of_different_lengths(monkeypatch):
     monkeypatch.setattr(comparison, "agree", lambda group, call, note: notes.append(note) or notes)
     for count in (2, 3):
         comparison.compare_samples(ranks(2), "evaluate", Counted([(X[:4], Y[:4])] * count))
-    assert notes == [None, None]  # loaders are not compared
+    assert [note["data"] for note in notes] == [{}, {}]  # loaders are not compared
 
 
 def ranks(world_size):
@@ -365,7 +365,7 @@ def test_ranks_whose_loaders_begin_with_the_same_samples_are_refused(monkeypatch
 
 
 LOADER = FitData(None, None, False, first=(X[:4], Y[:4]))
-INDEXED = LOADER._replace(indexed=True)
+INDEXED = LOADER._replace(indexed=True, train=SimpleNamespace())
 STREAM = INDEXED._replace(train=SimpleNamespace(first_digest=lambda: "b"))
 EXACT = {"canary": "c"}
 FACTS = Facts(made(cx.SGDOptimizer(0.1)), exact=EXACT)
@@ -374,7 +374,7 @@ FACTS = Facts(made(cx.SGDOptimizer(0.1)), exact=EXACT)
 def note_of(monkeypatch, facts=FACTS, data=INDEXED, program="a"):
     """The note that a rank sends to the others at its start."""
     notes = []
-    monkeypatch.setattr(comparison, "is_shared", lambda train: train is not None)
+    monkeypatch.setattr(comparison, "is_shared", lambda train: hasattr(train, "first_digest"))
     monkeypatch.setattr(comparison, "agree", lambda group, what, note: notes.append(note) or notes)
     comparison.compare_ranks(ranks(2), facts._replace(program={"text": program}), data)
     return notes[0]
