@@ -147,9 +147,10 @@ def parse(
     if pair is None and len(given) == 2:
         refuse_unclear(*given)
     if pair is not None:
-        return _split(as_dataset(pair), config), config
+        return _split(as_dataset(pair), None, config), config
     if len(given) in (1, 2):
-        train, val = given[0], given[1] if len(given) == 2 else None
+        train = given[0]
+        val = _validation(given[1], config.num_workers) if len(given) == 2 else None
         # before an index is looked up: a torch stream has one, which raises
         train = _batched(train, config, local_replicas, num_replicas)
         if is_loader(train):
@@ -159,10 +160,7 @@ def parse(
             if not isinstance(train, RowBatches):  # whose batches are those of the configuration
                 config = with_batch_size(config, train, local_replicas, num_replicas)
             return _from_loader(train, val, config, local_replicas)
-        found = as_dataset(train, num_workers=config.num_workers)
-        if val is None:
-            return _split(found, config), config
-        return FitData(found, _validation(val, config.num_workers), True), config
+        return _split(as_dataset(train, num_workers=config.num_workers), val, config), config
     raise ConfigError(
         f"fit got {len(given)} pieces of data; expected (X, y), (X, y, X_val, y_val), "
         "(dataset[, val_dataset]) or (loader[, val_loader]). HINT: fit(X_train, y_train, config)."
@@ -191,14 +189,13 @@ def rows_of_first_step(data: FitData) -> int | None:
 
 
 def _from_loader(
-    train: Any, val: Any, config: DistributedTrainingConfig, local_replicas: int
+    train: Any, val: Dataset | EvalLoader | None, config: DistributedTrainingConfig, local_replicas: int
 ) -> tuple[FitData, DistributedTrainingConfig]:
     """One of our own loaders as its dataset; for other loaders, their batches.
 
     Raises: ConfigError for one of our own from which no validation data can be held out.
     """
     order = None if config.steps_per_epoch else order_of(train, local_replicas)
-    val = None if val is None else _validation(val, config.num_workers)
     if order is None:
         if config.validation_split and val is None and isinstance(train, DataLoader):
             raise ConfigError(
@@ -209,9 +206,7 @@ def _from_loader(
             )
         return FitData(train, val, False), config
     config = config.model_copy(update={"drop_last": config.drop_last or train.drop_last})
-    known = FitData(train.dataset, val, True)
-    held_out = _split(train.dataset, config) if val is None else known
-    return held_out._replace(order=order), config
+    return _split(train.dataset, val, config)._replace(order=order), config
 
 
 def for_evaluation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
@@ -234,10 +229,11 @@ def _validation(val: Any, num_workers: int = 0) -> Dataset | EvalLoader:
         raise DataError(f"validation data: {error}") from error
 
 
-def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
-    """Holds out `validation_split` of the samples, drawn once from the seed: the same on every rank."""
-    if not config.validation_split:
-        return FitData(dataset, None, True)
+def _split(dataset: Dataset, val: Dataset | EvalLoader | None, config: DistributedTrainingConfig) -> FitData:
+    """`dataset` and `val`; if there is none, `validation_split` of the samples is held out, drawn once from
+    the seed: the same on every rank."""
+    if val is not None or not config.validation_split:
+        return FitData(dataset, val, True)
     count = round(len(dataset) * config.validation_split)
     if not 0 < count < len(dataset):
         raise DataError(
@@ -246,5 +242,5 @@ def _split(dataset: Dataset, config: DistributedTrainingConfig) -> FitData:
             "HINT: give more data or a different split."
         )
     order = Order(len(dataset), config.seed, epoch=2**31)[:]  # an order no training epoch has
-    train, val = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
-    return FitData(train, val, True)
+    train, held_out = Subset(dataset, np.sort(order[count:])), Subset(dataset, np.sort(order[:count]))
+    return FitData(train, held_out, True)
