@@ -99,16 +99,6 @@ def _validation_error(trained: PyTree, form: PyTree, err: Exception) -> DataErro
     )
 
 
-def check_labels(data: FitData, plan: Plan, program: Program, state: TrainState) -> LabelCheck:
-    """The check of the labels in the batches of `data`, to be evaluated.
-
-    Raises: DataError naming a label of no class, of arrays; otherwise as `shapes_of`.
-    """
-    check, looked = LabelCheck(), shapes_of(plan, program, state, *one_sample(data))
-    expect_labels(check, data.train, looked, plan.recipe, "data")
-    return check
-
-
 def expect_labels(check: LabelCheck, data: Any, looked: Sample, recipe: Recipe, what: str) -> None:
     """Sets up the `check` of the labels of `data`, if there are any: integer targets are labels only for our
     own classification losses. Labels that a task computes from the targets are not checked.

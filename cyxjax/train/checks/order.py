@@ -21,12 +21,13 @@ from cyxjax.train import fingerprints
 from cyxjax.train.checks.batch_checks import (
     check_batches,
     check_full_batches,
-    check_labels,
     check_norms,
     check_whole_batch,
+    expect_labels,
+    shapes_of,
 )
 from cyxjax.train.comparison import compare_ranks
-from cyxjax.train.feeding.fit_data import FitData, is_loader
+from cyxjax.train.feeding.fit_data import FitData, is_loader, one_sample
 from cyxjax.train.hooks import all_callbacks
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.monitor import watchable_in
@@ -98,7 +99,9 @@ def before_evaluation(
 
     Raises: DataError naming the sample; ConfigError for a loss that cannot take `samples`.
     """
-    labels = check_labels(samples, plan, program, state)
+    labels = LabelCheck()
+    looked = shapes_of(plan, program, state, *one_sample(samples))
+    expect_labels(labels, samples.train, looked, plan.recipe, "data")
     shape = plan.settings.step.batch._replace(batch_size=size)
     check_full_batches(plan.recipe.loss, samples.train, shape, "data")
     return labels
