@@ -62,11 +62,8 @@ class SentinelHook(SavingHook):
             self.on_state(moment, ended=True)  # a difference found now is too late to heal
 
     def _healed(self, state: TrainState, found: list[Difference], names: list[str]) -> TrainState:
-        sources = np.zeros(len(names), np.int32)
-        for difference in found:
-            assert difference.source is not None
-            sources[names.index(difference.leaf)] = difference.source
-        return self._sentinel.heal(state, sources)
+        source = {difference.leaf: difference.source for difference in found}
+        return self._sentinel.heal(state, np.array([source.get(name, 0) for name in names], np.int32))
 
 
 def describe(found: list[Difference], step: int, ranks: list[int]) -> str:
