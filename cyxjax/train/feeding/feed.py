@@ -91,10 +91,9 @@ def loader_feed(
     steps_per_epoch: int | None,
     check: Check,
 ) -> Feed:
-    """Batches of a loader. check: of its labels."""
+    """Batches of a loader, one per dispatch: the shape of the next one is not known. check: of its labels."""
 
     def train_batches(position: Position, ask: Callable[[], Signal], at_once: int) -> Iterator[Fed]:
-        assert at_once == 1  # the shapes of the next batch are not known
         for number, (host, is_last) in enumerate(reader.epoch(position), position.step_in_epoch):
             check(host.targets, f": batch {number}", host.ids)
             drawn = keying(host, position.epoch, host.places)

@@ -94,7 +94,6 @@ class Hook:
 
         A returned state replaces it, also for the hooks after this one; it must be the same on all ranks.
         """
-        return None
 
     def on_epoch(self, info: EpochInfo) -> bool | None:
         """Called after an epoch and its evaluation."""
@@ -116,7 +115,6 @@ class Hook:
 
         JSON values, tuples, bytes and NumPy arrays. Called whenever the run is saved.
         """
-        return None
 
     def load_state_dict(self, state: Any) -> None:
         """Takes, on all ranks, what `state_dict` returned for the checkpoint that the run continues from.
