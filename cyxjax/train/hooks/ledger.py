@@ -29,15 +29,13 @@ _AT_ONCE = 64  # steps summed together: 2 us per step, where one alone costs 15
 class Tape:
     """The steps delivered to this process that are not part of a span yet."""
 
-    def __init__(self, facts: StreamFacts | None = None) -> None:
-        self.facts = facts  # None: a source without ids, for which nothing can be recorded
+    def __init__(self) -> None:
+        self.facts: StreamFacts | None = None  # None: a source without ids, of which nothing is noted
         self._fresh: list[tuple[int, int, int, Any, Any]] = []
         self._summed: list[Span] = []  # one per step, with this rank's share of the samples
 
     def note(self, epoch: int, host: HostBatch) -> None:
         """Notes one more delivered step."""
-        if self.facts is None:
-            return
         # Inputs and targets are released: only the numbers of the samples are kept.
         self._fresh.append((epoch, host.stop - host.total, host.stop, host.ids, host.weight))
         if len(self._fresh) >= _AT_ONCE:
@@ -167,8 +165,6 @@ class LedgerHook(SavingHook):
         self._write([facts._asdict() | ({"taken_back": taken_back} if taken_back else {})])
 
     def _settle(self, position: Position) -> None:
-        if self.tape.facts is None:
-            return
         self._at = (position.epoch, position.samples)
         spans = _of_all_ranks(self._group, _spans(self.tape.take(self._at)))
         for span in spans:
