@@ -21,12 +21,14 @@ class StreamPositions(SavingHook):
     """
 
     def __init__(self) -> None:
-        self.shared = False  # all ranks read one stream: one place is valid for any number of ranks
         self._stored: dict[str, Any] = {}
 
     def begin(self, group: ProcessGroup, shared: bool, goes_on: bool) -> None:
-        """Begins a new fit; its streams start over, unless it continues from restored positions."""
-        self._group, self.shared = group, shared
+        """Begins a new fit; its streams start over, unless it continues from restored positions.
+
+        shared: whether all ranks read one stream, of which one place is valid for any number of ranks.
+        """
+        self._group, self._shared = group, shared
         if not goes_on:
             self._stored = {}
 
@@ -37,7 +39,7 @@ class StreamPositions(SavingHook):
         at = [position.epoch, position.step_in_epoch, position.samples]
         known = all(place is not None for place in places)
         ranks = places if known else [None] * len(places)
-        self._stored = {"at": at, "shared": self.shared, "ranks": ranks}
+        self._stored = {"at": at, "shared": self._shared, "ranks": ranks}
 
     def meta(self, position: Position) -> dict[str, Any]:
         """The metadata for a checkpoint of `position`; {} without a stream."""
