@@ -122,7 +122,7 @@ def lower_step(
         return None
     if data.reader is not None:
         first = data.reader.first
-        batch = placer_for(settings.step, mesh).put(data.keying(first, 0, first.places))
+        batch = placer_for(settings.step, mesh).put(data.keying(first, 0))
         return program.train_step.lower(state, batch)
     shapes = data._replace(train=repeated(data.train), val=None)
     feed = build_feed(shapes, settings.step, settings.reading, mesh, Tape())
@@ -184,7 +184,7 @@ def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threa
 def first_part(data: Dataset, rows: int, keying: Keying = unkeyed) -> Parts:
     """Part 0 alone, with the first samples of `data`, again from the start if they are fewer."""
     weight, places = np.ones(rows, np.float32), np.arange(rows)
-    host = keying(HostBatch(*data.take(places % len(data)), weight, rows, places), 0, places)
+    host = keying(HostBatch(*data.take(places % len(data)), weight, rows, places), 0)
     part = Part(np.int32(0), *host[:3])
     return jax.tree.map(lambda leaf: np.asarray(leaf)[None], part)
 

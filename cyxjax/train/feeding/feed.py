@@ -96,7 +96,7 @@ def loader_feed(
     def train_batches(position: Position, ask: Callable[[], Signal], at_once: int) -> Iterator[Fed]:
         for number, (host, is_last) in enumerate(reader.epoch(position), position.step_in_epoch):
             check(host.targets, f": batch {number}", host.ids)
-            drawn = keying(host, position.epoch, host.places)
+            drawn = keying(host, position.epoch)
             yield Fed(placer.put(drawn, ask()), host.stop, is_last, place=host.place)
 
     return Feed(train_batches, steps_per_epoch, val, reader.close)
@@ -139,14 +139,14 @@ def dataset_feed(
                     assert isinstance(placer, RowPlacer)
                     together = sum(not placer.has_own_size(host) for host in block.steps)
                     if together:  # else it is the last step of the epoch alone, which carries the signal
-                        rows = keying(block.rows, position.epoch, block.rows.places)
+                        rows = keying(block.rows, position.epoch)
                         batches = placer.put_steps(block._replace(rows=rows), at_once, ask())
                 for i, host in enumerate(block.steps):
                     tape.note(position.epoch, host)
                     if i < together:
                         yield Fed(batches, host.stop, host.stop == end, i)
                     else:
-                        drawn = keying(host, position.epoch, host.places)
+                        drawn = keying(host, position.epoch)
                         yield Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
 
     return Feed(train_batches, plan.num_steps, val)

@@ -112,11 +112,11 @@ class PartPlacer:
 Placer = RowPlacer | PartPlacer
 """Says which `shares`, of `num_shares`, of a step this process feeds, and puts their rows on its devices."""
 
-Keying = Callable[[HostBatch, int, np.ndarray], HostBatch]
-"""(batch, epoch, places of its rows in the order of that epoch) -> the batch as the step takes it."""
+Keying = Callable[[HostBatch, int], HostBatch]
+"""(batch, epoch) -> the batch as the step takes it."""
 
 
-def unkeyed(host: HostBatch, epoch: int, places: np.ndarray) -> HostBatch:
+def unkeyed(host: HostBatch, epoch: int) -> HostBatch:
     """Returns `host`: no random values are drawn per sample."""
     return host
 
@@ -125,4 +125,4 @@ def keying_for(augment: Augment | None, seed: int) -> Keying:
     """The keying for `augment`, from a run's `seed`."""
     if augment is None:
         return unkeyed
-    return lambda host, epoch, places: host._replace(inputs=keyed(host.inputs, seed, epoch, places))
+    return lambda host, epoch: host._replace(inputs=keyed(host.inputs, seed, epoch, host.places))
