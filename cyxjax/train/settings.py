@@ -173,7 +173,7 @@ def resolve(
     Raises: ConfigError and DataError if the batch does not divide, or leaves no step.
     """
     schedule = getattr(config, "schedule", ScheduleConfig()) if schedule is None else schedule
-    batch = _batch_shape(config, num_replicas)
+    batch = batch_shape(config, num_replicas)
     epoch = None if num_samples is None else _epoch(config, num_samples, batch)
     return Settings(
         step=StepPlan(
@@ -254,7 +254,8 @@ def _epoch(config: DistributedTrainingConfig, num_samples: int, batch: BatchShap
     return BatchPlan(num_samples, *batch, config.drop_last)
 
 
-def _batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchShape:
+def batch_shape(config: DistributedTrainingConfig, num_replicas: int) -> BatchShape:
+    """How a step of `config` is divided. Raises: ConfigError if its global batch cannot be."""
     shares = config.virtual_replicas if config.reproducibility == "exact" else num_replicas
     accumulation = config.gradient_accumulation_steps
     if config.global_batch_size is None:

@@ -8,7 +8,6 @@ import numpy as np
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.trees import PyTree
-from cyxjax.data.batches import batch_size_from_global
 from cyxjax.data.loader import DataLoader
 from cyxjax.data.order import Order
 from cyxjax.data.sources import Dataset, Subset, as_dataset, has_items
@@ -18,6 +17,7 @@ from cyxjax.errors import ConfigError, DataError
 from cyxjax.train.feeding.argument_pairs import as_pair, paired, refuse_unclear
 from cyxjax.train.feeding.loader_reader import EvalLoader, LoaderReader
 from cyxjax.train.feeding.placing import Keying, unkeyed
+from cyxjax.train.settings import batch_shape
 
 EVAL_ROWS = 256  # rows per batch of a stream: of each process in evaluation, of all in `predict`
 
@@ -41,10 +41,7 @@ def _batched(data: Any, config: DistributedTrainingConfig, local_replicas: int, 
     rows = as_rows(data)
     if rows is None:
         return data
-    each = config.batch_size
-    if config.global_batch_size is not None:
-        shares = num_replicas, config.gradient_accumulation_steps
-        each = batch_size_from_global(config.global_batch_size, *shares)
+    each = batch_shape(config, num_replicas).batch_size
     return RowBatches(rows, each * local_replicas, *_place(), config.drop_last)
 
 
