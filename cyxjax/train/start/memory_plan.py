@@ -55,7 +55,6 @@ def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
     for comm in STRATEGIES:
         step_plan = plan.settings.step._replace(comm=comm, comm_options={})
         found: list[tuple[int, int]] = []
-        leaves: tuple[tuple[int, int, bool], ...] = ()
         for count in (len(devices) // 2, len(devices)):
             mesh = Mesh(np.array(devices[:count]), ("data",))
             shares = step_plan.batch._replace(num_shares=count)
@@ -64,7 +63,7 @@ def held_by(plan: Plan, devices: Any, batch: Batch) -> Iterator[Held]:
             step: Any = program.train_step
             args = (_shapes(mesh, state, state_spec(program.sync)), _batch_of(mesh, batch, len(devices)))
             found.append((count, memory_bytes(step.lower(*args).compile())["temporaries"]))
-            leaves = tuple(_leaves(state, program.sync, step_plan.offload != "none"))
+        leaves = tuple(_leaves(state, program.sync, step_plan.offload != "none"))  # on all of them
         yield Held(comm, leaves, (found[0], found[1]))
 
 
