@@ -141,8 +141,15 @@ def plan_fit(
     found, config = fit_data.parse(data, config, len(local_replicas(mesh)), num_replicas(mesh))
     num_samples = len(found.train) if found.indexed else None
     resumed = Resumed.of(own.meta if own else loaded)
-    how = {"schedule": schedule, "remat": recipe.remat, "named": named, "resumed": resumed}
-    settings = resolve(config, num_replicas(mesh), num_samples, **how)
+    settings = resolve(
+        config,
+        num_replicas(mesh),
+        num_samples,
+        schedule=schedule,
+        remat=recipe.remat,
+        named=named,
+        resumed=resumed,
+    )
     found = begin_reading(found, settings.step, settings.reading, mesh)
     inputs = fit_data.one_sample(found)[0]
     augment = "none" if recipe.augment is None else check_augment(recipe.augment, inputs)

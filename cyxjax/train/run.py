@@ -63,8 +63,7 @@ def run_fit(
     with StopSignals() as signals, keeping as checkpointer:
         rollback.make_room(checkpointer, start.position.step, resumed, console.note)
         starts_over = not resumed and (settings.saving.resume == "never" or start.position.step > 0)
-        opened = watchable, signals, checkpointer, sink, console
-        fit = Fit(plan, program, run, *opened, starts_over, hand_out)
+        fit = Fit(plan, program, run, watchable, signals, checkpointer, sink, console, starts_over, hand_out)
         console.begin(total_steps(plan, start.position, run.first_step), course.epochs)
         try:
             end = train_with_hooks(fit, start)

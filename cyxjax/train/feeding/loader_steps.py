@@ -69,9 +69,16 @@ def _deal(group: list[LoaderBatch], local: int, accumulation: int, size: int) ->
         places[:, micro] = place + own.start + slots * own.step
         row, place = row + rows[micro], place + own.stop
     inputs, targets = jax.tree.map(lambda *a: np.concatenate(a)[index.reshape(-1)], *pairs)
-    total, at = sum(len(batch.own) for batch in group), group[-1].place
-    numbers = weight.reshape(-1), total, places.reshape(-1), index.reshape(-1)
-    return HostBatch(inputs, targets, *numbers, place=at)
+    total = sum(len(batch.own) for batch in group)
+    return HostBatch(
+        inputs,
+        targets,
+        weight.reshape(-1),
+        total,
+        places.reshape(-1),
+        ids=index.reshape(-1),
+        place=group[-1].place,
+    )
 
 
 def _refuse_several_shapes(pairs: list[tuple[Any, Any]], accumulation: int) -> None:

@@ -118,12 +118,19 @@ def begin_callbacks(hooks: list[Hook], fit: Fit, step: int) -> None:
 
 def _black_box(fit: Fit) -> list[Hook]:
     """Only for an experiment: nothing else can be run again."""
-    experiment, replicas = fit.plan.settings.experiment, num_replicas(fit.plan.group.mesh)
+    experiment = fit.plan.settings.experiment
     if fit.folder is None or experiment is None:
         return []
-    left_out_too = not fit.plan.settings.step.uses_float16
-    tape, note = fit.run.ledger.tape, fit.console.note
-    return [BlackBoxHook(fit.folder, experiment, tape, replicas, left_out_too, note)]
+    return [
+        BlackBoxHook(
+            fit.folder,
+            experiment,
+            fit.run.ledger.tape,
+            num_replicas(fit.plan.group.mesh),
+            left_out_too=not fit.plan.settings.step.uses_float16,
+            note=fit.console.note,
+        )
+    ]
 
 
 def _loss_spikes(guard: GuardPolicy) -> list[Hook]:
@@ -201,9 +208,17 @@ def _profile(fit: Fit) -> list[Hook]:
 def _goodput(fit: Fit) -> list[Hook]:
     if fit.folder is None:
         return []
-    work = partial(reporting.flops_per_step, fit.plan), partial(reporting.device_use, fit.plan)
-    told = fit.run.history, fit.sink, fit.console.note
-    return [GoodputHook(fit.folder.goodput, *told, *work, starts_over=fit.starts_over)]
+    return [
+        GoodputHook(
+            fit.folder.goodput,
+            fit.run.history,
+            fit.sink,
+            fit.console.note,
+            flops_per_step=partial(reporting.flops_per_step, fit.plan),
+            use=partial(reporting.device_use, fit.plan),
+            starts_over=fit.starts_over,
+        )
+    ]
 
 
 def _events(fit: Fit) -> list[Hook]:
