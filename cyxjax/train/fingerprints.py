@@ -35,7 +35,6 @@ from cyxjax.train.feeding.fit_data import FitData, is_loader
 from cyxjax.train.feeding.placing import NO_SIGNAL, Keying, unkeyed
 from cyxjax.train.hooks.all_callbacks import in_the_step
 from cyxjax.train.hooks.hook import Position
-from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Program, Recipe
 from cyxjax.train.settings import Settings, StepPlan
 from cyxjax.train.start.dispatch import placer_for
@@ -125,7 +124,7 @@ def lower_step(
         batch = placer_for(settings.step, mesh).put(data.keying(first, 0))
         return program.train_step.lower(state, batch)
     shapes = data._replace(train=repeated(data.train), val=None)
-    feed = build_feed(shapes, settings.step, settings.reading, mesh, Tape())
+    feed = build_feed(shapes, settings.step, settings.reading, mesh)
     with closing(iter(feed.train(Position(), lambda: NO_SIGNAL, at_once))) as fed:  # type: ignore[type-var]
         one = next(fed)
     if one.at is None:

@@ -27,7 +27,6 @@ from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.placing import keying_for
 from cyxjax.train.fingerprints import Facts, config_of
 from cyxjax.train.hooks.hook import Feed, Position
-from cyxjax.train.hooks.ledger import Tape
 from cyxjax.train.program import Recipe
 from cyxjax.train.schedules import Resumed
 from cyxjax.train.settings import Settings, resolve
@@ -124,7 +123,6 @@ def plan_fit(
     group: ProcessGroup,
     data: tuple[Any, ...],
     config: DistributedTrainingConfig,
-    tape: Tape,
     own: Manifest | None,
     loaded: Mapping[str, Any],
     *,
@@ -156,7 +154,7 @@ def plan_fit(
     found = found._replace(keying=keying_for(recipe.augment, settings.seed))
     unpadded = is_own(recipe.loss, recipe.metrics)
     labels = LabelCheck(), LabelCheck()
-    feed = build_feed(found, settings.step, settings.reading, mesh, tape, unpadded=unpadded, labels=labels)
+    feed = build_feed(found, settings.step, settings.reading, mesh, unpadded=unpadded, labels=labels)
     values = {name: value for name, value in config.resolved().items() if named or name not in _OBJECTS}
     own_code = {name: digest for name, (digest, _) in own_modules().items()}
     facts = Facts(config_of(values, recipe, augment), own_code=own_code)

@@ -11,7 +11,6 @@ from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState
 from cyxjax.core.trees import PyTree
-from cyxjax.data.ledger import StreamFacts
 from cyxjax.distributed import process_group
 from cyxjax.distributed.agreement import on_any_rank
 from cyxjax.distributed.model_sync import ModelSync
@@ -127,8 +126,9 @@ class DistributedTrainer:
         own = None if run.is_loaded else own_checkpoint(config, self._group)
         if own is None and ckpt_path is not None:
             self.load_checkpoint(ckpt_path)
-        known = run.ledger.open(run.is_loaded), own, run.restored if run.is_loaded else {}
-        plan = plan_fit(self._recipe, self._group, data, config, *known, schedule=schedule, named=named)
+        loaded = run.restored if run.is_loaded else {}
+        plan = plan_fit(self._recipe, self._group, data, config, own, loaded, schedule=schedule, named=named)
+        run.ledger.tape = plan.feed.tape
         run.stream_positions.begin(self._group, fit_data.is_shared(plan.data.train), run.is_loaded)
         plan = checks.before_training(plan, lambda: run.begin(plan), loaded=run.is_loaded)
         run.last = plan, self.program
@@ -259,11 +259,6 @@ class DistributedTrainer:
     def stopped_by_signal(self) -> bool:
         """Whether a signal or Ctrl-C ended the last fit."""
         return reason_of(self.history.stopped_by) in (SIGNAL, INTERRUPT)
-
-    @property
-    def stream_facts(self) -> StreamFacts | None:
-        """The order of samples of the last fit or check; None if samples have no numbers."""
-        return self._run.ledger.tape.facts
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ from cyxjax.train.feeding.fit_data import FitData
 from cyxjax.train.feeding.loader_reader import EvalLoader, LoaderReader
 from cyxjax.train.feeding.loader_steps import agreed, steps
 from cyxjax.train.feeding.placing import Keying, Placer, RowPlacer, Signal, unkeyed
-from cyxjax.train.hooks.hook import Fed, Feed, Position
-from cyxjax.train.hooks.ledger import Tape
+from cyxjax.train.hooks.hook import Fed, Feed, Position, Tape
 from cyxjax.train.settings import Reading, StepPlan
 from cyxjax.train.start.dispatch import placer_for
 
@@ -49,15 +48,14 @@ def build_feed(
     plan: StepPlan,
     reading: Reading,
     mesh: Mesh,
-    tape: Tape,
     *,
     unpadded: bool = False,
     labels: Sequence[Check] = (unchecked, unchecked),
 ) -> Feed:
     """The batches of a fit: from datasets with an index, or from loaders.
 
-    tape: notes the samples of datasets. unpadded: a step that has the whole batch is not padded; see
-    `RowPlacer`. labels: check those of training and validation data.
+    unpadded: a step that has the whole batch is not padded; see `RowPlacer`. labels: check those of training
+    and validation data.
     """
     placer = placer_for(plan, mesh, unpadded=unpadded and plan.batch.accumulation == 1)
     val = None
@@ -77,7 +75,6 @@ def build_feed(
         seed=seed,
         shuffle=shuffle,
         depth=reading.prefetch,
-        tape=tape,
         keying=data.keying,
         check=labels[0],
     )
@@ -111,16 +108,14 @@ def dataset_feed(
     seed: int,
     shuffle: bool,
     depth: int,
-    tape: Tape,
     keying: Keying = unkeyed,
     check: Check = unchecked,
 ) -> Feed:
     """Batches of datasets with an index: each sample once per epoch, each step a function of its place.
 
-    Delivered steps are noted on `tape`.
+    Delivered steps are noted on the feed's tape.
     """
-    tape.facts = StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle)
-
+    tape = Tape(StreamFacts(len(train), plan.global_batch_size, plan.drop_last, seed, shuffle))
     per_step = plan.global_batch_size // placer.num_shares * len(placer.shares)  # samples of this process
 
     def train_batches(position: Position, ask: Callable[[], Signal], at_once: int) -> Iterator[Fed]:
@@ -149,7 +144,7 @@ def dataset_feed(
                         drawn = keying(host, position.epoch)
                         yield Fed(placer.put(drawn, ask()), host.stop, host.stop == end)
 
-    return Feed(train_batches, plan.num_steps, val)
+    return Feed(train_batches, plan.num_steps, val, tape=tape)
 
 
 def eval_batches(

@@ -22,7 +22,6 @@ from cyxjax.observe.records import plain, warn_if_unwritten, write_atomic
 from cyxjax.observe.sinks import warn_on_stderr
 from cyxjax.run_folder import RunFolder
 from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
-from cyxjax.train.hooks.ledger import Tape
 
 FILE, CONFIG = "box.json", "config.yaml"
 _MOST = 3  # boxes per fit: later ones mostly repeat the first
@@ -57,13 +56,13 @@ class BlackBoxHook(Hook):
         self,
         folder: RunFolder,
         experiment: str,
-        tape: Tape,
+        facts: StreamFacts | None,
         num_replicas: int,
         left_out_too: bool,
         note: Callable[[str], None],
     ):
         self._folder, self._experiment = folder, experiment
-        self._tape, self._num_replicas = tape, num_replicas
+        self._facts, self._num_replicas = facts, num_replicas
         self._left_out_too, self._note = left_out_too, note
         self._written = 0
 
@@ -82,7 +81,7 @@ class BlackBoxHook(Hook):
             self._write(info.position, first, "left out" if info.left_out else plain(loss_sum / weight))
 
     def _write(self, position: Position, first: int, loss: Any) -> None:
-        facts, folder = self._tape.facts, self._folder.checkpoints
+        facts, folder = self._facts, self._folder.checkpoints
         before = [step for step in list_steps(folder) if step < position.step]
         box = BlackBox(
             position.step,

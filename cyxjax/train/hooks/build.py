@@ -90,7 +90,10 @@ def build_hooks(fit: Fit) -> list[Hook]:
         *_sentinel(fit),  # before saving: what is saved has been compared
         *_digests(fit),  # before saving: a step on disk has its digests
         fit.run.ledger.begin(  # part of a save
-            *(fit.plan.group, fit.folder.ledger if fit.folder else None, fit.console.note),
+            fit.plan.group,
+            fit.folder.ledger if fit.folder else None,
+            fit.console.note,
+            resumed=bool(fit.run.restored),
             starts_over=fit.starts_over,
         ),
         *([] if fit.plan.data.indexed else [fit.run.stream_positions]),  # part of a save
@@ -125,7 +128,7 @@ def _black_box(fit: Fit) -> list[Hook]:
         BlackBoxHook(
             fit.folder,
             experiment,
-            fit.run.ledger.tape,
+            fit.plan.feed.tape.facts,
             num_replicas(fit.plan.group.mesh),
             left_out_too=not fit.plan.settings.step.uses_float16,
             note=fit.console.note,

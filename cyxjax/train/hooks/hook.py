@@ -1,15 +1,19 @@
 """The moments of a run as a hook sees them, and the values that the loop exchanges with hooks and feeds."""
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cyxjax.core.step import Batch, TrainState
+from cyxjax.data.batches import HostBatch
+from cyxjax.data.ledger import Span, StreamFacts, delivered
 
 Sums = np.ndarray
 """float64 (Metrics.num_training_rows, 2): a mean's weighted sum and weight, or the numbers of a statistic."""
 NOTHING_COMPARED = np.zeros((0, 2))
+_AT_ONCE = 64  # steps summed together: 2 us per step, where one alone costs 15
 
 
 class Position(NamedTuple):
@@ -147,6 +151,40 @@ class Fed(NamedTuple):
     place: Any = None  # of this rank's loader, see `Position`
 
 
+class Tape:
+    """The steps delivered to this process that are not part of a span yet."""
+
+    def __init__(self, facts: StreamFacts | None = None) -> None:
+        self.facts = facts  # None: a source without ids, of which nothing is noted
+        self._fresh: list[tuple[int, int, int, Any, Any]] = []
+        self._summed: list[Span] = []  # one per step, with this rank's share of the samples
+
+    def note(self, epoch: int, host: HostBatch) -> None:
+        """Notes one more delivered step."""
+        # Inputs and targets are released: only the numbers of the samples are kept.
+        self._fresh.append((epoch, host.stop - host.total, host.stop, host.ids, host.weight))
+        if len(self._fresh) >= _AT_ONCE:
+            self._sum()
+
+    def take(self, place: tuple[int, int]) -> list[Span]:
+        """Removes and returns the steps up to `place`, (epoch, samples), oldest first; later steps stay."""
+        self._sum()
+        due = [step for step in self._summed if (step.epoch, step.stop) <= place]
+        self._summed = self._summed[len(due) :]
+        return due
+
+    def clear(self) -> None:
+        """Forgets all steps."""
+        self._fresh, self._summed = [], []
+
+    def _sum(self) -> None:
+        if self._fresh:
+            epochs, firsts, stops, *rows = zip(*self._fresh, strict=True)
+            ids, weight = map(np.stack, rows)
+            self._summed += map(Span, epochs, firsts, stops, repeat(1), delivered(ids, weight > 0))
+            self._fresh = []
+
+
 class Feed(NamedTuple):
     """Where batches come from: functions of the position, so that a resumed run asks for the same batches."""
 
@@ -155,6 +193,7 @@ class Feed(NamedTuple):
     steps_per_epoch: int | None  # of a whole epoch; None: not known before it ends
     val: Callable[[], Iterable[Batch]] | None
     close: Callable[[], None] = lambda: None  # closes what stays open between epochs
+    tape: Tape = Tape()  # the steps that were given and are not recorded yet; of a loader, none
 
 
 def overriding(hooks: Iterable[Hook], *names: str) -> list[Hook]:

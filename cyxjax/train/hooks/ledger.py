@@ -7,57 +7,17 @@ save become a span (one per epoch), and the ranks' shares of it are summed.
 
 from collections.abc import Callable
 from functools import reduce
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cyxjax.data import ledger_file
-from cyxjax.data.batches import HostBatch
-from cyxjax.data.ledger import BEGINNING, Delivered, Place, Span, StreamFacts, Tally, delivered
+from cyxjax.data.ledger import BEGINNING, Delivered, Place, Span, StreamFacts, Tally
 from cyxjax.distributed.agreement import PEER_WORK_S, agree
 from cyxjax.distributed.process_group import ProcessGroup
 from cyxjax.files import append
 from cyxjax.observe.records import warn_if_unwritten
 from cyxjax.observe.sinks import warn_on_stderr
-from cyxjax.train.hooks.hook import Position, RunState, SavingHook
-
-_AT_ONCE = 64  # steps summed together: 2 us per step, where one alone costs 15
-
-
-class Tape:
-    """The steps delivered to this process that are not part of a span yet."""
-
-    def __init__(self) -> None:
-        self.facts: StreamFacts | None = None  # None: a source without ids, of which nothing is noted
-        self._fresh: list[tuple[int, int, int, Any, Any]] = []
-        self._summed: list[Span] = []  # one per step, with this rank's share of the samples
-
-    def note(self, epoch: int, host: HostBatch) -> None:
-        """Notes one more delivered step."""
-        # Inputs and targets are released: only the numbers of the samples are kept.
-        self._fresh.append((epoch, host.stop - host.total, host.stop, host.ids, host.weight))
-        if len(self._fresh) >= _AT_ONCE:
-            self._sum()
-
-    def take(self, place: tuple[int, int]) -> list[Span]:
-        """Removes and returns the steps up to `place`, (epoch, samples), oldest first; later steps stay."""
-        self._sum()
-        due = [step for step in self._summed if (step.epoch, step.stop) <= place]
-        self._summed = self._summed[len(due) :]
-        return due
-
-    def clear(self) -> None:
-        """Forgets all steps."""
-        self._fresh, self._summed = [], []
-
-    def _sum(self) -> None:
-        if self._fresh:
-            epochs, firsts, stops, *rows = zip(*self._fresh, strict=True)
-            ids, weight = map(np.stack, rows)
-            self._summed += map(Span, epochs, firsts, stops, repeat(1), delivered(ids, weight > 0))
-            self._fresh = []
+from cyxjax.train.hooks.hook import Position, RunState, SavingHook, Tape
 
 
 class LedgerHook(SavingHook):
@@ -69,18 +29,12 @@ class LedgerHook(SavingHook):
     every = 4096  # for runs that save seldom: bounds what is held in memory
 
     def __init__(self) -> None:
-        self.tape = Tape()
+        self.tape = Tape()  # of the newest plan
         self._tally = Tally()
         self._begins = BEGINNING  # where the record begins: after a load from elsewhere, at that state
         self._at: tuple[int, int] | None = (0, 0)  # (epoch, samples) of `_tally`; None: not known
         self._was: StreamFacts | None = None  # of the checkpoint that the run resumes from
-        self._resumed = False
         self._unwritten = ""  # lines that could not be written to a full disk; retried with the next lines
-
-    def open(self, is_loaded: bool) -> Tape:
-        """An empty tape for the next fit. is_loaded: whether the fit continues from a loaded state."""
-        self.tape, self._resumed, self._unwritten = Tape(), is_loaded, ""
-        return self.tape
 
     def restore(self, meta: dict[str, Any], position: Position) -> None:
         """Continues the ledger of a checkpoint at `position`."""
@@ -89,7 +43,6 @@ class LedgerHook(SavingHook):
         self._begins = Place(*found.get("begins", ())) if found is not None else BEGINNING
         self._at = (position.epoch, position.samples) if found is not None else None
         self._was = StreamFacts(**facts) if facts is not None else None
-        self._resumed = True
 
     def meta(self, moment: RunState) -> dict[str, Any]:
         """The metadata to store in a checkpoint of `moment`, without the ledger if it is not up to date."""
@@ -101,12 +54,21 @@ class LedgerHook(SavingHook):
         return found | {"stream": self.tape.facts._asdict()}
 
     def begin(
-        self, group: ProcessGroup, path: Path | None, say: Callable[[str], None], *, starts_over: bool
+        self,
+        group: ProcessGroup,
+        path: Path | None,
+        say: Callable[[str], None],
+        *,
+        resumed: bool,
+        starts_over: bool,
     ) -> "LedgerHook":
-        """Records into `path` (None: only into the checkpoints). starts_over: whether what was restored was
-        recorded elsewhere, so that a new record begins at its place.
+        """Begins a fit, and records it into `path` (None: only into the checkpoints).
+
+        resumed: whether it continues from what was restored. starts_over: whether that was recorded
+        elsewhere, so that a new record begins at its place.
         """
         self._group, self._path, self._say, self._starts_over = group, path, say, starts_over
+        self._resumed, self._unwritten = resumed, ""
         return self
 
     def on_start(self, moment: RunState) -> None:

@@ -87,7 +87,7 @@ def _rebuilt(box: BlackBox, folder: Path) -> tuple[DistributedTrainer, Plan, Str
         config = config.model_copy(update={"resume": "never"})
     _, _, trainer, plan = prepare(config, step=max(earlier, default=None))
     _say_start(trainer)
-    facts = trainer.stream_facts
+    facts = plan.feed.tape.facts
     if facts is None or samples_of(facts, box.epoch, box.first_sample) != box.sample_ids:
         raise DataError(
             f"{folder} names samples that differ from the current data ({first_few(box.sample_ids)}). "

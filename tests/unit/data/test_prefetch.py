@@ -16,7 +16,6 @@ from cyxjax.data.sources import ArrayDataset
 from cyxjax.train.feeding import feed
 from cyxjax.train.feeding.placing import RowPlacer
 from cyxjax.train.hooks.hook import Position
-from cyxjax.train.hooks.ledger import Tape
 from tests.support.programs import fresh
 from tests.support.waiting import until
 
@@ -88,7 +87,7 @@ def test_large_batches_of_a_fit_are_read_ahead(monkeypatch, large):
     assert data.row_bytes == 9000 * 4 + 8  # a step of fewer bytes is read together with others
     monkeypatch.setattr(feed, "LARGE_BYTES", 10 * data.row_bytes + (not large))
     placer = RowPlacer(build_mesh(jax.devices()[:1]))
-    batches = feed.dataset_feed(placer, data, plan, None, seed=0, shuffle=True, depth=2, tape=Tape()).train(
+    batches = feed.dataset_feed(placer, data, plan, None, seed=0, shuffle=True, depth=2).train(
         Position(), lambda: (0.0, False), 1
     )
     next(batches)

@@ -18,7 +18,6 @@ from cyxjax.train.feeding.loader_reader import one_pass
 from cyxjax.train.feeding.loader_steps import steps
 from cyxjax.train.feeding.placing import keying_for
 from cyxjax.train.hooks.hook import Position
-from cyxjax.train.hooks.ledger import Tape
 from tests.support.refusals import refused
 from tests.support.resuming import check_goes_on
 from tests.support.trainers import X, Y, config, shake, trainer
@@ -57,7 +56,7 @@ def seen(num_replicas, batch_size, accumulation, first=0):
     data = ArrayDataset(np.arange(60), np.zeros(60))
     plan = BatchPlan(60, batch_size, num_replicas, accumulation)
     on_host = SimpleNamespace(shares=range(num_replicas), num_shares=num_replicas, put=lambda host, _: host)
-    order = {"seed": 3, "shuffle": True, "depth": 0, "tape": Tape()}
+    order = {"seed": 3, "shuffle": True, "depth": 0}
     feed = dataset_feed(on_host, data, plan, None, **order, keying=keying_for(shake, 9))
     found = {}
     for fed in feed.train(Position(0, 1, first, 0), lambda: (0.0, False), 1):
