@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from cyxjax.core.evaluation import EvalState
-from cyxjax.core.mesh import local_replicas, local_rows, local_value, num_replicas, put_rows
+from cyxjax.core.mesh import local_replicas, num_replicas, put_rows
 from cyxjax.core.trees import PyTree
 from cyxjax.data.columns import as_array, is_frame, matrix_of, stack
 from cyxjax.data.sources import ArrayDataset, Dataset, has_items
@@ -96,7 +96,8 @@ def predict_all(predict_step: Callable, state: EvalState, mesh: Mesh, source: So
     parts = [part for inputs in blocks for part in _predicted(predict_step, state, mesh, inputs, each)]
     if not parts:
         raise DataError("nothing to predict: 0 samples. HINT: check the filter they came from.")
-    return jax.tree.map(lambda *p: np.concatenate(p) if p[0].ndim else p[0], *parts)
+    # Copies: a numpy view of a CPU buffer keeps its client alive.
+    return jax.tree.map(lambda *p: np.concatenate(p) if p[0].ndim else np.array(p[0]), *parts)
 
 
 def _predicted(
@@ -107,11 +108,5 @@ def _predicted(
         # The last batch is filled up with the first rows; the surplus is cut off below.
         places = np.arange(start + mine.start * each, start + mine.stop * each) % rows
         batch = put_rows(mesh, jax.tree.map(lambda a, p=places: np.asarray(a)[p], inputs))
-        made = _whole(predict_step(state, batch))
+        made = multihost_utils.process_allgather(predict_step(state, batch), tiled=True)
         yield jax.tree.map(lambda a: a[: rows - start] if a.ndim else a, made)  # noqa: B023
-
-
-def _whole(rows: PyTree) -> PyTree:
-    if jax.process_count() == 1:
-        return jax.tree.map(lambda a: local_rows(a) if a.ndim else local_value(a), rows)
-    return multihost_utils.process_allgather(rows, tiled=True)
