@@ -51,8 +51,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
     mesh, feed, data, saving = group.mesh, plan.feed, plan.data, plan.settings.saving
 
     # Configuration and data
-    is_exact = settings.step.is_exact
-    content = _check_exact(plan, data) if is_exact else None
+    content = _check_exact(plan, data) if settings.step.is_exact else None
     program, state = begin()
     if saving.resume == "must" and not loaded and plan.own is None:
         raise CheckpointError(
@@ -78,8 +77,7 @@ def before_training(plan: Plan, begin: Callable[[], tuple[Program, TrainState]],
 
     # What the run depends on, compared across ranks
     facts = plan.facts._replace(data=content or fingerprints.data_of(data))
-    if is_exact:
-        assert isinstance(program.train_step, PartsStep)
+    if isinstance(program.train_step, PartsStep):  # an exact run
         first, rows = first_state(plan, program)[0].state, settings.step.batch.batch_size
         found = fingerprints.exact_of(program.train_step, data, first, rows, group.threads)
         facts = facts._replace(exact=found)
