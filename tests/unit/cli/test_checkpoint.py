@@ -130,14 +130,14 @@ def test_export_reports_and_refuses_damaged_steps_and_a_bad_place(run, caplog):
     (run / "m").unlink()
     for step in (1, 2):
         damage(run, step)
-    with pytest.raises(CheckpointError, match="step 2: .*process_00000"):
-        main(["export", str(run), str(run / "m"), "--step", "2"])
-    with pytest.raises(CheckpointError, match=r"step 9: .*MANIFEST\.json: [^.]*\. HINT:"):
-        main(["export", str(run), str(run / "m"), "--step", "9"])
-    with pytest.raises(CheckpointError, match="checkpoints: step 3: arrays"):
-        main(["export", str(run), str(run / "m")])
-    with pytest.raises(CheckpointError, match=r"step_00000001 .*step_"):
-        main(["export", str(run / "checkpoints" / "step_00000001"), str(run / "m")])
+    for source, words, message in (
+        (run, ["--step", "2"], "step 2: .*process_00000"),
+        (run, ["--step", "9"], r"step 9: .*MANIFEST\.json: [^.]*\. HINT:"),
+        (run, [], "checkpoints: step 3: arrays"),
+        (run / "checkpoints" / "step_00000001", [], r"step_00000001 .*step_"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            main(["export", str(source), str(run / "m"), *words])
     assert os.listdir(run) == ["checkpoints"]
 
 

@@ -1,5 +1,3 @@
 """Fixtures for the data tests."""
 
-from tests.support.trainers import two_devices
-
-__all__ = ["two_devices"]
+from tests.support.trainers import two_devices as two_devices

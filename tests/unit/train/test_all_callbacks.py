@@ -1,9 +1,10 @@
 """The callbacks of one rank: their answers apply to all ranks, wherever they are called."""
 
+import itertools
+
 import jax
 import pytest
 
-import cyxjax as cx
 from cyxjax.observe.history import DistributedTrainingHistory
 from cyxjax.observe.stop_reasons import CALLBACK, MAX_TIME, SIGNAL, strongest
 from cyxjax.train import run
@@ -32,15 +33,8 @@ def test_what_one_rank_says_outside_of_steps_counts_on_all(name, steps, monkeypa
 
 @pytest.mark.usefixtures("two_devices")
 def test_a_run_that_a_callback_ended_at_a_step_says_so():
-    class Asks(cx.Callback):
-        asked = 0
-
-        def ask(self):
-            self.asked += 1
-            return self.asked == 9, False
-
-    settings = config(batch_size=1, steps_per_dispatch=1)
-    for callback in (says("on_step"), Asks()):
+    calls, settings = itertools.count(1), config(batch_size=1, steps_per_dispatch=1)
+    for callback in (says("on_step"), does(ask=lambda self: (next(calls) == 9, False))):
         history = trainer(callbacks=[callback]).fit(X, Y, settings)
         # Steps 1 to 4 are reported when 8 are dispatched; the request goes with step 9, read at step 16.
         assert (history.stopped_by, history.num_steps, len(history.train_losses)) == ("callback", 16, 1)

@@ -393,13 +393,6 @@ def test_a_model_that_holds_values_has_the_trained_ones_in_a_callback():
         assert same_bits(found, after_fit(X, Y, config(epochs=epochs)).params)
 
 
-def test_an_epoch_that_early_stopping_cut_short_has_a_training_loss():
-    one = trainer(linen.Dense(3), optimizer=optax.sgd(0.0))
-    often = {"evaluate_every_n_steps": 1, "early_stopping_patience": 1}
-    history = one.fit(X[:24], Y[:24], X[:8], Y[:8], config(epochs=1, **often))
-    assert (history.stopped_by, history.num_steps, len(history.train_losses)) == ("early_stopping", 2, 1)
-
-
 def test_an_epoch_that_max_steps_cut_short_is_not_one_more_for_a_callback_after_a_load(tmp_path):
     def one():
         falls = cx.ReduceLROnPlateau(0.5, patience=1, monitor="train_loss", min_delta=10)

@@ -130,13 +130,19 @@ def test_a_loader_s_samples_have_the_work_of_those_of_arrays(tmp_path):
     assert loader.history.flops_per_sample == pytest.approx(arrays.history.flops_per_sample, rel=0.2)
 
 
-def test_the_peak_of_a_device_is_that_of_its_kind():
-    assert devices.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert devices.peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert devices.peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
-    assert devices.peak_flops("NVIDIA L40") == 0.0  # not an L4
-    assert devices.peak_flops("TPU v5 lite") == 197e12
-    assert devices.peak_flops("cpu") == 0.0
+@pytest.mark.parametrize(
+    ("kind", "flops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40", 0.0),  # not an L4
+        ("TPU v5 lite", 197e12),
+        ("cpu", 0.0),
+    ],
+)
+def test_the_peak_of_a_device_is_that_of_its_kind(kind, flops):
+    assert devices.peak_flops(kind) == flops
 
 
 def test_a_crash_costs_a_restart_and_the_steps_since_the_last_save(tmp_path, monkeypatch):

@@ -10,13 +10,12 @@ from unittest.mock import Mock
 import pytest
 from flax import linen
 
-import cyxjax as cx
 from cyxjax.cli import audit
 from cyxjax.data.ledger_file import read_ledger
 from cyxjax.data.order import Order
 from cyxjax.errors import DataError
 from cyxjax.train.hooks import ledger
-from tests.support.trainers import X, Y, batches, fitted, loaded, use_devices
+from tests.support.trainers import X, Y, batches, does, fitted, loaded, use_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -52,12 +51,8 @@ def tamper(monkeypatch, bad_step, change):
 
 
 def test_a_program_that_changes_its_folder_while_it_trains_keeps_its_run(tmp_path, monkeypatch):
-    class Elsewhere(cx.Callback):
-        def on_epoch(self, info):
-            os.chdir("/")
-
     monkeypatch.chdir(tmp_path)  # and back afterwards
-    fitted(Elsewhere(), run_dir="run")
+    fitted(does(on_epoch=lambda self, info: os.chdir("/")), run_dir="run")
     assert (tmp_path / "run" / "history.json").is_file()
     assert audit.main([str(tmp_path / "run")]) == 0
 

@@ -103,17 +103,15 @@ def test_unknown_names_and_directions_are_refused(monitor, message):
 
 @pytest.mark.parametrize("make", [cx.EarlyStopping, cx.ReduceLROnPlateau, cx.BestCheckpoint, None])
 def test_what_is_not_measured_is_refused_before_anything_is_written(cwd, make):
-
-    def fit(monitor, *data, **values):
+    stops = {"checkpoint_every_n_epochs": 1, "early_stopping_patience": 2}
+    for monitor, data, values, message in (
+        ("val_los", VAL, {"early_stopping_patience": None}, "'val_los'.*'val_loss'"),
+        ("val_loss", (), {}, "'val_loss'.*'train_loss'"),
+        ("val_loss", VAL, {"evaluate_every_n_epochs": 0}, "'val_loss'.*evaluations"),
+    ):
         callbacks, named = ([make(monitor=monitor)], {}) if make else ((), {"monitor": monitor})
-        trainer(callbacks=callbacks).fit(X, Y, *data, config(checkpoint_every_n_epochs=1, **named | values))
-
-    with pytest.raises(ConfigError, match="'val_los'.*'val_loss'"):
-        fit("val_los", *VAL)
-    with pytest.raises(ConfigError, match="'val_loss'.*'train_loss'"):
-        fit("val_loss", early_stopping_patience=2)
-    with pytest.raises(ConfigError, match="'val_loss'.*evaluations"):
-        fit("val_loss", *VAL, early_stopping_patience=2, evaluate_every_n_epochs=0)
+        with pytest.raises(ConfigError, match=message):
+            trainer(callbacks=callbacks).fit(X, Y, *data, config(**stops | named | values))
     assert not list(cwd.iterdir())
     assert len(trainer().fit(X, Y, config()).train_losses) == 2  # the default val_loss is not required
 

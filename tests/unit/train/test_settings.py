@@ -21,7 +21,7 @@ from cyxjax.train.schedules import DECAY, Resumed, build_schedule, decay_of
 from cyxjax.train.settings import BatchShape, resolve
 from tests.support.resuming import kept
 from tests.support.shared_programs import build
-from tests.support.trainers import X, Y, config, mlp, same_bits, says, trainer
+from tests.support.trainers import X, Y, config, does, mlp, same_bits, says, trainer
 
 COSINE = ScheduleConfig(name="cosine", final_fraction=0.1)
 
@@ -46,12 +46,9 @@ def test_a_decay_ends_where_the_run_does():
     assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay.steps == 17
 
 
-class StopAt(cx.Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, info):
-        return info.position.step >= self.step
+def stop_at(step):
+    """A callback that stops the training at `step`, or at the next step that is seen."""
+    return does(on_step=lambda self, info: info.position.step >= step)
 
 
 @pytest.mark.usefixtures("one_device", "as_users_promote")
@@ -62,7 +59,7 @@ def test_a_decay_goes_on_where_it_was_with_another_batch_size_and_ends_at_the_en
     def rates(folder, *starts):
         soon = {"steps_per_dispatch": 1, "steps_in_flight": 1, "warmup_steps": warmup_steps}
         for batch_size, stop in starts:
-            stopped = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
+            stopped = trainer(linen.Dense(3), callbacks=[stop_at(stop)])
             settings = config(epochs=4, batch_size=batch_size, **soon, **kept(tmp_path / folder))
             history = stopped.fit(X, Y, settings, schedule=ScheduleConfig(name=name))
             stops.append(history.num_steps)
@@ -88,7 +85,7 @@ def test_a_decay_goes_on_as_it_was_where_a_rollback_has_set_the_steps_back(tmp_p
 
     def trained(folder, *stops):
         for stop in stops:
-            one = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
+            one = trainer(linen.Dense(3), callbacks=[stop_at(stop)])
             saving = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_steps": 2}
             one.fit(bad, Y, config(**options, **saving), schedule=ScheduleConfig(name="cosine"))
         assert one.history.rollback_steps
@@ -159,7 +156,7 @@ def test_a_decay_of_a_resumed_run_ends_with_it_whatever_has_changed(was, at, sam
 @pytest.mark.usefixtures("one_device", "as_users_promote")
 def test_a_checkpoint_that_is_loaded_and_saved_keeps_the_decay_and_a_damaged_one_is_passed_over(tmp_path):
     for stop, size in ((11, 6), (14, 20)):
-        one = trainer(linen.Dense(3), callbacks=[StopAt(stop)])
+        one = trainer(linen.Dense(3), callbacks=[stop_at(stop)])
         saving = config(epochs=4, batch_size=size, **kept(tmp_path / "run"))
         one.fit(X, Y, saving, schedule=ScheduleConfig(name="linear"))
     other = trainer(linen.Dense(3))
@@ -172,7 +169,7 @@ def test_a_checkpoint_that_is_loaded_and_saved_keeps_the_decay_and_a_damaged_one
 @pytest.mark.usefixtures("one_device")
 def test_the_decay_goes_on_from_the_step_that_is_restored_where_a_newer_one_is_damaged(tmp_path):
     def decay(folder, **values):
-        one = trainer(linen.Dense(3), callbacks=[StopAt(16)])
+        one = trainer(linen.Dense(3), callbacks=[stop_at(16)])
         saving = kept(tmp_path / folder) | {"checkpoint_every_n_steps": 5}
         one.fit(X, Y, config(epochs=4, **values, **saving), schedule=ScheduleConfig(name="linear"))
         return one.plan.settings.step.rate.decay

@@ -248,11 +248,10 @@ def test_a_callback_that_changes_the_state_needs_whole_parameters():
         def next_state(self, info, state):
             return state._replace(params=jax.tree.map(lambda a: a / 2, state.params))
 
-    one = trainer(linen.Dense(3), callbacks=[Halves()])
-    one.fit(*DATA, config(epochs=1, comm="zero1"))
+    one_layer(callbacks=[Halves()]).fit(*DATA, config(epochs=1, comm="zero1"))
     with pytest.raises(ConfigError, match="Halves"):
-        trainer(linen.Dense(3), callbacks=[Halves()]).fit(*DATA, config(epochs=1, comm="fsdp"))
-    trainer(linen.Dense(3), callbacks=[cx.EMA(0.9)]).fit(*DATA, config(epochs=1, comm="fsdp"))
+        one_layer(callbacks=[Halves()]).fit(*DATA, config(epochs=1, comm="fsdp"))
+    one_layer(callbacks=[cx.EMA(0.9)]).fit(*DATA, config(epochs=1, comm="fsdp"))
 
 
 def test_a_run_after_a_refused_resume_records_itself_alone(tmp_path):

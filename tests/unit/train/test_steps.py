@@ -88,6 +88,7 @@ def test_early_stopping_waits_for_evaluations_within_an_epoch():
     # The first evaluation is the best, the next two are not better.
     history = trainer().fit(*WORSE, by_steps(4, early_stopping_patience=2))
     assert (history.num_steps, history.stopped_by, history.val_steps) == (12, "early_stopping", [4, 8, 12])
+    assert len(history.train_losses) == 1  # of the epoch that was cut short
 
 
 def test_a_run_that_max_steps_ended_says_so_and_trains_no_further_when_it_is_started_again(tmp_path):

@@ -129,15 +129,16 @@ def test_rows_come_from_datasets_and_loaders_in_their_order(moved, run):
 
 
 def test_what_is_no_run_is_refused(tmp_path, moved, group):
-    with pytest.raises(ConfigError, match="nowhere"):
-        cx.load_run(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"config\.yaml"):
-        cx.load_run(tmp_path)
-    with pytest.raises(CheckpointError, match="step"):
-        cx.load_run(moved, step=99)
-    shutil.rmtree(moved / "checkpoints")
-    with pytest.raises(CheckpointError, match="elsewhere/checkpoints"):
-        cx.load_run(moved)
+    without = shutil.copytree(moved, tmp_path / "without")
+    shutil.rmtree(without / "checkpoints")
+    for folder, step, error, message in (
+        (tmp_path / "nowhere", None, ConfigError, "nowhere"),
+        (tmp_path, None, ConfigError, r"config\.yaml"),
+        (moved, 99, CheckpointError, "step"),
+        (without, None, CheckpointError, "without/checkpoints"),
+    ):
+        with pytest.raises(error, match=message):
+            cx.load_run(folder, step=step)
 
 
 def test_evaluate_says_the_run_s_numbers(moved, run, capsys):
