@@ -98,22 +98,23 @@ def test_options_of_an_earlier_source_are_cleared_by_null(experiment):
     assert load_config(["--config", base, "--config", child]).model.options == {}
 
 
-def test_a_path_of_init_from_is_merged_as_a_section(experiment):
-    path = experiment("init_from: bert.safetensors\n")
-    rules = experiment("init_from: {path: a, map: {x: y}, strict: false}\n", "rules.yaml")
-    found = load_config(["--config", path, "--init-from.strict", "false"]).init_from
-    assert (found.path, found.strict) == ("bert.safetensors", False)
-    assert load_config(["--config", path, "--init-from", "none"]).init_from.path is None
-    assert (
-        load_config(["--config", path, "--config", experiment("init_from: null\n", "y.yaml")]).init_from.path
-        is None
-    )
-    found = load_config(["--config", rules, "--init-from", "other"]).init_from
-    assert (found.path, found.map, found.strict) == ("other", {"x": "y"}, False)
-    words = ["--init-from", "w", "--init-from.strict", "false"]
-    for given in (words, words[2:] + words[:2]):
-        found = load_config(given).init_from
-        assert (found.path, found.strict) == ("w", False)
+@pytest.mark.parametrize(
+    ("words", "path", "rules", "strict"),
+    [
+        ("--config path.yaml --init-from.strict false", "bert.safetensors", {}, False),
+        ("--config path.yaml --init-from none", None, {}, True),
+        ("--config path.yaml --config null.yaml", None, {}, True),
+        ("--config rules.yaml --init-from other", "other", {"x": "y"}, False),
+        ("--init-from w --init-from.strict false", "w", {}, False),
+        ("--init-from.strict false --init-from w", "w", {}, False),
+    ],
+)
+def test_a_path_of_init_from_is_merged_as_a_section(experiment, words, path, rules, strict):
+    experiment("init_from: bert.safetensors\n", "path.yaml")
+    experiment("init_from: {path: a, map: {x: y}, strict: false}\n", "rules.yaml")
+    experiment("init_from: null\n", "null.yaml")
+    found = load_config(words.split()).init_from
+    assert (found.path, found.map, found.strict) == (path, rules, strict)
 
 
 def test_a_name_in_a_file_of_weights_is_one_key():

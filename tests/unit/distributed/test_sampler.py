@@ -34,16 +34,20 @@ def test_shuffled_ranks_are_disjoint_but_for_padding(size, world, epoch):
     assert (counts - 1).sum() == sampler.padded_size() - size < world
 
 
-def test_sizes_and_datasets_that_stand_for_them():
+def test_sizes_are_those_of_a_rank_and_of_all():
     sampler = DistributedSampler(dataset_size=10, num_replicas=4, rank=1)
     assert (sampler.local_size(), sampler.total_size(), sampler.padded_size(), len(sampler)) == (3, 10, 12, 3)
     short = DistributedSampler(10, 4, 1, drop_last=True)
     assert (short.local_size(), short.total_size(), short.padded_size()) == (2, 10, 8)
 
-    assert DistributedSampler([5, 6, 7], 1, 0).total_size() == 3
-    assert DistributedSampler(dataset=np.zeros((4, 2)), num_replicas=1, rank=0).total_size() == 4
-    assert DistributedSampler(np.int64(6), 1, 0).total_size() == 6
-    assert DistributedSampler((np.zeros((4, 2)), np.zeros(4)), 1, 0).total_size() == 4
+
+@pytest.mark.parametrize(
+    ("dataset", "size"),
+    [([5, 6, 7], 3), (np.zeros((4, 2)), 4), (np.int64(6), 6), ((np.zeros((4, 2)), np.zeros(4)), 4)],
+    ids=["list", "array", "size", "pair"],
+)
+def test_a_dataset_stands_for_its_size(dataset, size):
+    assert DistributedSampler(dataset=dataset, num_replicas=1, rank=0).total_size() == size
 
 
 def test_epochs_differ_and_repeat_and_a_pass_keeps_the_one_it_began_in():

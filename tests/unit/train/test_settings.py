@@ -36,14 +36,11 @@ def test_a_global_batch_is_dealt_out_to_replicas_or_to_the_parts_of_an_exact_ste
     assert resolve(exact, 3).step.batch == BatchShape(12, 8, 1)
 
 
-def test_a_decay_ends_where_the_run_does():
+@pytest.mark.parametrize(("max_steps", "steps"), [(None, 17), (10, 6), (1000, 17)])
+def test_a_decay_ends_where_the_run_does(max_steps, steps):
     # 100 samples in batches of 8 x 2: 7 steps an epoch, 3 epochs, of which 4 warm up
-    one = DistributedTrainingConfig(batch_size=8, epochs=3, warmup_steps=4)
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay[:2] == (4, 17)
-    one.max_steps = 10
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay.steps == 6
-    one.max_steps = 1000
-    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay.steps == 17
+    one = DistributedTrainingConfig(batch_size=8, epochs=3, warmup_steps=4, max_steps=max_steps)
+    assert resolve(one, 2, 100, schedule=COSINE).step.rate.decay[:2] == (4, steps)
 
 
 def stop_at(step):
@@ -202,16 +199,19 @@ def test_a_decay_of_other_epochs_or_max_steps_is_that_of_a_run_that_had_them_fro
     assert decay(4, Resumed(20, 3, 0, decay(4, max_steps=35)), max_steps=35)[:2] == (8, 27)
 
 
-def test_a_decay_over_a_loader_needs_a_number_of_steps():
+@pytest.mark.parametrize(
+    ("values", "schedule", "steps"),
+    [
+        ({}, COSINE.model_copy(update={"decay_steps": 9}), 9),
+        ({"steps_per_epoch": 7, "epochs": 3}, COSINE, 21),
+        ({"steps_per_epoch": 7, "epochs": 3, "max_steps": 12}, COSINE, 12),
+    ],
+)
+def test_a_decay_over_a_loader_needs_a_number_of_steps(values, schedule, steps):
     """A loader has no known number of steps: the rate used to be at its end after one step."""
-    one = DistributedTrainingConfig()
+    assert resolve(DistributedTrainingConfig(**values), 2, schedule=schedule).step.rate.decay.steps == steps
     with pytest.raises(ConfigError, match=r"schedule\.name=cosine: .*loader.*decay_steps .*max_steps"):
-        resolve(one, 2, schedule=COSINE)
-    assert resolve(one, 2, schedule=COSINE.model_copy(update={"decay_steps": 9})).step.rate.decay.steps == 9
-    one.steps_per_epoch, one.epochs = 7, 3
-    assert resolve(one, 2, schedule=COSINE).step.rate.decay.steps == 21
-    one.max_steps = 12
-    assert resolve(one, 2, schedule=COSINE).step.rate.decay.steps == 12
+        resolve(DistributedTrainingConfig(), 2, schedule=COSINE)
 
 
 def test_a_rate_that_does_not_decay_hangs_on_no_number_of_steps():
