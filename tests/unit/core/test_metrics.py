@@ -69,23 +69,28 @@ def test_labels_below_0_are_padding_and_one_output_is_no_class():
     assert accuracy(jnp.eye(300)[jnp.array([256, 1, 2, 3])], jnp.array([0, 1, 2, 3], jnp.uint8)) == [3, 4]
 
 
-def test_metrics_that_are_no_metrics_are_refused():
-    for own, better in (
-        ({"loss": len}, {}),
-        ({"top2": len}, {"top2": "maximize"}),
-        ({"top2": len}, {"top": "max"}),
-    ):
-        with pytest.raises(ConfigError, match="'loss'.*'min' or 'max'"):
-            Metrics(own, better=better)
-    with pytest.raises(ConfigError, match=r"cx\.Metrics.*list"):
-        metrics_of(None, ["accuracy"])
-    with pytest.raises(DataError, match="'it' of 4 samples.*Sums"):
-        Metrics({"it": Sums}).sums(jnp.ones(4), LOGITS, LABELS, jnp.ones(4))
-
-
 @flax.struct.dataclass
 class Sums:
     """A metric class as in clu or metrax: constructed from sums."""
 
     total: Any
     count: Any
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Metrics({"loss": len}), ConfigError, "'loss'.*'min' or 'max'"),
+        (lambda: Metrics({"top2": len}, better={"top2": "maximize"}), ConfigError, "'loss'.*'min' or 'max'"),
+        (lambda: Metrics({"top2": len}, better={"top": "max"}), ConfigError, "'loss'.*'min' or 'max'"),
+        (lambda: metrics_of(None, ["accuracy"]), ConfigError, r"cx\.Metrics.*list"),
+        (
+            lambda: Metrics({"it": Sums}).sums(jnp.ones(4), LOGITS, LABELS, jnp.ones(4)),
+            DataError,
+            "'it' of 4 samples.*Sums",
+        ),
+    ],
+)
+def test_metrics_that_are_no_metrics_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

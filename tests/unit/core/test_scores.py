@@ -135,18 +135,22 @@ def test_r2_is_scikit_learn_s_and_nan_where_float32_cannot_tell():
     assert np.isnan(measured(cx.R2(2), guess, REAL)["it"])  # spread 1 around 10,000
 
 
-def test_what_does_not_fit_is_one_line():
-    with pytest.raises(ConfigError, match=r"F1\(3, average='binary'\).*HINT"):
-        cx.F1(3, "binary")
-    with pytest.raises(DataError, match="HINT"):
-        measured(cx.F1(3), TEXT, LABELS[:9])
-    with pytest.raises(DataError, match="4.*positive"):
-        measured(cx.AUC(), LOGITS, LABELS)
-    with pytest.raises(DataError, match="dict.*Task"):
-        cx.F1(3).update(0.0, LOGITS, {"label": LABELS}, np.ones(N))
-    for metric in (cx.AUC(positive=1), cx.R2(), cx.Perplexity()):  # jax's own errors
-        with pytest.raises((TypeError, ValueError)):
-            measured(metric, TEXT, LABELS[:9])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: cx.F1(3, "binary"), ConfigError, r"F1\(3, average='binary'\).*HINT"),
+        (lambda: measured(cx.F1(3), TEXT, LABELS[:9]), DataError, "HINT"),
+        (lambda: measured(cx.AUC(), LOGITS, LABELS), DataError, "4.*positive"),
+        (lambda: cx.F1(3).update(0.0, LOGITS, {"label": LABELS}, np.ones(N)), DataError, "dict.*Task"),
+        # jax's own errors
+        (lambda: measured(cx.AUC(positive=1), TEXT, LABELS[:9]), (TypeError, ValueError), None),
+        (lambda: measured(cx.R2(), TEXT, LABELS[:9]), (TypeError, ValueError), None),
+        (lambda: measured(cx.Perplexity(), TEXT, LABELS[:9]), (TypeError, ValueError), None),
+    ],
+)
+def test_what_does_not_fit_is_one_line(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 @pytest.mark.usefixtures("one_device")

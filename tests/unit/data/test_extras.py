@@ -74,20 +74,26 @@ def test_nested_lists_of_a_parquet_file_keep_their_type(parquet, tmp_path):
     assert sorted(inputs.tolist()) == pixels.tolist()
 
 
-def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path):
-    ragged = written(parquet, tmp_path / "r.parquet", a=[[1], [1, 2]], label=[0, 1])
-    with pytest.raises(DataError, match=r"'a' of .*r\.parquet"):
-        cx.data.load_dataset("parquet", ragged)
-    for labels in ([0, None], ["a", None], [True, None]):
-        nulls = written(parquet, tmp_path / "n.parquet", a=[0.5, None], label=labels)
-        with pytest.raises(DataError, match=r"n\.parquet.*'label'"):
-            cx.data.load_dataset("parquet", nulls)
-    with pytest.raises(ConfigError, match="'labels'.* 'label'"):
-        cx.data.load_dataset("parquet", ragged, target="labels")
-    for name, columns in (("lab", {}), ("label", {"label": [0, 1]})):
-        path = written(parquet, tmp_path / "l.parquet", **columns or {"b": [1, 2], "label": [0, 1]})
-        with pytest.raises(ConfigError, match=f"{name!r}.* 'label'"):
-            cx.data.load_dataset("parquet", path, inputs=[name])
+@pytest.mark.parametrize(
+    ("columns", "options", "error", "message"),
+    [
+        ({"a": [[1], [1, 2]], "label": [0, 1]}, {}, DataError, r"'a' of .*x\.parquet"),
+        *(
+            ({"a": [0.5, None], "label": labels}, {}, DataError, r"x\.parquet.*'label'")
+            for labels in ([0, None], ["a", None], [True, None])
+        ),
+        ({"a": [1, 2], "label": [0, 1]}, {"target": "labels"}, ConfigError, "'labels'.* 'label'"),
+        ({"b": [1, 2], "label": [0, 1]}, {"inputs": ["lab"]}, ConfigError, "'lab'.* 'label'"),
+        ({"label": [0, 1]}, {"inputs": ["label"]}, ConfigError, "'label'.* 'label'"),
+    ],
+)
+def test_what_a_parquet_file_cannot_be_is_said(parquet, tmp_path, columns, options, error, message):
+    path = written(parquet, tmp_path / "x.parquet", **columns)
+    with pytest.raises(error, match=message):
+        cx.data.load_dataset("parquet", path, **options)
+
+
+def test_what_is_no_parquet_file_is_named(parquet, tmp_path):
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"x\.parquet: "):
         cx.data.load_dataset("parquet", tmp_path / "x.parquet")

@@ -133,12 +133,17 @@ def test_devices_of_a_local_rank(gpus, local_rank, here, got):
     assert local_devices(gpus, local_rank, here) == got
 
 
-def test_more_processes_than_gpus():
-    with pytest.raises(ConfigError, match="LOCAL_RANK=2 .*3 .* 0, 1"):
-        local_devices(["0", "1"], 2, 3)
-    # Two processes on one H100: NCCL ends with "Duplicate GPU detected" in ten lines of XLA's.
-    with pytest.raises(ConfigError, match="LOCAL_RANK=0 .*2 "):
-        local_devices(["0"], 0, 2, limited=False)
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "here", "limited", "message"),
+    [
+        (["0", "1"], 2, 3, True, "LOCAL_RANK=2 .*3 .* 0, 1"),
+        # Two processes on one H100: NCCL ends with "Duplicate GPU detected" in ten lines of XLA's.
+        (["0"], 0, 2, False, "LOCAL_RANK=0 .*2 "),
+    ],
+)
+def test_more_processes_than_gpus(gpus, local_rank, here, limited, message):
+    with pytest.raises(ConfigError, match=message):
+        local_devices(gpus, local_rank, here, limited=limited)
 
 
 @pytest.mark.parametrize(("backend", "platforms"), [("cpu", "cpu"), ("auto", "None")])

@@ -18,12 +18,18 @@ from cyxjax.train.experiment import _next_commands
 
 
 @pytest.mark.parametrize("replicas", [1, 7, 1_000_000])
-def test_the_strongest_wish_is_known_from_the_sum_over_replicas(replicas):
-    assert strongest(SIGNAL.sent) is SIGNAL
-    assert strongest(SIGNAL.sent + replicas * INTERRUPT.sent) is SIGNAL
-    assert strongest(replicas * MAX_TIME.sent) is MAX_TIME
-    assert strongest(replicas * CALLBACK.sent) is CALLBACK
-    assert strongest(SIGNAL.sent + replicas * MAX_TIME.sent) is SIGNAL
+@pytest.mark.parametrize(
+    ("of_one", "of_all", "reason"),
+    [
+        (SIGNAL.sent, 0.0, SIGNAL),
+        (SIGNAL.sent, INTERRUPT.sent, SIGNAL),
+        (0.0, MAX_TIME.sent, MAX_TIME),
+        (0.0, CALLBACK.sent, CALLBACK),
+        (SIGNAL.sent, MAX_TIME.sent, SIGNAL),
+    ],
+)
+def test_the_strongest_wish_is_known_from_the_sum_over_replicas(replicas, of_one, of_all, reason):
+    assert strongest(of_one + replicas * of_all) is reason
 
 
 @pytest.mark.parametrize("name", REASONS)
