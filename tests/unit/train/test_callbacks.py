@@ -247,17 +247,14 @@ def test_after_a_rollback_a_callback_has_the_state_of_that_checkpoint(tmp_path):
 def test_every_checkpoint_holds_the_state_of_callbacks(saved_by, tmp_path):
     path = str(tmp_path / "saved")
     best = [cx.BestCheckpoint(path, monitor="train_loss")] if saved_by == "BestCheckpoint" else []
-    one = trainer(linen.Dense(3), callbacks=[*best, Counting()])
-    one.fit(X[:24], Y[:24], config(epochs=1, batch_size=8))
+    layer, counting = linen.Dense(3), Counting()
+    settings = config(epochs=1, batch_size=8)
+    one = after_fit(X[:24], Y[:24], settings, model=layer, callbacks=[*best, Counting()])
     if not best:
         one.save_checkpoint(path)
     if saved_by.startswith("load"):
-        between = trainer(linen.Dense(3))
-        between.load_checkpoint(path)
-        between.save_checkpoint(path)
-    counting = Counting()
-    again = trainer(linen.Dense(3), callbacks=[counting])
-    again.load_checkpoint(path)
+        loaded(path, model=layer).save_checkpoint(path)
+    again = loaded(path, model=layer, callbacks=[counting])
     again.fit(X[:24], Y[:24], config(epochs=2, batch_size=8))
     assert counting.steps == again.history.num_steps == 4
 

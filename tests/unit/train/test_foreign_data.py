@@ -17,7 +17,7 @@ from cyxjax.train.feeding import fit_data, loader_reader, loader_steps
 from cyxjax.train.plan import fit_arguments, plan_of_checkpoint
 from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 from tests.support.resuming import bits
-from tests.support.trainers import config, same_bits, trainer, use_devices
+from tests.support.trainers import after_fit, config, loaded, same_bits, trainer, use_devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -28,14 +28,8 @@ NAMES = ("cat", "dog", "emu")
 WORDS = np.array(NAMES)[Y]
 
 
-def untrained(model=None):
-    return trainer(model or linen.Dense(3))
-
-
 def fit(*data, model=None, **values):
-    one = untrained(model)
-    one.fit(*data, config(**{"epochs": 1} | values))
-    return one
+    return after_fit(*data, config(**{"epochs": 1} | values), model=model or linen.Dense(3))
 
 
 # ---- lists and frames -------------------------------------------------------------------------------------
@@ -212,12 +206,11 @@ def test_rows_of_floats_are_probabilities_and_whole_numbers_and_words_are_refuse
 
 
 def test_class_names_lie_in_checkpoints_and_other_names_are_refused(tmp_path):
-    one, other, renamed = fit(X, Y), untrained(), fit(X, Y, seed=3)
+    one, renamed = fit(X, Y), fit(X, Y, seed=3)
     before = renamed.params
     one.class_names, renamed.class_names = NAMES, ("ant", "dog", "emu")
     one.save_checkpoint(str(tmp_path / "saved"))
-    other.load_checkpoint(str(tmp_path / "saved"))
-    assert other.class_names == NAMES
+    assert loaded(tmp_path / "saved", model=linen.Dense(3)).class_names == NAMES
     with pytest.raises(CheckpointError, match=r"cat\W+dog\W+emu.* ant\W+dog\W+emu"):
         renamed.load_checkpoint(str(tmp_path / "saved"))
     assert same_bits(renamed.params, before)
@@ -421,6 +414,6 @@ def test_a_stored_batch_that_the_replicas_cannot_share_does_not_keep_a_model_fro
     use_devices(8)
     given = {"gradient_accumulation_steps": 2, "global_batch_size": stored}
     meta = {"config": given, "inputs": {"": [[6], "float32"]}}
-    plan = plan_of_checkpoint(untrained().recipe, process_group.ensure(), meta)
+    plan = plan_of_checkpoint(trainer(linen.Dense(3)).recipe, process_group.ensure(), meta)
     assert plan.inputs.shape == (1, 6)
     assert plan.settings.step.batch == (size, 8, 2)

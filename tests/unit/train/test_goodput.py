@@ -118,8 +118,7 @@ def test_a_batch_of_another_length_is_compiled_anew(tmp_path):
         report(step, phase)
 
     with mock.patch.object(loop, "report_progress", noted):
-        one = trainer(linen.Embed(5, 3))
-        one.fit(cx.data.Batches(batches), config(epochs=2, steps_per_dispatch=1))
+        trainer(linen.Embed(5, 3)).fit(cx.data.Batches(batches), config(epochs=2, steps_per_dispatch=1))
     assert phases.count("compile") == 2  # both lengths, once each over the epochs
 
 

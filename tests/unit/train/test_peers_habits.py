@@ -12,7 +12,7 @@ from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError
 from tests.support import trainers
 from tests.support.refusals import refused
-from tests.support.trainers import CLASSES, QUIET, X, Y, config
+from tests.support.trainers import CLASSES, QUIET, X, Y, after_fit, config
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -53,8 +53,8 @@ def test_names_stand_for_losses_optimizers_and_precisions():
         metrics={"off": lambda o, t: (o.argmax(-1) != t).astype(jnp.float32)},
     )
     named.fit(X, Y, **QUIET, steps_per_dispatch=1, precision="bf16-mixed")
-    given = trainer(optimizer=cx.SGDOptimizer(0.001))
-    given.fit(X, Y, cx.TrainingConfig(**QUIET, steps_per_dispatch=1, precision="bfloat16"))
+    settings = cx.TrainingConfig(**QUIET, steps_per_dispatch=1, precision="bfloat16")
+    given = after_fit(X, Y, settings, model=linen.Dense(CLASSES), optimizer=cx.SGDOptimizer(0.001))
     np.testing.assert_array_equal(kernel(named), kernel(given))
     seen = named.test(X, Y)
     assert seen["off"] == pytest.approx(1 - seen["accuracy"])
@@ -132,8 +132,7 @@ def test_what_has_array_leaves_is_the_parameters_also_if_it_can_be_called():
             return self.weight @ x
 
     params = Linear(jnp.ones((CLASSES, X.shape[1])))
-    fitted = trainer((params, lambda p, x: jax.vmap(p)(x)))
-    fitted.fit(X, Y, **QUIET, steps_per_dispatch=1)
+    fitted = after_fit(X, Y, config(steps_per_dispatch=1), model=(params, lambda p, x: jax.vmap(p)(x)))
     assert isinstance(fitted.params, Linear)
     assert not np.allclose(fitted.params.weight, 1.0)
 

@@ -21,7 +21,7 @@ from cyxjax.train.schedules import DECAY, Resumed, build_schedule, decay_of
 from cyxjax.train.settings import BatchShape, resolve
 from tests.support.resuming import kept
 from tests.support.shared_programs import build
-from tests.support.trainers import X, Y, config, does, mlp, same_bits, says, trainer
+from tests.support.trainers import X, Y, config, does, loaded, mlp, same_bits, says, trainer
 
 COSINE = ScheduleConfig(name="cosine", final_fraction=0.1)
 
@@ -156,9 +156,7 @@ def test_a_checkpoint_that_is_loaded_and_saved_keeps_the_decay_and_a_damaged_one
         one = trainer(linen.Dense(3), callbacks=[stop_at(stop)])
         saving = config(epochs=4, batch_size=size, **kept(tmp_path / "run"))
         one.fit(X, Y, saving, schedule=ScheduleConfig(name="linear"))
-    other = trainer(linen.Dense(3))
-    other.load_checkpoint(str(tmp_path / "run"))
-    other.save_checkpoint(str(tmp_path / "copy"))
+    loaded(tmp_path / "run", model=linen.Dense(3)).save_checkpoint(str(tmp_path / "copy"))
     run, copy = (Checkpointer(tmp_path / name).newest_manifest().meta for name in ("run", "copy"))
     assert decay_of(copy[DECAY]) == decay_of(run[DECAY]) == one.plan.settings.step.rate.decay
 

@@ -129,8 +129,7 @@ def test_a_model_of_layers_holds_the_trained_values_after_fit_and_load(tmp_path)
 @pytest.mark.parametrize("kind", ["sequential", "nnx"])
 def test_values_set_in_a_model_after_its_fit_are_refused_by_the_trainer(kind):
     model = mlp() if kind == "sequential" else nnx.Linear(X.shape[1], 3, rngs=nnx.Rngs(0))
-    one = trainer(model)
-    one.fit(X, Y, config(epochs=1))
+    one = after_fit(X, Y, config(epochs=1), model=model)
     one.predict(X)
     if kind == "sequential":
         model.set_values(jax.tree.map(np.zeros_like, model.parameters()), {})
