@@ -151,23 +151,20 @@ def main():
     member.leave()
 
 
-def save_and_stop(number, frame):
-    raise Stop
+def raising(error):
+    """A signal handler that raises `error`."""
 
+    def handle(number, frame):
+        raise error
 
-def fail_to_save(number, frame):
-    raise CheckpointError("no room for step 7")
-
-
-def fail_to_stop(number, frame):
-    raise KeyError("export")
+    return handle
 
 
 if __name__ == "__main__":
     handlers = {
-        "save": save_and_stop,
-        "fail to save": fail_to_save,
-        "raise": fail_to_stop,
+        "save": raising(Stop()),
+        "fail to save": raising(CheckpointError("no room for step 7")),
+        "raise": raising(KeyError("export")),
         "ignore": signal.SIG_IGN,
     }
     signal.signal(signal.SIGTERM, handlers.get(os.environ.get("ON_TERM", ""), signal.SIG_DFL))
