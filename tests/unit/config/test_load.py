@@ -164,14 +164,15 @@ def test_variables_of_the_environment_take_the_type_of_their_key(experiment):
         "run_dir: ${env:JOB}\nepochs: ${env:EPOCHS:7}\nmax_steps: ${env:STEPS:none}\nshuffle: ${env:MIX}\n"
         "data: {root: '/data/${env:JOB}/${env:PART:a:b}'}\nsinks: ['${env:SINK}', jsonl]\n"
         "model: {options: {hidden: '${env:WIDTHS}', dropout: '${env:DROP:0.5}'}}\n"
+        "trainable: ['*/kernel', '${env:NUMBER}']\n"
     )
-    env = {"JOB": "123", "MIX": "false", "SINK": "csv", "WIDTHS": "[64, 32]", "STEPS": "40"}
+    env = {"JOB": "123", "MIX": "false", "SINK": "csv", "WIDTHS": "[64, 32]", "STEPS": "40", "NUMBER": "7"}
     config = load_config(["--config", file], env=env)
     assert (config.run_dir, config.epochs, config.max_steps, config.shuffle) == ("123", 7, 40, False)
     assert (config.data.root, config.sinks) == ("/data/123/a:b", ("csv", "jsonl"))
     assert config.model.options == {"hidden": [64, 32], "dropout": 0.5}
+    assert config.trainable == ("*/kernel", "7")  # a text among texts
     del env["STEPS"]
-    assert load_config(["--config", file], env=env).max_steps is None
 
 
 def test_commands_read_the_environment_of_their_process(experiment, monkeypatch, printed):
@@ -349,12 +350,6 @@ def test_a_deleted_working_folder_is_one_line_and_code_2(tmp_path, capsys, monke
     assert main(["train", "--epochs", "1"]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "WARNING" not in text]
     assert "folder" in line
-
-
-def test_a_variable_in_a_list_of_texts_is_a_text(experiment):
-    file = experiment("trainable: ['${env:NAMES}', '${env:NUMBER}']\n")
-    env = {"NAMES": "*/kernel", "NUMBER": "7"}
-    assert load_config(["--config", file], env=env).trainable == ("*/kernel", "7")
 
 
 def test_the_values_of_a_fast_dev_run_have_it_as_their_source(experiment, printed):

@@ -29,10 +29,12 @@ def test_our_client_is_what_jax_itself_would_make():
 def test_a_service_listens_on_the_reserved_port_of_its_address_and_on_no_other():
     held, port = ports.reserve("127.0.0.2")
     with held:
+        with pytest.raises(GroupError, match=r"Port \d+ .*127\.0\.0\.2 .*MASTER_PORT"):
+            ports.listen("127.0.0.2", port)
+        with pytest.raises(ConnectionRefusedError):  # what holds the port does not listen
+            socket.create_connection(("127.0.0.2", port), timeout=5)
         service = jax_private.serve(f"127.0.0.2:{port}", 1)
         try:
-            with pytest.raises(GroupError, match=r"Port \d+ .*127\.0\.0\.2 .*MASTER_PORT"):
-                ports.listen("127.0.0.2", port)
             socket.create_connection(("127.0.0.2", port), timeout=5).close()
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -18,7 +18,7 @@ from cyxjax.checkpoint.manifest import _DTYPES, read_manifest
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.checkpoint.store import Snapshot, StepStore
 from cyxjax.cli import main
-from cyxjax.core.exact.calls import Parts, named
+from cyxjax.core.exact.calls import Parts
 from cyxjax.core.exact.step import Layout, PartsBatch, by_device
 from cyxjax.core.mesh import build_mesh, put_replicated
 from cyxjax.core.sentinel import build_sentinel
@@ -108,12 +108,6 @@ def test_replay_looks_at_the_parts_with_the_keys_they_had():
     assert found[1][5].tolist() == [101, 105]
     want = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 3), 1)
     assert (jax.random.key_data(found[1][4]) == jax.random.key_data(want)).all()
-
-
-def test_a_program_kept_on_disk_is_of_its_number_of_threads():
-    # a cache identifies a program by its text: one compiled for a different thread pool must differ
-    texts = [jax.jit(named(lambda x: x + 1, threads)).lower(1.0).as_text() for threads in (2, 8)]
-    assert ["of_2_threads" in texts[0], "of_8_threads" in texts[1]] == [True, True]
 
 
 def test_one_device_compiles_each_program_once_and_without_a_mesh():
