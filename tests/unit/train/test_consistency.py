@@ -325,24 +325,6 @@ def test_ranks_that_evaluate_or_predict_other_samples_are_refused(call, monkeypa
         run(X + 1)
 
 
-class Counted(Batches):
-    """A loader that counts batches, as tf.data's: it is no dataset."""
-
-    def __len__(self):
-        return len(self._batches)
-
-    def take(self, count):
-        return Counted(self._batches[:count])
-
-
-def test_loaders_of_ranks_may_be_of_different_lengths(monkeypatch):
-    notes = []
-    monkeypatch.setattr(comparison, "agree", lambda group, call, note: notes.append(note) or notes)
-    for count in (2, 3):
-        comparison.compare_samples(ranks(2), "evaluate", Counted([(X[:4], Y[:4])] * count))
-    assert [note["data"] for note in notes] == [{}, {}]  # loaders are not compared
-
-
 def ranks(world_size):
     return SimpleNamespace(topology=SimpleNamespace(world_size=world_size, is_master=True))
 
