@@ -202,14 +202,15 @@ def test_a_schedule_is_a_rate_or_a_factor_and_both_are_recorded(two_devices):
     cosine = optax.cosine_decay_schedule(0.1, 3)
     settings = config(epochs=1, shuffle=False)
     kinds = (
-        (cx.SGDOptimizer(cosine), None, [float(cosine(2))]),
-        (cx.SGDOptimizer(0.1), lambda step: cosine(step) / 0.1, [float(cosine(2))]),
-        (optax.sgd(cosine), None, []),
+        (cx.SGDOptimizer(cosine), {}, [float(cosine(2))]),
+        (cx.SGDOptimizer(0.1), {"schedule": lambda step: cosine(step) / 0.1}, [float(cosine(2))]),
+        (cx.SGDOptimizer(0.1), {"lr_schedule": cosine}, [float(cosine(2))]),
+        (optax.sgd(cosine), {}, []),
     )
     found = []
-    for optimizer, factor, recorded in kinds:
+    for optimizer, words, recorded in kinds:
         train = cx.DistributedTrainer(linen.Dense(3), "cross_entropy", optimizer)
-        assert train.fit(X[:24], Y[:24], settings, schedule=factor).learning_rates == pytest.approx(recorded)
+        assert train.fit(X[:24], Y[:24], settings, **words).learning_rates == pytest.approx(recorded)
         found.append(train.params)
     for other in found[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found[0], other)

@@ -79,14 +79,6 @@ RATES = optax.cosine_decay_schedule(0.1, 20)
 
 
 @pytest.mark.usefixtures("as_users_promote")
-def test_rates_and_factors_have_names_of_their_own():
-    by_rate, by_factor = trainer(), trainer()
-    by_rate.fit(X, Y, **QUIET, steps_per_dispatch=1, lr_schedule=RATES)
-    by_factor.fit(X, Y, **QUIET, steps_per_dispatch=1, schedule=optax.cosine_decay_schedule(1.0, 20))
-    np.testing.assert_allclose(kernel(by_rate), kernel(by_factor), rtol=1e-5)
-
-
-@pytest.mark.usefixtures("as_users_promote")
 @pytest.mark.parametrize(
     ("optimizer", "words", "key"),
     [
@@ -147,16 +139,3 @@ def test_predicting_with_random_parameters_prints_a_line(capfd):
     given = trainer(({"kernel": jnp.ones((X.shape[1], CLASSES))}, lambda p, x: x @ p["kernel"]))
     given.predict(X)  # begins with values
     assert "random" not in capfd.readouterr().err
-
-
-def test_an_epoch_that_max_steps_cuts_short_is_a_row_of_the_history(tmp_path):
-    words = QUIET | {"run_dir": str(tmp_path / "run"), "sinks": []}
-    whole = trainer().fit(X, Y, **QUIET)
-    steps = whole.num_steps // 2
-    cut = trainer().fit(X, Y, **words, max_steps=steps + 2)
-    assert cut.epochs == [0, 1]
-    assert cut.train_losses[0] == whole.train_losses[0]
-    assert cut.steps == [steps, steps + 2]
-    on = trainer().fit(X, Y, **words)
-    assert on.epochs == [0, 1]
-    assert on.train_losses == whole.train_losses

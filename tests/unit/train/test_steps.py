@@ -96,7 +96,9 @@ def test_a_run_that_max_steps_ended_says_so_and_trains_no_further_when_it_is_sta
     for steps in (3, 3, 2):
         history = trainer().fit(*ALL, config(max_steps=steps, **folder))
         assert (history.num_steps, history.stopped_by) == (3, "max_steps")
-    assert trainer().fit(*ALL, config(max_steps=4, **folder)).num_steps == 4
+        assert (history.epochs, history.steps) == ([0], [3])  # an epoch that is cut short is a row
+    history = trainer().fit(*ALL, config(max_steps=19, **folder))
+    assert (history.epochs, history.steps) == ([0, 1], [15, 19])
     whole = trainer().fit(*ALL, config(epochs=1, max_steps=15))
     assert (whole.num_steps, whole.stopped_by) == (15, "")  # it had come to its end
 
