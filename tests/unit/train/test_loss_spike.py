@@ -17,7 +17,9 @@ from cyxjax.core.optimizer import LearningRateFactor
 from cyxjax.errors import CheckpointError, LossSpikeError
 from cyxjax.files import read_json_lines
 from cyxjax.launch import heartbeat
+from cyxjax.observe.profile import read
 from cyxjax.observe.report.facts import curves_of
+from cyxjax.run_folder import RunFolder
 from cyxjax.train import resume
 from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
@@ -198,8 +200,11 @@ def test_a_rollback_holds_one_state(tmp_path, monkeypatch):
 
 def test_a_trace_under_way_goes_on_over_a_rollback(tmp_path, capsys):
     fit(tmp_path, profile="12:15")  # the rollback comes with the numbers of step 15
-    assert "Profile of steps 12 to 14" in capsys.readouterr().out
-    assert len(list(tmp_path.rglob("perfetto_trace.json.gz"))) == 1
+    folder = RunFolder(tmp_path).profile(0)
+    assert "Profile of steps 12 to 14: 3 steps in " in capsys.readouterr().out
+    assert len(list(folder.rglob("*.xplane.pb"))) == len(list(folder.rglob("perfetto_trace.json.gz"))) == 1
+    (program,) = {op.program for op in read(folder) if "step" in op.program}
+    assert program in (folder / "summary.txt").read_text()
 
 
 def test_a_resumed_run_still_knows_what_was_left_out(tmp_path, capsys, printed):

