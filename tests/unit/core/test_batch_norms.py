@@ -127,14 +127,18 @@ def test_a_norm_that_asks_for_all_replicas_gets_them(kind, name):
 
 
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
-def test_a_norm_that_asks_where_replicas_are_apart_is_refused(kind):
-    for fields, axes in (
+@pytest.mark.parametrize(
+    ("fields", "axes"),
+    [
         ({"axis_name": "batch"}, StatsAxes(refused="each part has its own")),
         ({"axis_name": "batch", "axis_index_groups": [[0, 1]]}, StatsAxes(asked=AXIS)),
-    ):
-        fns = adapt(asking(kind, **fields))
-        with pytest.raises(ConfigError, match="BatchNorm .*axis_"):
-            phases.forward(fns, *fns.init(KEY, X[:, 0]), X[:, 0], None, KEY, axes)
+    ],
+    ids=["parts", "groups"],
+)
+def test_a_norm_that_asks_where_replicas_are_apart_is_refused(kind, fields, axes):
+    fns = adapt(asking(kind, **fields))
+    with pytest.raises(ConfigError, match="BatchNorm .*axis_"):
+        phases.forward(fns, *fns.init(KEY, X[:, 0]), X[:, 0], None, KEY, axes)
 
 
 def test_an_axis_that_the_model_maps_over_is_its_own():

@@ -80,18 +80,18 @@ def test_no_branch_adds_up_many_leaves_and_the_norm_keeps_its_bits():
     np.testing.assert_array_equal(jax.jit(row)(np.int32(9), leaves), [0.0, 0.0])
 
 
-def test_parameters_that_wait_for_the_norm_keep_their_bits():
+@pytest.mark.parametrize("norm", [0.0, -0.0, 3.0, np.inf, np.nan])
+def test_parameters_that_wait_for_the_norm_keep_their_bits(norm):
     params = {
         "a": np.float32([-0.0, np.nan, np.inf, 1e-30]),
         "b": np.int32([-7]),
         "c": np.complex64([-0.0 - 2j]),
     }
-    for norm in (0.0, -0.0, 3.0, np.inf, np.nan):
-        wait = lambda row, new: written_after(row, Stepped(new, None, [np.ones(1)]))  # noqa: E731
-        written = jax.jit(wait)(np.float32([norm, 1.0]), params)
-        assert jax.tree.map(lambda a: (a.dtype, np.asarray(a).tobytes()), written) == jax.tree.map(
-            lambda a: (a.dtype, a.tobytes()), params
-        )
+    wait = lambda row, new: written_after(row, Stepped(new, None, [np.ones(1)]))  # noqa: E731
+    written = jax.jit(wait)(np.float32([norm, 1.0]), params)
+    assert jax.tree.map(lambda a: (a.dtype, np.asarray(a).tobytes()), written) == jax.tree.map(
+        lambda a: (a.dtype, a.tobytes()), params
+    )
 
 
 def test_parameters_wait_for_no_norm_that_nobody_takes_or_that_is_of_parts():

@@ -99,15 +99,18 @@ def test_what_is_no_parquet_file_is_named(parquet, tmp_path):
         cx.data.load_dataset("parquet", tmp_path / "x.parquet")
 
 
-def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_path):
-    for module, name, extra in (
+@pytest.mark.parametrize(
+    ("module", "name", "extra"),
+    [
         ("pyarrow.parquet", "parquet", "parquet"),
         ("datasets", "hf", "hf"),
         ("array_record.python.array_record_data_source", "array_record", "grain"),
-    ):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ConfigError, match=rf"'cyxjax\[{extra}\]'"):
-            cx.data.load_dataset(name, tmp_path)
+    ],
+)
+def test_a_library_that_is_not_there_is_named_with_its_extra(module, name, extra, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"'cyxjax\[{extra}\]'"):
+        cx.data.load_dataset(name, tmp_path)
 
 
 def test_a_folder_of_hugging_faces(tmp_path):

@@ -12,13 +12,18 @@ from cyxjax.observe.scaling import Wire, Work
 from cyxjax.sync.entry import Exchange
 
 
-def test_an_exchange_takes_latencies_and_bytes():
-    wire = Wire(1e6, 0.001)
-    # All-reduce of 1 MB by 4: 2 x (2 latencies + 3/4 s); one way half of it; in each fourth step a quarter.
-    assert scaling.step_s([Exchange(True, 1e6)], 0, 4, wire) == pytest.approx(2 * (0.002 + 0.75))
-    assert scaling.step_s([Exchange(False, 1e6)], 0, 4, wire) == pytest.approx(0.752)
-    assert scaling.step_s([Exchange(True, 1e6, 1 / 4)], 0, 4, wire) == pytest.approx(0.376)
-    assert scaling.step_s([Exchange(True, 1e6)], 0, 1, wire) == 0
+@pytest.mark.parametrize(
+    ("sent", "replicas", "seconds"),
+    [
+        # All-reduce of 1 MB by 4: 2 x (2 latencies + 3/4 s); one way half of it; in each fourth step 1/4.
+        (Exchange(True, 1e6), 4, 2 * (0.002 + 0.75)),
+        (Exchange(False, 1e6), 4, 0.752),
+        (Exchange(True, 1e6, 1 / 4), 4, 0.376),
+        (Exchange(True, 1e6), 1, 0.0),
+    ],
+)
+def test_an_exchange_takes_latencies_and_bytes(sent, replicas, seconds):
+    assert scaling.step_s([sent], 0, replicas, Wire(1e6, 0.001)) == pytest.approx(seconds)
 
 
 def test_strategies_send_what_they_say():

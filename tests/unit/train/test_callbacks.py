@@ -259,11 +259,16 @@ def test_every_checkpoint_holds_the_state_of_callbacks(saved_by, tmp_path):
     assert counting.steps == again.history.num_steps == 4
 
 
-def test_true_stops_and_nothing_else():
-    for answer in (True, np.True_, jnp.array(True)):
-        assert stops(answer)
-    for answer in (None, False, np.False_, jnp.array(False), 0, 1, {"loss": 1.0}, "stop", np.ones(3)):
-        assert not stops(answer)
+@pytest.mark.parametrize(
+    ("answer", "stop"),
+    [
+        *((answer, True) for answer in (True, np.True_, jnp.array(True))),
+        *((answer, False) for answer in (None, False, np.False_, jnp.array(False))),
+        *((answer, False) for answer in (0, 1, {"loss": 1.0}, "stop", np.ones(3))),
+    ],
+)
+def test_true_stops_and_nothing_else(answer, stop):
+    assert stops(answer) == stop
 
 
 def test_a_method_of_another_library_prints_a_line_and_a_class_is_refused(capfd):

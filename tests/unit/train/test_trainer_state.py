@@ -140,11 +140,10 @@ def test_values_set_in_a_model_after_its_fit_are_refused_by_the_trainer(kind):
             use()
 
 
-def test_a_trainers_parts_are_not_set():
-    one = trainer()
-    for name in ("callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"):
-        with pytest.raises(AttributeError, match=name):
-            setattr(one, name, None)
+@pytest.mark.parametrize("name", ["callbacks", "optimizer", "metrics", "augment", "model", "loss_fn"])
+def test_a_trainers_parts_are_not_set(name):
+    with pytest.raises(AttributeError, match=name):
+        setattr(trainer(), name, None)
 
 
 def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
