@@ -65,13 +65,6 @@ def test_ranks_shares_add_up_to_the_same_span(ranks):
     assert total == held(ids) == FACTS.promised(0, 8, 20)
 
 
-def test_padding_is_not_consumed():
-    # Two steps of four rows; the second has one sample and three padding rows.
-    ids = np.array([[3, 1, 2, 0], [4, 3, 1, 2]])
-    real = np.array([[True] * 4, [True, False, False, False]])
-    assert delivered(ids, real) == [held([3, 1, 2, 0]), held([4])]
-
-
 @pytest.mark.parametrize(
     ("ids_of_span_4", "kind", "message"),
     [
