@@ -47,7 +47,11 @@ def test_a_resolved_configuration_holds_what_was_given_and_loads_again(tmp_path)
     decay = {"name": "exponential_decay", "options": {"decay_rate": 0.5}}
     one = TrainConfig(optimizer=adan, schedule=decay)
     assert one.resolved()["optimizer"] == adan
-    for given in (one, TrainConfig(batch_size=7, optimizer={"groups": [{"match": "a/*", "lr": 0.001}]})):
+    for given in (
+        one,
+        TrainConfig(batch_size=7, optimizer={"groups": [{"match": "a/*", "lr": 0.001}]}),
+        TrainConfig(global_batch_size=64, max_time="1h", model={"options": {"hidden": [8, 4]}}),
+    ):
         (tmp_path / "x.yaml").write_text(given.to_yaml())
         assert load_config(["--config", str(tmp_path / "x.yaml")]) == given
     assert set(yaml.safe_load(TrainConfig().to_yaml())["optimizer"]) == set(OptimizerConfig.model_fields)
