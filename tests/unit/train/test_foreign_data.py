@@ -323,19 +323,9 @@ class Dry:
         return iter(BATCHES if self.passes >= 0 else self.rest)
 
 
-class Once:
-    """A single iterator: later epochs are lost."""
-
-    left = iter(BATCHES)
-
-    def __iter__(self):
-        return self.left
-
-
 @pytest.mark.parametrize(
     ("loader", "steps", "message"),
     [
-        (Once(), None, "epoch 2"),
         (cx.data.Rows(zip(X, Y, strict=True)), None, "zip"),  # used to train without the first samples
         (cx.data.Rows(zip(X, Y, strict=True)), 1, "zip"),
         (Dry(1), None, "epoch 2"),
