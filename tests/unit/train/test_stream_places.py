@@ -55,27 +55,8 @@ class OfItself(Batches):
         self.number = state["number"]
 
 
-class OfObject(Batches):
-    """The loader itself has the position, and a new iterator continues there."""
-
-    number = 0
-
-    def __iter__(self):
-        while self.number < 5:
-            self.read += 1
-            self.number += 1
-            yield self.items[self.number - 1]
-        self.number = 0
-
-    def state_dict(self):
-        return {"number": self.number}
-
-    def load_state_dict(self, state):
-        self.number = state["number"]
-
-
 class Shuffled(Batches):
-    """Each pass has an order of its own, and its number is a part of the loader's position."""
+    """The loader itself has the position, and a new iterator continues there, in the order of its pass."""
 
     at = 0, 0
 
@@ -119,8 +100,6 @@ class Samples:
         (Batches, 2, 4, 1 + 8 - 4),  # where an epoch ends
         (OfItself, None, 3, 1 + 10 - 3),
         (OfItself, None, 5, 1 + 10 - 5),  # nothing is left there: the next pass starts over
-        (OfObject, None, 3, 1 + 10 - 3),
-        (OfObject, None, 5, 1 + 10 - 5),
         (Shuffled, None, 3, 1 + 10 - 3),
         (Shuffled, None, 5, 1 + 10 - 5),
         (Unknown, None, 3, 10),
@@ -128,7 +107,7 @@ class Samples:
         (lambda: Batches(last=5), 6, 4, 1 + 24 - 4),  # read on from a short batch, padded as the others
     ],
     ids=[
-        *("steps", "end", "passes", "end of a pass", "of an object", "end of an object's"),
+        *("steps", "end", "passes", "end of a pass"),
         *("shuffled", "end of a shuffled pass", "unknown", "unknown steps", "short"),
     ],
 )
