@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -43,17 +44,9 @@ class Terminal(io.StringIO):
         return True
 
 
-class Copying:
+def copying(write):
     """The stdout of a program that copies what it prints into a file: it has the two methods of `print`."""
-
-    def __init__(self):
-        self.text = ""
-
-    def write(self, text):
-        self.text += text
-
-    def flush(self):
-        pass
+    return SimpleNamespace(write=write, flush=lambda: None)
 
 
 def report_run(console):
@@ -65,10 +58,10 @@ def report_run(console):
 
 
 def test_plain_lines():
-    stream, copying = io.StringIO(), Copying()
+    stream, written = io.StringIO(), []
     report_run(PlainConsole(stream))
-    report_run(PlainConsole(copying))
-    assert copying.text == stream.getvalue()
+    report_run(PlainConsole(copying(written.append)))
+    assert "".join(written) == stream.getvalue()
     assert stream.getvalue().splitlines() == [
         "Process 0/2 started",
         "Batch plan: 32 samples x 4 replicas x 2 accumulation = 256 per step; world_size 2",
@@ -113,7 +106,7 @@ def test_a_terminal_gets_the_same_news_in_its_columns():
         (False, True, Terminal(), NullConsole, NullConsole),
         (True, False, Terminal(), NullConsole, NullConsole),
         (True, True, None, NullConsole, NullConsole),  # closed
-        (True, True, Copying(), PlainConsole, PlainConsole),
+        (True, True, copying(print), PlainConsole, PlainConsole),
     ],
 )
 def test_which_console(master, verbose, stream, kind, dumb, monkeypatch):

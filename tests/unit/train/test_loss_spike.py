@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ from cyxjax.train import resume
 from cyxjax.train.hooks import progress, saving
 from cyxjax.train.hooks.bad_steps import LossSpikeHook
 from cyxjax.train.hooks.callbacks import ReduceLROnPlateau
-from cyxjax.train.hooks.hook import Hook, Position, RunState, StepInfo
+from cyxjax.train.hooks.hook import Position, RunState, StepInfo
 from tests.support.trainers import At, does, lose, says, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -150,24 +151,15 @@ def test_a_rate_that_was_lowered_goes_back_with_the_state_also_in_a_run_that_is_
 
 
 def test_the_time_of_a_run_goes_on_over_a_rollback(tmp_path, monkeypatch):
-    class Clock(Hook):
-        """One second per step."""
-
-        now_s = 0.0
-
-        def monotonic(self):
-            return self.now_s
-
-        def on_step(self, info):
-            self.now_s += 1
-
-    clock, phases, load = Clock(), [], resume.load
+    now_s, phases, load = [0.0], [], resume.load
+    ticks = does(on_step=lambda self, info: now_s.append(now_s[-1] + 1))  # one second per step
+    clock = SimpleNamespace(monotonic=lambda: now_s[-1])
     spied = lambda *of, **how: phases.append(heartbeat._reporter.last.phase) or load(*of, **how)  # noqa: E731
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(saving, "time", clock)
     monkeypatch.setattr(resume, "load", spied)
     history = fit(
-        tmp_path, clock, epochs=2, max_time=17, checkpoint_every_n_steps=5, steps_in_flight=1
+        tmp_path, ticks, epochs=2, max_time=17, checkpoint_every_n_steps=5, steps_in_flight=1
     ).history
     # 14 steps (the bad one ends before its second), back to step 10, and on until more than 17 are done.
     assert (history.rollback_steps, history.stopped_by) == ([5], "max_time")
