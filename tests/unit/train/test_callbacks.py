@@ -95,9 +95,9 @@ def test_a_plateau_goes_on_where_replicas_keep_their_own_rate(tmp_path, devices)
 
 def test_a_callback_has_the_time_of_an_evaluation_also_where_there_is_none():
     """The launcher ends a rank whose step takes two minutes."""
-    one, callback = asking(epoch=lambda t, at: heartbeat.progress().phase)
+    one, seen = asking(epoch=lambda t, at: heartbeat.progress().phase)
     one.fit(X, Y, config(epochs=1))
-    assert callback.seen == ["eval"]
+    assert seen == ["eval"]
 
 
 def test_evaluation_sees_the_average_and_training_the_parameters():
@@ -285,42 +285,28 @@ def test_a_method_of_another_library_prints_a_line_and_a_class_is_refused(capfd)
 # ---- in the middle of a fit --------------------------------------------------------------------------------
 
 
-class Asks(cx.Callback):
-    """Calls its trainer at each step, each evaluation within an epoch, or each epoch."""
-
-    def __init__(self, *, step=None, evaluation=None, epoch=None):
-        self.trainer, self.seen = None, []
-        self._step, self._evaluation, self._epoch = step, evaluation, epoch
-
-    def on_step(self, info):
-        if self._step is not None:
-            self.seen.append(self._step(self.trainer, info.position))
-
-    def on_evaluation(self, info):
-        if self._evaluation is not None:
-            self.seen.append(self._evaluation(self.trainer, info.position))
-
-    def on_epoch(self, info):
-        if self._epoch is not None:
-            self.seen.append(self._epoch(self.trainer, info.position))
-
-
 def asking(model=None, others=(), **what):
-    callback = Asks(**what)
-    callback.trainer = trainer(model, callbacks=[callback, *others])
-    return callback.trainer, callback
+    """(trainer, answers): a callback calls `what` with the trainer at each step, evaluation or epoch."""
+    seen = []
+
+    def asks(ask):
+        return lambda self, info: seen.append(ask(one, info.position))
+
+    callback = does(**{f"on_{moment}": asks(ask) for moment, ask in what.items()})
+    one = trainer(model, callbacks=[callback, *others])
+    return one, seen
 
 
 def test_a_callback_evaluates_predicts_and_reads_the_parameters_of_now():
-    one, callback = asking(
+    one, seen = asking(
         step=lambda t, at: t.params, epoch=lambda t, at: (t.evaluate(*VAL), t.predict(VAL[0]), at.epoch)
     )
     one.fit(X, Y, *VAL, config(epochs=2))
-    epochs = [seen for seen in callback.seen if isinstance(seen, tuple)]
+    epochs = [answer for answer in seen if isinstance(answer, tuple)]
     assert [epoch for *_, epoch in epochs] == [1, 2]
     assert [loss for (loss, _), *_ in epochs] == one.history.val_losses  # of the epoch that just ended
     np.testing.assert_array_equal(epochs[-1][1], one.predict(VAL[0]))
-    assert len(callback.seen) == 2 * 8 + 2
+    assert len(seen) == 2 * 8 + 2
 
 
 def test_what_a_callback_saves_goes_on_bit_for_bit(tmp_path):
@@ -373,7 +359,7 @@ def test_after_an_error_in_a_callback_the_trainer_goes_on_from_what_it_learned(t
         if at.step == 3:
             raise ValueError("callback's")
 
-    one, callback = asking(step=fail)
+    one, _ = asking(step=fail)
     with pytest.raises(ValueError, match="callback's"):
         one.fit(X, Y, config(epochs=2, steps_in_flight=4, steps_per_dispatch=1))
     done = one.run_state.position.step
@@ -383,15 +369,14 @@ def test_after_an_error_in_a_callback_the_trainer_goes_on_from_what_it_learned(t
     one.save_checkpoint(str(tmp_path / "rescued"))  # complete: includes the steps that were dispatched
     other = loaded(tmp_path / "rescued")
     np.testing.assert_allclose(other.run_state.sums, alike.run_state.sums, rtol=1e-12)
-    callback._step = None
     assert one.fit(X, Y, config(epochs=2)).train_losses == alike.fit(X, Y, config(epochs=2)).train_losses
 
 
 def test_a_model_that_holds_values_has_the_trained_ones_in_a_callback():
     model = mlp()
-    one, callback = asking(model, epoch=lambda t, at: model.parameters())
+    one, seen = asking(model, epoch=lambda t, at: model.parameters())
     one.fit(X, Y, config(epochs=2))
-    for epochs, found in enumerate(callback.seen, 1):
+    for epochs, found in enumerate(seen, 1):
         assert same_bits(found, after_fit(X, Y, config(epochs=epochs)).params)
 
 
