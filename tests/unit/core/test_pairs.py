@@ -1,6 +1,6 @@
 """Pairs of functions are models: each function gets only the arguments that it names."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -81,11 +81,8 @@ def test_several_inputs_are_arguments_or_one_tree():
     assert run((ones, lambda params, batch: batch["a"] @ params["w"]), {"a": X, "b": X})[0].shape == (2, 2)
 
 
-class Transformed(NamedTuple):
-    """As from Haiku: other arguments of the function are hidden by *args."""
-
-    init: object
-    apply: object
+# As from Haiku: other arguments of the function are hidden by *args.
+Transformed = namedtuple("Transformed", ["init", "apply"])
 
 
 def test_transformed_functions_of_haiku():

@@ -8,7 +8,7 @@ complete runs by 0.2.0.
 import json
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -21,31 +21,23 @@ from cyxjax.distributed import process_group
 DATA = Path(__file__).parents[2] / "data"
 
 
-class Earlier(NamedTuple):
-    folder: str
-    devices: str  # the fixture
-    format_version: tuple[int, int]
-    train_losses: list[float]
-    val_losses: list[float]
-    shown: str  # of the step at which it was stopped
-
-
+# devices: the fixture; shown: of the step at which it was stopped
 RUNS = {
-    "plain": Earlier(
-        "run_folder_0_2_0",
-        "one_device",
-        (2, 0),
-        [2.2610237, 2.1926406],
-        [2.2246132, 2.1652574],
-        "loss 2.1824",
+    "plain": SimpleNamespace(
+        folder="run_folder_0_2_0",
+        devices="one_device",
+        format_version=(2, 0),
+        train_losses=[2.2610237, 2.1926406],
+        val_losses=[2.2246132, 2.1652574],
+        shown="loss 2.1824",
     ),
-    "shares": Earlier(
-        "run_folder_0_2_0_shares",
-        "two_devices",
-        (3, 0),
-        [2.2708639, 2.2293796],
-        [2.2482293, 2.2123328],
-        "loss 2.2195",
+    "shares": SimpleNamespace(
+        folder="run_folder_0_2_0_shares",
+        devices="two_devices",
+        format_version=(3, 0),
+        train_losses=[2.2708639, 2.2293796],
+        val_losses=[2.2482293, 2.2123328],
+        shown="loss 2.2195",
     ),
 }
 

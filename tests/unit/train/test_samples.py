@@ -2,6 +2,7 @@
 
 import base64
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,15 +17,13 @@ IMAGES = np.random.default_rng(0).random((6, 8, 8, 1)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 0, 1, 2], np.int32)
 
 
-class Kept:
-    def __init__(self):
-        self.events, self.warnings = {}, []
-
-    def log(self, inputs, targets, predict, info, most=100):
-        data = inputs if targets is None else ArrayDataset(inputs, targets)
-        events = type("E", (), {"log": lambda _, event, **values: self.events.update({event: values})})()
-        samples.log_samples(Splits(data, data, data, info), most, predict, events, self.warnings.append, 255)
-        return self
+def logged(inputs, targets, predict, info, most=100):
+    """(events, warnings) of the predictions for these test samples."""
+    found, warnings = {}, []
+    data = inputs if targets is None else ArrayDataset(inputs, targets)
+    events = SimpleNamespace(log=lambda event, **values: found.update({event: values}))
+    samples.log_samples(Splits(data, data, data, info), most, predict, events, warnings.append, 255)
+    return found, warnings
 
 
 def test_pictures_are_grey_or_coloured_and_not_too_large():
@@ -43,10 +42,10 @@ def test_the_surest_mistakes_come_first_then_what_was_right(ignored):
     scores = np.eye(3)[labels % 3] * 4.0
     scores[1], scores[5] = [0.1, 0, 0], [9, 0, 0]  # two mistakes; of the last it is surer
     images = np.resize(IMAGES, (len(labels), 8, 8, 1))
-    kept = Kept().log(images, labels, lambda x: scores, info(class_names=("a", "b", "c")))
-    captions = [item["caption"] for item in kept.events["samples"]["images"]]
+    events, _ = logged(images, labels, lambda x: scores, info(class_names=("a", "b", "c")))
+    captions = [item["caption"] for item in events["samples"]["images"]]
     assert captions == ["c, taken for a", "b, taken for a", "a", "c", "a", "b"]
-    assert np.sum(kept.events["predictions"]["confusion"]) == 6
+    assert np.sum(events["predictions"]["confusion"]) == 6
 
 
 def unpacked(text):
@@ -56,8 +55,8 @@ def unpacked(text):
 
 
 def test_a_reconstruction_stands_beside_its_sample():
-    kept = Kept().log(IMAGES, LABELS, lambda x: {"reconstruction": 1 - x, "mean": x[:, 0]}, info())
-    images = [unpacked(item["png"]) for item in kept.events["samples"]["images"]]
+    events, _ = logged(IMAGES, LABELS, lambda x: {"reconstruction": 1 - x, "mean": x[:, 0]}, info())
+    images = [unpacked(item["png"]) for item in events["samples"]["images"]]
     assert [image.shape for image in images] == [(8, 17, 3)] * 6  # sample, a line, what was made of it
     left, right = (images[0][..., 0][:, part].astype(int) for part in (slice(0, 8), slice(9, 17)))
     assert np.corrcoef(left.ravel(), right.ravel())[0, 1] < -0.9
@@ -71,8 +70,8 @@ def test_text_is_gone_on_with_by_the_likeliest_token_and_sees_nothing_ahead():
         return np.eye(4)[(tokens + 1) % 4]
 
     tokens = np.tile(np.array([0, 3, 1, 0, 2, 2], np.int32), (5, 1))
-    kept = Kept().log(tokens, tokens, next_letter, info("language", 4, (6,), vocabulary=vocabulary))
-    (first, *_) = kept.events["samples"]["texts"]
+    events, _ = logged(tokens, tokens, next_letter, info("language", 4, (6,), vocabulary=vocabulary))
+    (first, *_) = events["samples"]["texts"]
     assert first == {"prompt": "adb", "continued": "cda", "stood there": "acc"}
     assert not seen[0][:, 3:].any()
 
@@ -89,13 +88,13 @@ def test_text_is_gone_on_with_by_the_likeliest_token_and_sees_nothing_ahead():
 )
 def test_what_is_no_picture_and_no_score_a_class_is_left_out(inputs, predict, what):
     targets = None if isinstance(inputs, Batches) else LABELS
-    kept = Kept().log(inputs, targets, predict, info())
-    assert set(kept.events) == what
-    assert kept.warnings == []
+    events, warnings = logged(inputs, targets, predict, info())
+    assert set(events) == what
+    assert warnings == []
 
 
 def test_a_model_that_cannot_predict_costs_one_line():
-    kept = Kept().log(IMAGES, LABELS, lambda x: 1 / 0, info())
-    assert kept.warnings == ["WARNING: the report shows no predictions: ZeroDivisionError: division by zero"]
-    assert kept.events == {}
-    assert Kept().log(IMAGES, LABELS, lambda x: 1 / 0, info(), most=0).warnings == []
+    events, warnings = logged(IMAGES, LABELS, lambda x: 1 / 0, info())
+    assert warnings == ["WARNING: the report shows no predictions: ZeroDivisionError: division by zero"]
+    assert events == {}
+    assert logged(IMAGES, LABELS, lambda x: 1 / 0, info(), most=0) == ({}, [])

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -65,17 +66,10 @@ def test_a_pickle_that_would_run_is_refused(tmp_path, protocol, call):
     assert not mark.exists()
 
 
-class Plain:
-    """An object with a state, as in torch.save(model)."""
-
-    def __init__(self):
-        self.x = 1
-
-
 @pytest.mark.parametrize(
     ("pickled", "message"),
     [
-        (pickle.dumps({"a": Plain()}, 4), "Plain"),
+        (pickle.dumps({"a": Namespace(x=1)}, 4), "Namespace"),  # an object with a state, as torch.save(model)
         (pickle.dumps({"a": {1, 2}}, 4), "EMPTY_SET|ADDITEMS"),
         (pickle.dumps({"a": range(3)}, 4), "range"),
         (b"", ""),
