@@ -47,15 +47,6 @@ def run(*cuts, facts=FACTS, change=lambda number, ids: ids, at=(0, 0)):
 CUTS = [(0, 8), (0, 20), (1, 4), (1, 12), (2, 0), (2, 16), (3, 0)]
 
 
-def test_a_faithful_run_has_no_findings_and_one_with_a_line_less_has():
-    records = run(*CUTS)
-    assert audit(records) == []
-    assert [(f.step, f.kind) for f in audit(records[:2] + records[3:])] == [(6, "skipped")]
-    end = list(walk(records))[-1].after
-    # three epochs: every sample once in each, the last step short
-    assert (end.steps, end.samples) == (18, 69)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_ranks_shares_add_up_to_the_same_span(ranks):
     ids = FACTS.ids(0, 8, 20)
