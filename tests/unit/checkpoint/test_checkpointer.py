@@ -192,17 +192,13 @@ def test_a_save_that_is_waited_for_holds_one_leaf_on_the_host_at_a_time(tmp_path
 
 @pytest.mark.parametrize(("memory", "is_view"), [("pinned_host", False), ("device", True)])
 def test_what_a_gpu_keeps_in_the_host_s_memory_is_copied_too(memory, is_view):
-    class Leaf:
-        buffer, sharding = np.zeros(2), SimpleNamespace(memory_kind=memory)
-
-        def devices(self):
-            return [SimpleNamespace(platform="gpu")]
-
-        def __array__(self, dtype=None, copy=None):
-            return self.buffer
-
-    copied = tree.host_copy({"mu": Leaf()})["mu"]
-    assert np.shares_memory(copied, Leaf.buffer) == is_view
+    buffer = np.zeros(2)
+    leaf = SimpleNamespace(
+        sharding=SimpleNamespace(memory_kind=memory),
+        devices=lambda: [SimpleNamespace(platform="gpu")],
+        __array__=lambda dtype=None, copy=None: buffer,
+    )
+    assert np.shares_memory(tree.host_copy({"mu": leaf})["mu"], buffer) == is_view
 
 
 def test_a_restore_in_place_gives_up_a_leaf_before_it_reads_another(tmp_path):

@@ -2,6 +2,7 @@
 
 import inspect
 import socket
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -60,17 +61,9 @@ def test_gloo_is_given_one_address_even_after_a_second_choice(monkeypatch):
     assert xla_bridge._jax.make_gloo_tcp_collectives() == {"interface": "eth7"}
 
 
-class Box(dict):
-    """Programs in memory."""
-
-    _path = "memory"
-
-    def put(self, key, value):
-        self[key] = value
-
-
 def test_jax_asks_the_store_and_hands_it_what_it_compiled(monkeypatch):
-    jaxs_own, box = inspect.unwrap(compiler._cache_write), Box()
+    jaxs_own, box = inspect.unwrap(compiler._cache_write), {}
+    store = SimpleNamespace(get=box.get, put=box.__setitem__, _path="memory")
     forms = (jax_private._WRITE, jax_private._WRITE[:-1])  # jax 0.10 and 0.11
     assert tuple(inspect.signature(jaxs_own).parameters) in forms
     monkeypatch.setattr(compilation_cache, "_cache", None)  # the cache of the tests; restored at the end
@@ -81,8 +74,8 @@ def test_jax_asks_the_store_and_hands_it_what_it_compiled(monkeypatch):
     def compiled():
         return jax.jit(lambda x: x * 3 + 1).lower(1.0).compile()
 
-    jax_private.keep_programs(box)
-    jax_private.keep_programs(box)  # a second group in one process
+    jax_private.keep_programs(store)
+    jax_private.keep_programs(store)  # a second group in one process
     assert compiled()(2.0) == 7
     assert [name for name in box if name.startswith("jit__lambda-")]
     written = set(box)
