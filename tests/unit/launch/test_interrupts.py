@@ -1,7 +1,7 @@
 """Ctrl-C in a block that must not be cut in two."""
 
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -86,16 +86,12 @@ def test_an_ignored_signal_stays_ignored(handled):
 
 
 def test_other_threads_set_no_handler():
-    seen = []
-
     def work():
         with interrupted_at_end():
-            seen.append(signal.getsignal(signal.SIGINT))
+            return signal.getsignal(signal.SIGINT)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [signal.default_int_handler]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() is signal.default_int_handler
 
 
 def test_a_fit_does_not_train_after_an_interrupt_that_was_dropped_while_it_was_prepared(group, monkeypatch):

@@ -1,7 +1,7 @@
 """Signals of the operating system: a stop after a save, the end at the second signal, a checkpoint."""
 
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -103,13 +103,10 @@ def test_what_was_ignored_stays_ignored_and_sigusr1_asks_for_a_checkpoint(handle
 
 def test_outside_the_main_thread_nothing_is_caught(handler):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    found = []
 
     def look():
         with StopSignals():
-            found.append({number: signal.getsignal(number) for number in before})
+            return {number: signal.getsignal(number) for number in before}
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert found == [before]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(look).result() == before
