@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 import psutil
@@ -39,26 +38,18 @@ HARMLESS = {
 GRACE_S = 10  # for what is already ending: a thread that was asked to stop, a child that was killed
 
 
-@dataclass(frozen=True)
-class Traces:
-    """State that a test can change and the next one would see, as readable text."""
-
-    environment: frozenset[str]
-    threads: frozenset[str]
-    children: frozenset[str]
-    files: frozenset[str]
-    group: frozenset[str]
+Traces = dict[str, frozenset[str]]  # by kind: what a test can change and the next one would see, as text
 
 
 def traces() -> Traces:
     """The current state, without what is `HARMLESS`."""
-    return Traces(
-        _kept("environment", (f"{name}={value}" for name, value in os.environ.items())),
-        _kept("threads", (_words(t) for t in threading.enumerate() if not t.daemon)),
-        _kept("children", _children()),
-        _kept("files", (entry.name for entry in os.scandir("."))) | {str(Path.cwd())},
-        _group(),
-    )
+    return {
+        "environment": _kept("environment", (f"{name}={value}" for name, value in os.environ.items())),
+        "threads": _kept("threads", (_words(t) for t in threading.enumerate() if not t.daemon)),
+        "children": _kept("children", _children()),
+        "files": _kept("files", (entry.name for entry in os.scandir("."))) | {str(Path.cwd())},
+        "group": _group(),
+    }
 
 
 def left_since(before: Traces, grace_s: float = GRACE_S) -> list[str]:
@@ -66,14 +57,14 @@ def left_since(before: Traces, grace_s: float = GRACE_S) -> list[str]:
     end = time.monotonic() + grace_s
     while True:
         after = traces()
-        ending = (after.threads - before.threads) | (after.children - before.children)
+        ending = [kind for kind in ("threads", "children") if after[kind] - before[kind]]
         if not ending or time.monotonic() > end:
-            return [line for field in fields(Traces) if (line := _change(field.name, before, after))]
+            return [line for kind in before if (line := _change(kind, before, after))]
         time.sleep(0.02)
 
 
 def _change(kind: str, before: Traces, after: Traces) -> str:
-    more, less = getattr(after, kind) - getattr(before, kind), getattr(before, kind) - getattr(after, kind)
+    more, less = after[kind] - before[kind], before[kind] - after[kind]
     if kind in ("threads", "children"):
         less = frozenset()  # one that began before the test may end during it
     if kind == "environment":  # only names: a value may be a secret
