@@ -96,12 +96,18 @@ def test_bucketed_sends_the_same_bytes_in_parts():
     assert len(sent("bucketed", bucket_size_mb=25)) <= 2
 
 
-def test_buckets_fill_from_the_last_leaf():
-    assert buckets([4, 4, 4, 4], 8) == [[3, 2], [1, 0]]
-    assert buckets([100, 4, 4], 8) == [[2, 1], [0]]  # larger than a bucket: on its own
-    assert buckets([4, 100, 4], 8) == [[2], [1], [0]]
-    assert buckets([], 8) == []
-    assert buckets([4, 0], 8) == [[1, 0]]
+@pytest.mark.parametrize(
+    ("sizes", "filled"),
+    [
+        ([4, 4, 4, 4], [[3, 2], [1, 0]]),
+        ([100, 4, 4], [[2, 1], [0]]),  # larger than a bucket: on its own
+        ([4, 100, 4], [[2], [1], [0]]),
+        ([], []),
+        ([4, 0], [[1, 0]]),
+    ],
+)
+def test_buckets_fill_from_the_last_leaf(sizes, filled):
+    assert buckets(sizes, 8) == filled
 
 
 def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():

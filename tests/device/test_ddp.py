@@ -375,29 +375,30 @@ def test_a_function_is_called_with_what_it_reads_now():
         assert float(Own().backward(np.float32([[2.0]]), np.float32([[1.0]]))[0, 0]) == factor
 
 
-def test_mistakes_are_named():
-    ddp, dataset = wrap(Net(), 2), data(8)
-    with pytest.raises(GroupError, match=r"AdamOptimizer\(ddp"):
-        ddp.parameters()
-    ddp(dataset.inputs)
-    with pytest.raises(DataError, match=r"float32\[8,2\]"):
-        ddp.backward(np.zeros((8, 2), np.float32))
-    ddp.backward(np.zeros((8, 3), np.float32))
-    ddp.update_parameters(SGD)
-    with pytest.raises(DataError, match=str(2**40)):
-        ddp(np.full((8, 4), 2**40))
-    labels = np.array([0, 1, 2**40])
-    for call in (partial(ddp.loss, CRITERION), CRITERION.forward, CRITERION.backward):
-        with pytest.raises(DataError, match=str(2**40)):
-            call(np.zeros((3, 3), np.float32), labels)
-    other = wrap(Net())
-    with pytest.raises(ConfigError, match="value"):
-        step(other, dataset, optax.polyak_sgd(1.0))
-    scalar = wrap(((lambda key, x: {"s": np.float32(1)}), lambda params, x: (x, params["s"])))
-    with pytest.raises(DataError, match=r"jnp\.full"):
-        scalar(dataset.inputs)
-    with pytest.raises(ConfigError, match="update_parameters .*optimizer"):
-        step(ddp, dataset, optax.sgd(0.1))
+SCALAR = (lambda key, x: {"s": np.float32(1)}), lambda params, x: (x, params["s"])
+THREE = np.zeros((3, 3), np.float32), np.array([0, 1, 2**40])  # outputs, and labels beyond int32
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda ddp: wrap(Net()).parameters(), GroupError, r"AdamOptimizer\(ddp"),
+        (lambda ddp: ddp.backward(np.zeros((8, 2), np.float32)), DataError, r"float32\[8,2\]"),
+        (lambda ddp: ddp(np.full((8, 4), 2**40)), DataError, str(2**40)),
+        (lambda ddp: ddp.loss(CRITERION, *THREE), DataError, str(2**40)),
+        (lambda ddp: CRITERION.forward(*THREE), DataError, str(2**40)),
+        (lambda ddp: CRITERION.backward(*THREE), DataError, str(2**40)),
+        (lambda ddp: step(wrap(Net()), data(8), optax.polyak_sgd(1.0)), ConfigError, "value"),
+        (lambda ddp: wrap(SCALAR)(data(8).inputs), DataError, r"jnp\.full"),
+        (lambda ddp: step(ddp, data(8), optax.sgd(0.1)), ConfigError, "update_parameters .*optimizer"),
+    ],
+)
+def test_mistakes_are_named(call, error, message):
+    ddp = wrap(Net(), 2)
+    step(ddp, data(8), SGD)
+    ddp(data(8).inputs)
+    with pytest.raises(error, match=message):
+        call(ddp)
 
 
 def test_a_loss_of_other_values_than_the_models_is_not_pulled_back():
@@ -424,13 +425,13 @@ class Mixed(linen.Module):
         ).reshape(x.shape)
 
 
-def test_a_norm_that_cannot_have_its_statistics_gives_no_numbers():
-    x = np.ones((7, 8), np.float32)
-    for padded in (x, x[:0]):
-        with pytest.raises(ConfigError, match="BatchNorm .*2 devices"):
-            wrap(Mixed(), 2)(padded)  # padding would count
-    with pytest.raises(ConfigError, match="BatchNorm .*axis_name='batch'"):
-        wrap(Mixed(axis_name="batch"), 2)(x[:6])
+@pytest.mark.parametrize(
+    ("axis_name", "rows", "message"),
+    [(None, 7, "2 devices"), (None, 0, "2 devices"), ("batch", 6, "axis_name='batch'")],
+)
+def test_a_norm_that_cannot_have_its_statistics_gives_no_numbers(axis_name, rows, message):
+    with pytest.raises(ConfigError, match=f"BatchNorm .*{message}"):
+        wrap(Mixed(axis_name), 2)(np.ones((rows, 8), np.float32))  # 7 and 0 rows: padding would count
 
 
 @pytest.mark.parametrize(

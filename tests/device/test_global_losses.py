@@ -98,45 +98,42 @@ def without_weight(output, target):
     return ce(z @ z.T, jnp.arange(len(z))).mean()
 
 
-def test_without_a_weight_full_batches_train_and_a_short_one_is_refused(tmp_path, two_devices):
-    loss = cx.GlobalLoss(without_weight)
-    cut = {"epochs": 1, "batch_size": 4, "shuffle": False}
-    train, _ = assert_as_by_hand(EMBED(), loss, X[:16], Y[:16], written=without_weight, near=NEAR)
+WITHOUT_WEIGHT = cx.GlobalLoss(without_weight)
+FULL = (X[:16], Y[:16])  # two batches of 8
+
+
+def test_without_a_weight_full_batches_train_and_a_short_one_is_not_measured(two_devices):
+    train, _ = assert_as_by_hand(EMBED(), WITHOUT_WEIGHT, *FULL, written=without_weight, near=NEAR)
     for data in ((X[:SAMPLES], Y[:SAMPLES]), (cx.data.Rows([*zip(X, Y, strict=True)]),)):
-        trainer(EMBED(), loss).fit(*data, config(**cut, drop_last=True))
-    kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
-    with pytest.raises(ConfigError, match="training .*19 samples .*8.* weight"):
-        trainer(EMBED(), loss).fit(X[:SAMPLES], Y[:SAMPLES], config(**cut | kept))
-    with pytest.raises(ConfigError, match="validation .*9 samples .*8"):
-        trainer(EMBED(), loss).fit(X[:16], Y[:16], X[:9], Y[:9], config(**cut | kept))
+        trainer(EMBED(), WITHOUT_WEIGHT).fit(*data, config(epochs=1, drop_last=True))
     with pytest.raises(ConfigError, match="data .*9 samples"):
         train.evaluate(X[:9], Y[:9])
     setting = cx.GlobalLoss(lambda output, target, temperature=0.1: temperature)  # the third is no weight
     named = cx.GlobalLoss(lambda output, target, weight=None: weight)
-    assert [one.takes_padding for one in (loss, setting, named)] == [False, False, True]
-    with pytest.raises(ConfigError, match="training .*loader.* weight"):
-        trainer(EMBED(), loss).fit({"batch": (X[:8], Y[:8])}.values(), config(**cut | kept))
-    assert not list(tmp_path.iterdir())
+    assert [one.takes_padding for one in (WITHOUT_WEIGHT, setting, named)] == [False, False, True]
+
+
+CONTRASTIVE = TwoViews(), cx.ContrastiveLoss()
+EXACT = {"reproducibility": "exact", "exact_threads": 8, "batch_size": None, "global_batch_size": 8}
 
 
 @pytest.mark.parametrize(
-    ("loss", "options", "message"),
+    ("what", "data", "options", "message"),
     [
-        (cx.ContrastiveLoss(), {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2"),
-        (
-            cx.ContrastiveLoss(),
-            {"reproducibility": "exact", "exact_threads": 8, "batch_size": None, "global_batch_size": 8},
-            "reproducibility='exact'",
-        ),
-        (cx.ContrastiveLoss(), {"comm": "local_sgd"}, "comm='local_sgd'"),
+        (CONTRASTIVE, FULL, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2"),
+        (CONTRASTIVE, FULL, EXACT, "reproducibility='exact'"),
+        (CONTRASTIVE, FULL, {"comm": "local_sgd"}, "comm='local_sgd'"),
+        ((EMBED(), WITHOUT_WEIGHT), (X[:19], Y[:19]), {}, "training .*19 samples .*8.* weight"),
+        ((EMBED(), WITHOUT_WEIGHT), (*FULL, X[:9], Y[:9]), {}, "validation .*9 samples .*8"),
+        ((EMBED(), WITHOUT_WEIGHT), ({"batch": FULL}.values(),), {}, "training .*loader.* weight"),
     ],
 )
-def test_what_cuts_the_batch_is_refused_before_anything_is_written(
-    loss, options, message, tmp_path, two_devices
+def test_what_cuts_or_pads_the_batch_is_refused_before_anything_is_written(
+    what, data, options, message, tmp_path, two_devices
 ):
     kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError, match=message):
-        trainer(TwoViews(), loss).fit(X[:16], Y[:16], config(**kept | options))
+        trainer(*what).fit(*data, config(**kept | options))
     assert not list(tmp_path.iterdir())
 
 

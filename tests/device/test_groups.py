@@ -90,13 +90,23 @@ def test_a_group_without_parameters_is_refused_before_training(groups, one_devic
         train.fit(X, Y, config())
 
 
-def test_a_group_that_cannot_be_made_is_refused():
-    for group in ({"match": "a", "lr": -1}, {"matches": "a", "lr": 1}):
-        with pytest.raises(ValueError, match="match|lr"):
-            with_groups(cx.SGDOptimizer(0.1), [group])
-    nested = with_groups(cx.SGDOptimizer(0.1), [])
-    for rule in (cx.MomentumOptimizer(0.1), optax.adamw(0.1), named_rate(optax.adamw(0.1), 0.1), nested):
-        with refused("groups.1"):
-            with_groups(rule, [{"match": "b"}, {"match": "a", "weight_decay": 0.1}])
-    with refused("groups.0"):
-        with_groups(cx.SGDOptimizer(optax.linear_schedule(0.1, 0.0, 9)), [{"match": "a", "lr": 0.1}])
+@pytest.mark.parametrize("group", [{"match": "a", "lr": -1}, {"matches": "a", "lr": 1}])
+def test_a_group_that_is_none_is_refused(group):
+    with pytest.raises(ValueError, match="match|lr"):
+        with_groups(cx.SGDOptimizer(0.1), [group])
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        (cx.MomentumOptimizer(0.1), {"weight_decay": 0.1}),
+        (optax.adamw(0.1), {"weight_decay": 0.1}),
+        (named_rate(optax.adamw(0.1), 0.1), {"weight_decay": 0.1}),
+        (with_groups(cx.SGDOptimizer(0.1), []), {"weight_decay": 0.1}),
+        (cx.SGDOptimizer(optax.linear_schedule(0.1, 0.0, 9)), {"lr": 0.1}),
+    ],
+    ids=["no decay of its own", "optax's", "optax's with a rate", "groups already", "a schedule"],
+)
+def test_a_group_that_cannot_be_made_is_refused(rule, change):
+    with refused("groups.1"):
+        with_groups(rule, [{"match": "b"}, {"match": "a"} | change])

@@ -28,9 +28,14 @@ def test_rows_arrive_as_device_put_puts_them(dtype):
             assert (mine.device, mine.index) == (theirs.device, theirs.index)
 
 
-def test_rows_that_do_not_divide_or_do_not_fit_are_refused_as_ever():
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        (np.zeros((6, 2), np.float32), ValueError, "divide"),
+        (np.array([1, 2, 2**32, 4]), DataError, "4294967296"),
+    ],
+)
+def test_rows_that_do_not_divide_or_do_not_fit_are_refused_as_ever(rows, error, message):
     put = build_put_rows(build_mesh(jax.devices()[:4]), jax_private.shard_putter())
-    with pytest.raises(ValueError, match="divide"):
-        put(np.zeros((6, 2), np.float32))
-    with pytest.raises(DataError, match="4294967296"):
-        put(np.array([1, 2, 2**32, 4]))
+    with pytest.raises(error, match=message):
+        put(rows)

@@ -57,9 +57,15 @@ def test_a_scale_is_trained_as_on_one_device_and_predicted_once(loss, options):
     np.testing.assert_allclose(made["scale"], np.exp(trainer.params["logit_scale"]), rtol=1e-5)
 
 
-def test_a_number_of_the_batch_is_refused():
-    for remat in ("none", "full"):
-        with pytest.raises(DataError, match="'scale'"):
-            trained(Scaled(of_batch=True), each, X, Y, remat=remat)
-    with pytest.raises(DataError, match=r'output .*"loss"'):
-        trained(linen.Sequential([Dense(3), jnp.mean]), each, X, Y)
+@pytest.mark.parametrize(
+    ("model", "remat", "message"),
+    [
+        (Scaled(of_batch=True), "none", "'scale'"),
+        (Scaled(of_batch=True), "full", "'scale'"),
+        (linen.Sequential([Dense(3), jnp.mean]), "none", r'output .*"loss"'),
+    ],
+    ids=["one of two", "recomputed", "all"],
+)
+def test_a_number_of_the_batch_is_refused(model, remat, message):
+    with pytest.raises(DataError, match=message):
+        trained(model, each, X, Y, remat=remat)

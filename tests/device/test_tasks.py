@@ -160,19 +160,44 @@ def test_terms_and_metrics_are_measured_by_name():
     assert metrics["accuracy"] == pytest.approx((logits.argmin(-1) == Y[:SAMPLES])[Y[:SAMPLES] != 1].mean())
 
 
-def test_what_does_not_fit_is_one_line():
-    labels = Y[:SAMPLES].copy()
-    for label, message in ((9, "3 outputs"), (-100, "ignore_index=-100")):
-        labels[4] = label
-        with pytest.raises(DataError, match=f"sample 4 .*label {label}.*{message}"):
-            trainer(Heads(), cx.Task.classification(output="logits")).fit(X[:SAMPLES], labels, config())
-    with pytest.raises(KeyError, match="logit"):
-        trainer(Heads(), cx.Task.classification(output="logit")).fit(X[:SAMPLES], Y[:SAMPLES], config())
-    whole = cx.Task({"a": cx.ContrastiveLoss(), "b": cx.MSELoss()})
-    with pytest.raises(ConfigError, match=r"'a' .*fn\(output, target, weight\)"):
-        trainer(LINEAR, whole)
-    with pytest.raises(ConfigError, match="'a' .*Task"):
-        trainer(LINEAR, cx.Task({"a": MASKS, "b": cx.MSELoss()}))
-    coupled = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
-    with pytest.raises(ConfigError, match=r"'b' .*\(values, weights\).*cx\.GlobalLoss"):
-        trainer(LINEAR, coupled).fit(X, Y, config())
+def with_label(label):
+    """`Y` with `label` in place of that of sample 4."""
+    return np.where(np.arange(len(Y)) == 4, np.int32(label), Y)
+
+
+COUPLED = cx.Task({"a": cx.CrossEntropyLoss(), "b": lambda o, t: o.std(0).mean()})
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "labels", "error", "message"),
+    [
+        (
+            Heads(),
+            cx.Task.classification(output="logits"),
+            with_label(9),
+            DataError,
+            "sample 4 .*label 9.*3 outputs",
+        ),
+        (
+            Heads(),
+            cx.Task.classification(output="logits"),
+            with_label(-100),
+            DataError,
+            "sample 4 .*label -100.*ignore_index=-100",
+        ),
+        (Heads(), cx.Task.classification(output="logit"), Y, KeyError, "logit"),
+        (LINEAR, COUPLED, Y, ConfigError, r"'b' .*\(values, weights\).*cx\.GlobalLoss"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(model, task, labels, error, message):
+    with pytest.raises(error, match=message):
+        trainer(model, task).fit(X, labels, config())
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [(cx.ContrastiveLoss(), r"'a' .*fn\(output, target, weight\)"), (MASKS, "'a' .*Task")],
+)
+def test_what_is_no_term_is_refused_by_a_trainer(first, message):
+    with pytest.raises(ConfigError, match=message):
+        trainer(LINEAR, cx.Task({"a": first, "b": cx.MSELoss()}))
