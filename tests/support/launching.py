@@ -3,9 +3,10 @@
 import json
 import secrets
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.support import forked
 from tests.support.forked import FRESH
@@ -56,8 +57,11 @@ class Run:
 
         Forked ranks have it in their process name.
         """
-        started = processes_with(f"CYXJAX_RUN_ID={self.run_id}".encode())
-        return [*started, *processes_called(name_of(self.run_id))]
+        found = [one.info for one in psutil.process_iter(["pid", "status", "environ", "name"])]
+        alive = [one for one in found if one["status"] != psutil.STATUS_ZOMBIE]
+        started = [one for one in alive if (one["environ"] or {}).get("CYXJAX_RUN_ID") == self.run_id]
+        forks = [one for one in alive if one["name"] == name_of(self.run_id)]
+        return [one["pid"] for one in (*started, *forks)]
 
     def no_survivors_within(self, seconds: float) -> bool:
         return until(lambda: not self.survivors(), seconds)
@@ -69,28 +73,6 @@ class Run:
     def reached(self, text: str, rank: int, seconds: float = 90) -> bool:
         """True once `text` is in the log of `rank`."""
         return until(lambda: text in self.log(rank), seconds)
-
-
-def processes_with(entry: bytes) -> list[int]:
-    """Pids of processes, except zombies, whose environment contains `entry`."""
-    return _alive(lambda folder: entry in folder.joinpath("environ").read_bytes().split(b"\0"))
-
-
-def processes_called(name: str) -> list[int]:
-    """Pids of processes, except zombies, with this name."""
-    return _alive(lambda folder: folder.joinpath("comm").read_text().rstrip("\n") == name)
-
-
-def _alive(is_one: Callable[[Path], bool]) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            alive = folder.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-            if alive and is_one(folder):
-                found.append(int(folder.name))
-        except OSError:  # it has just ended, or belongs to another user
-            continue
-    return found
 
 
 def start(
