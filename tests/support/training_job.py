@@ -40,7 +40,7 @@ def plan_fault(text: str, rank: int) -> None:
         from cyxjax.train.hooks import saving
 
         saving.LAST_SAVE_S = saving.HURRIED_SAVE_S = 0.5
-        strike_in_a_write(int(step), lambda: fill(Path(*rest)))
+        strike_before(SHARING["share"], int(step), lambda: fill(Path(*rest)))
     elif what == "STALL":
         strike_at_a_beat(phase, int(step), lambda: time.sleep(float(*rest)))
     else:
@@ -54,7 +54,7 @@ def plan_signals(number: signal.Signals, phase: str, step: int, times: int) -> N
             os.kill(os.getpid(), number)
 
     if phase == "write":
-        strike_in_a_write(step, lambda: soon(strike))
+        strike_before(SHARING["share"], step, lambda: soon(strike))
     elif phase in SHARING:
         strike_before(SHARING[phase], step, strike)
     else:
@@ -131,7 +131,7 @@ SHARING = {"share": "write_share", "publish": "notes_in"}
 
 
 def strike_before(name: str, step: int, strike: Any) -> None:
-    """Calls `strike` before a function of collective saves, which takes the step's folder first."""
+    """Calls `strike` before a function of saves, which takes the step's folder first."""
     from cyxjax.checkpoint import writers
 
     real, left = getattr(writers, name), [strike]
@@ -142,19 +142,6 @@ def strike_before(name: str, step: int, strike: Any) -> None:
         return real(folder, *args)
 
     setattr(writers, name, calling)
-
-
-def strike_in_a_write(step: int, strike: Any) -> None:
-    from cyxjax.checkpoint.store import StepStore
-
-    real, left = StepStore.write, [strike]
-
-    def writing(self: StepStore, snapshot: Any, *writers: Any) -> None:
-        if snapshot.step >= step and left:
-            left.pop()()
-        real(self, snapshot, *writers)
-
-    StepStore.write = writing
 
 
 if __name__ == "__main__":
