@@ -12,7 +12,8 @@ _STRANGERS = "test_strangers_at_the_port_of_a_running_job_are_refused_and_it_goe
 _KILLED = "test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation"
 _REQUEST = "test_signals_within_two_seconds_to_any_process_are_one_request"
 
-_RANKS_DIE = [
+PROCESSES = [
+    # ---- ranks die
     Row(
         "R1",
         "SIGKILL of rank 1",
@@ -63,9 +64,7 @@ _RANKS_DIE = [
         "that rank is named; exit 1",
         tests_in(_LAUNCH, f"{_FAILS}[R6 exit 0]", f"{_FAILS}[R6 vanished]"),
     ),
-]
-
-_HANGS = [
+    # ---- ranks hang
     Row(
         "R7",
         "SIGSTOP of a rank",
@@ -90,9 +89,7 @@ _HANGS = [
         "one line names it; nobody is killed",
         tests_in(_LAUNCH, "test_r10_a_slow_rank_is_named_and_left_alone"),
     ),
-]
-
-_STOPS = [
+    # ---- signals
     Row(
         "R11",
         "SIGTERM to the launcher",
@@ -168,9 +165,7 @@ _STOPS = [
         "`MemoryError` of that rank; exit 1",
         tests_in(_LAUNCH, f"{_FAILS}[R16 memory]"),
     ),
-]
-
-_FORMINGS = [
+    # ---- a group forms
     Row(
         "R17",
         "a rank never starts; rank 0 never does",
@@ -294,5 +289,3 @@ HOSTS = [
         ),
     ),
 ]
-
-PROCESSES = [*_RANKS_DIE, *_HANGS, *_STOPS, *_FORMINGS]

@@ -9,7 +9,8 @@ _HOSTILE, _LOCK = "faults/test_checkpoint_hostile.py", "unit/checkpoint/test_run
 _STORED, _TRACKER = "faults/test_run_storage.py", "faults/test_run_sink.py"
 _SINKS, _TRAINER = "unit/observe/test_sinks.py", "unit/train/test_trainer.py"
 
-_NUMBERS = [
+TRAINING = [
+    # ---- numbers
     Row(
         "R26",
         "one bit of one parameter flips on one rank",
@@ -28,9 +29,7 @@ _NUMBERS = [
             ),
         ),
     ),
-]
-
-_STORAGE = [
+    # ---- storage
     Row(
         "R28",
         "SIGKILL during saves, 30 times, and between any two renames",
@@ -130,9 +129,7 @@ _STORAGE = [
             "test_r36_a_file_that_is_gone_is_the_launcher_s_first_error",
         ),
     ),
-]
-
-_LOADS = [
+    # ---- load
     Row(
         "R37",
         "100 MB of output; a line without end",
@@ -163,18 +160,14 @@ _LOADS = [
         "no step waits; a slow one gets all records; else one warning names it and it is left behind",
         (_TRACKER, *tests_in(_SINKS, "test_a_broken_sink_is_told_once_and_left_out")),
     ),
-]
-
-_EXACT = [
+    # ---- exact runs
     Row(
         "R34, R35",
         "`reproducibility: exact`: killed in two processes, in three, finished by one; hosts come and go",
         "every bit of parameters, optimizer, history and evaluation is the unbroken run's",
         ("faults/test_exact.py",),
     ),
-]
-
-_STRANGERS = [
+    # ---- strangers
     Row(
         "R41",
         "hostile checkpoints (pickle, paths that leave the folder, sizes, links) and configurations",
@@ -188,5 +181,3 @@ _STRANGERS = [
         tests_in(_FORMING, "test_strangers_at_the_port_of_a_running_job_are_refused_and_it_goes_on"),
     ),
 ]
-
-TRAINING = [*_NUMBERS, *_STORAGE, *_LOADS, *_EXACT, *_STRANGERS]
