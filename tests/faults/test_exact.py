@@ -14,7 +14,7 @@ from cyxjax.data.ledger_file import read_ledger
 from tests.support import jobs
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.programs import printed_by
-from tests.support.training import DROPPING, EPOCHS, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
+from tests.support.training import DROPPING, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
 
 pytestmark = pytest.mark.multiprocess
 EXACT = DROPPING | {"reproducibility": "exact", "keep_last": 99}
@@ -28,22 +28,24 @@ def same_bits(config: Path, other: Path) -> None:
     assert list_steps(runs[0].checkpoints)[-1] == list_steps(runs[1].checkpoints)[-1]
 
 
-def test_killed_in_two_processes_and_finished_by_one(tmp_path):
+@pytest.mark.parametrize(
+    ("kills", "world"),
+    [
+        ([(2, "KILL:1:step:6")], 1),
+        pytest.param(
+            [(1, "KILL:0:write:4"), (3, "KILL:1:eval:6"), (2, "KILL:0:write:12")], 2, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["in a step", "in saves and an evaluation"],
+)
+def test_killed_and_finished_by_another_number_of_processes(tmp_path, kills, world):
     whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
     jobs.run(whole)
-    assert -9 in jobs.run(config, world=2, fault="KILL:1:step:6", code=None).codes
-    assert 0 < newest_step(config) <= 6 < EPOCHS * STEPS_PER_EPOCH
-    assert "WARNING" not in jobs.run(config).text  # the data fingerprints agree
-    same_bits(config, whole)
-
-
-@pytest.mark.slow
-def test_killed_in_a_save_and_in_an_evaluation_and_resumed_in_other_numbers(tmp_path):
-    whole, config = (write_experiment(tmp_path / name, **EXACT) for name in ("whole", "broken"))
-    jobs.run(whole)
-    for world, fault in ((1, "KILL:0:write:4"), (3, "KILL:1:eval:6"), (2, "KILL:0:write:12")):
-        assert -9 in jobs.run(config, world=world, fault=fault, code=None).codes
-    jobs.run(config, world=2)
+    for killed_in, fault in kills:
+        assert -9 in jobs.run(config, world=killed_in, fault=fault, code=None).codes
+    ended = jobs.run(config, world=world)
+    assert "Resuming from step" in ended.text
+    assert "WARNING" not in ended.text  # the data fingerprints agree
     same_bits(config, whole)
 
 

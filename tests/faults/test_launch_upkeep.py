@@ -53,7 +53,6 @@ def test_a_folder_that_is_tidied_away_is_made_anew_and_an_error_still_shown(tmp_
     assert run.wait().code == EXIT_OK, run.err  # the error of start 0 was read, start 1 has a folder
     assert run.err.count("was removed while the job was running and was created again") == 1
     assert "ValueError: boom, api_key=[redacted]" in run.err
-    assert "restart 1 of 1" in run.err
     assert scratch_of(run) == []
 
 
@@ -230,12 +229,26 @@ def test_the_error_of_a_start_is_shown_when_another_begins_not_as_the_last(tmp_p
     assert shown.index("ended with exit code 75") < shown.index("no more hosts\n")
 
 
-def test_ranks_that_the_group_ended_were_not_killed_by_a_signal_that_came_after():
-    with WorkerGroup(parse(["--no-python", "sleep", "100"], os.environ), os.environ) as group:
-        group.put({"end": 0, "polite": False})
-        group.put(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("program", "events", "signalled"),
+    [
+        (
+            "exec sleep 100",
+            [{"end": 0, "polite": False}, signal.SIGTERM],
+            signal.SIGTERM,
+        ),  # not by the signal
+        # meanwhile a host is gone: the group cannot wait
+        ("trap '' TERM; exec sleep 100", [{"end": 0, "polite": True}, {"end": 0, "polite": False}], None),
+    ],
+    ids=["a signal comes after", "they were asked first"],
+)
+def test_ranks_that_the_group_ends_are_killed_by_it(program, events, signalled):
+    words = ["--no-python", "sh", "-c", program]
+    with WorkerGroup(parse(words, os.environ), os.environ) as group:
+        for event in events:
+            group.put(event)
         start = group.run(group.options.place, 0)
-    assert (start.signalled, start.killed, start.hurried) == (signal.SIGTERM, [0], "when the group ended")
+    assert (start.signalled, start.killed, start.hurried) == (signalled, [0], "when the group ended")
 
 
 def test_ranks_save_after_the_end_of_the_job_although_the_first_host_is_gone(tmp_path):
@@ -253,16 +266,6 @@ def test_ranks_save_after_the_end_of_the_job_although_the_first_host_is_gone(tmp
         start = group.run(group.options.place, 0)
         teller.join()
     assert (start.killed, (tmp_path / "saved").exists()) == ([], True)
-
-
-def test_ranks_that_the_group_asked_to_end_are_killed_once_it_cannot_wait():
-    with WorkerGroup(
-        parse(["--no-python", "sh", "-c", "trap '' TERM; exec sleep 100"], os.environ), os.environ
-    ) as group:
-        group.put({"end": 0, "polite": True})
-        group.put({"end": 0, "polite": False})  # meanwhile a host is gone
-        start = group.run(group.options.place, 0)
-    assert (start.signalled, start.killed, start.hurried) == (None, [0], "when the group ended")
 
 
 @pytest.mark.parametrize(("before", "inside"), [(signal.SIG_DFL, signal.SIG_IGN), (print, print)])

@@ -32,9 +32,13 @@ from tests.support.training import (
 
 pytestmark = pytest.mark.multiprocess
 KILLED = -signal.SIGKILL
-BY_WORLD = {1: DROPPING, 3: DROPPING | {"global_batch_size": 12}}  # settings by number of processes
 # Without dropout, whose draws depend on the replica. 12 samples per step are split over 2, 3 and 4 replicas.
 CUT = {"global_batch_size": 12, "cpu_devices": 1}
+BY_WORLD = {  # settings by number of processes
+    1: DROPPING,
+    2: CUT | {"comm": "fsdp", "keep_last": 99},  # which share the parameters
+    3: DROPPING | {"global_batch_size": 12},
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +54,6 @@ def unbroken(tmp_path_factory):
         return config
 
     return made
-
-
-@pytest.fixture(scope="module")
-def unbroken_in_shares(tmp_path_factory):
-    """An uninterrupted run of two processes that share the parameters."""
-    config = write_experiment(tmp_path_factory.mktemp("shares"), comm="fsdp", keep_last=99, **CUT)
-    jobs.run(config, world=2)
-    return config
 
 
 def same_to_rounding(config, other):
@@ -112,15 +108,15 @@ def test_one_rank_after_another_is_killed_in_a_step_a_save_and_an_evaluation(
     assert set(losses(config)) <= set(losses(unbroken(world)))
 
 
-def test_resumed_on_another_number_of_devices_again_and_again(unbroken_in_shares, tmp_path):
+def test_resumed_on_another_number_of_devices_again_and_again(unbroken, tmp_path):
     # 12 samples per step on 2 replicas (2 processes), 3 (devices of 1 process), and 2 again (likewise).
     config = write_experiment(tmp_path, **CUT)
-    begun_by(config, unbroken_in_shares, 4)
+    begun_by(config, unbroken(2), 4)
     jobs.run(config, "--cpu-devices", 3, fault="KILL:0:step:13", code=KILLED)
     jobs.run(config, "--cpu-devices", 2)
-    assert newest_step(config) == newest_step(unbroken_in_shares)
+    assert newest_step(config) == newest_step(unbroken(2))
     assert audit.main([str(tmp_path / "run")]) == 0  # the same samples in the same order
-    same_to_rounding(config, unbroken_in_shares)
+    same_to_rounding(config, unbroken(2))
 
 
 def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tmp_path):
@@ -132,9 +128,9 @@ def test_the_same_replicas_in_other_processes_give_the_same_numbers(unbroken, tm
     same_to_rounding(config, unbroken(1))
 
 
-def test_killed_between_the_shares_of_a_save_or_told_to_stop_nothing_is_lost(unbroken_in_shares, tmp_path):
+def test_killed_between_the_shares_of_a_save_or_told_to_stop_nothing_is_lost(unbroken, tmp_path):
     config = write_experiment(tmp_path, comm="fsdp", **CUT)
-    written = sorted(path.name for path in checkpoints(unbroken_in_shares).rglob("process_*"))
+    written = sorted(path.name for path in checkpoints(unbroken(2)).rglob("process_*"))
     assert written[-1] == "process_00001.safetensors"
     for killed, fault, last in [(1, "share:4", -1), (0, "publish:8", 4)]:
         ended = jobs.run(config, world=2, fault=f"KILL:{killed}:{fault}", code=None)
@@ -145,8 +141,8 @@ def test_killed_between_the_shares_of_a_save_or_told_to_stop_nothing_is_lost(unb
     # One rank is told.
     jobs.run(config, "--steps-per-dispatch", 3, world=2, fault="TERM:0:step:6", code=EXIT_PREEMPTED)
     assert "Resuming from step" in jobs.run(config, world=2).text
-    assert_same_run(config, unbroken_in_shares)
-    assert set(losses(config)) <= set(losses(unbroken_in_shares))
+    assert_same_run(config, unbroken(2))
+    assert set(losses(config)) <= set(losses(unbroken(2)))
 
 
 @pytest.mark.slow
