@@ -138,10 +138,5 @@ def train_slowly(rank, world_size, folder):
     one.fit(x, y, epochs=1, batch_size=2, checkpoint_dir=f"{folder}/checkpoints", verbose=False)
 
 
-def spawn_and_wait(folder):
-    """A program that trains in two processes of its own."""
-    dist.spawn(train_slowly, (folder,), nprocs=2)
-
-
-if __name__ == "__main__":
-    spawn_and_wait(sys.argv[1])
+if __name__ == "__main__":  # a program that trains in two processes of its own
+    dist.spawn(train_slowly, (sys.argv[1],), nprocs=2)
