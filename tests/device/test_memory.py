@@ -17,19 +17,28 @@ from cyxjax.observe.compiled_plan import memory_bytes
 from tests.support.models import Net, batches_of, data, largest_gap, stepping
 from tests.support.strategies import adaptive
 
-# Rows of a replica's micro-batch: per layer of Deep, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB.
-ROWS, LAYERS, BLOCKS = 256, 4, 7
+# Rows of a replica's micro-batch: per block, activations are ROWS * 64 * 4 = 64 kB, weights 16 kB.
+ROWS, BLOCKS = 256, 7
 # Only memory is measured: draws of kernels would be compiled too.
 
 
-class Deep(linen.Module):
-    """Layers of sines, whose inputs the backward pass needs."""
+class Blocks(linen.Module):
+    """Layers of sines, whose inputs the backward pass needs; each recomputed there if `remat`."""
+
+    remat: bool = False
 
     @linen.compact
     def __call__(self, x):
-        for _ in range(LAYERS):
-            x = jnp.sin(linen.Dense(64, kernel_init=linen.initializers.ones)(x))
+        layer = linen.remat(Sine) if self.remat else Sine
+        for _ in range(BLOCKS):
+            x = layer()(x)
         return linen.Dense(3, kernel_init=linen.initializers.ones)(x)
+
+
+class Sine(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return jnp.sin(jnp.sin(jnp.sin(linen.Dense(64, kernel_init=linen.initializers.ones)(x))))
 
 
 def step_of(model, *, accumulation=1, rows=ROWS, replicas=2, **options):
@@ -60,7 +69,7 @@ def test_every_policy_gives_the_same_gradients(policy):
 
 def kept_bytes(policy):
     """Bytes kept between forward and backward: the leaves of the pullback."""
-    fns, x = with_remat(adapt(Deep()), policy), data(ROWS).inputs
+    fns, x = with_remat(adapt(Blocks()), policy), data(ROWS).inputs
     params, model_state = fns.init(jax.random.key(0), x)
 
     def pullback(p):
@@ -73,32 +82,13 @@ def kept_bytes(policy):
 def test_a_policy_keeps_what_it_names():
     layer = ROWS * 64 * 4  # bytes of one layer's activations
     kept = {policy: kept_bytes(policy) for policy in ("none", "full", "dots_saveable")}
-    assert kept["none"] > 2 * LAYERS * layer  # inputs of the products and of the sines
-    assert LAYERS * layer < kept["dots_saveable"] < (LAYERS + 2) * layer  # the products
+    assert kept["none"] > 4 * BLOCKS * layer  # inputs of the product and of three sines
+    assert BLOCKS * layer < kept["dots_saveable"] < (BLOCKS + 2) * layer  # the products
     assert kept["full"] < 2 * layer  # parameters and inputs
 
 
 def test_accumulation_holds_activations_of_one_micro_batch():
-    assert temporaries(Deep(), accumulation=8) < 0.5 * temporaries(Deep())
-
-
-class Blocks(linen.Module):
-    """Layers of sines, each recomputed in the backward pass if `remat`."""
-
-    remat: bool = False
-
-    @linen.compact
-    def __call__(self, x):
-        layer = linen.remat(Sine) if self.remat else Sine
-        for _ in range(BLOCKS):
-            x = layer()(x)
-        return linen.Dense(3, kernel_init=linen.initializers.ones)(x)
-
-
-class Sine(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return jnp.sin(jnp.sin(jnp.sin(linen.Dense(64, kernel_init=linen.initializers.ones)(x))))
+    assert temporaries(Blocks(), accumulation=8) < 0.5 * temporaries(Blocks())
 
 
 def test_recomputation_by_block_saves_memory_on_cpu_because_the_compiler_is_told(monkeypatch):
@@ -129,12 +119,12 @@ def test_state_is_donated():
 @cache
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
 def compiled_on_one_device(clip=None):
-    step, state, batch = step_of(Deep(), rows=4, replicas=1, rule=optax.adam(1e-3), clip=clip)
+    step, state, batch = step_of(Blocks(), rows=4, replicas=1, rule=optax.adam(1e-3), clip=clip)
     return step.lower(state, batch).compile()
 
 
 def test_a_step_copies_no_parameters_to_write_over_them():
-    # Backward reads three inner kernels; if an update could run first, XLA would copy each of them.
+    # Backward reads the inner kernels; if an update could run first, XLA would copy each of them.
     compiled = compiled_on_one_device().as_text()
     assert "f32[64,64]" in compiled
     assert not re.findall(r"= f32\[64,64\]\S* copy\(", compiled)
