@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-import cyxjax as cx
 from cyxjax.core.optimizer import adapted
 from cyxjax.errors import ConfigError
 from tests.support.refusals import refused
+from tests.support.resuming import bits
 from tests.support.strategies import USUAL, Alone, built, mean_of, params, random_grads
-from tests.support.trainers import config, trainer
+from tests.support.trainers import X, Y, after_fit, config, trainer
 
 # optax warns about deprecated names, which this version still has.
 pytestmark = [
@@ -241,30 +241,27 @@ def test_every_rule_steps_as_on_one_device(comm, name):
 
 
 def test_a_rule_with_a_typed_key_trains_is_compared_and_goes_on_to_the_bit(tmp_path, two_devices):
-    x, y = np.eye(8, 3, dtype=np.float32), np.arange(8, dtype=np.int32) % 2
     rule = optax.noisy_sgd(RATE, key=3)  # optax stores a typed key for any argument
 
     def trained(epochs, folder):
-        one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
         saved = {"checkpoint_dir": str(tmp_path / folder), "checkpoint_every_n_epochs": 1}
-        one.fit(x, y, config(epochs=epochs, batch_size=4, **saved))
-        return [leaf.tobytes() for leaf in jax.tree.leaves(one.params)]
+        return bits(after_fit(X[:8], Y[:8], config(epochs=epochs, **saved), optimizer=rule))
 
     first = trained(1, "cut")  # the sentinel compares replicas at its save
     assert trained(2, "cut") == trained(2, "whole") != first
 
 
-def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step(two_devices):
-    x, y = np.zeros((8, 3), np.float32), np.zeros(8, np.int32)
-    cases = [
-        ("mean", optax.lbfgs(), "optimizer"),
-        ("mean", optax.lookahead(adam(), 5, 0.5), "optimizer"),
-        ("mean", optax.multi_transform({"a": adam()}, {"x": "a"}), "optimizer"),
-        ("zero1", optax.lamb(RATE), "comm"),
-        ("zero1", optax.contrib.muon(RATE), "comm"),
-        ("fsdp", optax.chain(optax.scale_by_trust_ratio(), optax.scale(-0.1)), "comm"),
-    ]
-    for comm, rule, key in cases:
-        one = trainer(cx.SequentialModel([cx.LinearModule(3, 2)]), optimizer=rule)
-        with refused(key):
-            one.fit(x, y, config(batch_size=4, comm=comm))
+@pytest.mark.parametrize(
+    ("comm", "make", "key"),
+    [
+        ("mean", optax.lbfgs, "optimizer"),
+        ("mean", lambda: optax.lookahead(adam(), 5, 0.5), "optimizer"),
+        ("mean", lambda: optax.multi_transform({"a": adam()}, {"x": "a"}), "optimizer"),
+        ("zero1", lambda: optax.lamb(RATE), "comm"),
+        ("zero1", lambda: optax.contrib.muon(RATE), "comm"),
+        ("fsdp", lambda: optax.chain(optax.scale_by_trust_ratio(), optax.scale(-0.1)), "comm"),
+    ],
+)
+def test_fit_names_the_key_of_an_optimizer_that_cannot_make_a_step(comm, make, key, two_devices):
+    with refused(key):
+        trainer(optimizer=make()).fit(X[:8], Y[:8], config(comm=comm))
