@@ -186,9 +186,9 @@ def test_spawn_from_a_notebook_gives_the_command_instead(monkeypatch):
         cx.distributed.spawn(train, nprocs=2)
 
 
-def test_spawn_refuses_more_ranks_than_the_world_has(monkeypatch):
+@pytest.mark.parametrize("nprocs", [2, 0])
+def test_spawn_refuses_more_ranks_than_the_world_has(monkeypatch, nprocs):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    for nprocs in (2, 0):
-        with pytest.raises(ConfigError, match=f"nprocs={nprocs} .*RANK=3 .*WORLD_SIZE=4"):
-            cx.distributed.spawn(print, nprocs=nprocs)
+    with pytest.raises(ConfigError, match=f"nprocs={nprocs} .*RANK=3 .*WORLD_SIZE=4"):
+        cx.distributed.spawn(print, nprocs=nprocs)

@@ -13,9 +13,7 @@ from cyxjax.observe.compiled_plan import state_bytes
 from cyxjax.train.hooks.hook import Position
 from cyxjax.train.start.memory_plan import STRATEGIES, Held, held_by, table
 from cyxjax.train.trainer import DistributedTrainer
-from tests.support.trainers import X, Y, config, own_group, use_devices
-
-assert own_group  # a fixture: a separate group for each test
+from tests.support.trainers import X, Y, config, use_devices
 
 
 def test_state_is_counted_and_temporaries_are_a_constant_and_a_share():

@@ -14,7 +14,18 @@ import cyxjax as cx
 from cyxjax.core.model.adapter import adapt
 from cyxjax.errors import ConfigError, DataError
 from tests.support.models import Dense
-from tests.support.trainers import CLASSES, FEATURES, X, Y, assert_near, by_hand, config, trained, use_devices
+from tests.support.trainers import (
+    CLASSES,
+    FEATURES,
+    X,
+    Y,
+    after_fit,
+    assert_near,
+    by_hand,
+    config,
+    trained,
+    use_devices,
+)
 
 pytestmark = pytest.mark.usefixtures("as_users_promote")
 
@@ -262,8 +273,7 @@ def test_a_term_without_parameters_of_its_own_and_a_loop_by_hand_are_refused(two
 )
 def test_a_rule_that_asks_for_the_loss_is_told_that_of_the_global_batch(make, comm, two_devices):
     x, y, model = X[:SAMPLES], Y[:SAMPLES], Dense(CLASSES)
-    train = cx.distributed.DistributedTrainer(model, cx.CrossEntropyLoss(), make())
-    train.fit(x, y, config(epochs=2, batch_size=4, shuffle=False, comm=comm))
+    train = after_fit(x, y, config(shuffle=False, comm=comm), model=model, optimizer=make())
     mean = lambda o, t: optax.softmax_cross_entropy_with_integer_labels(o, t).mean()  # noqa: E731
     rule = make()  # by hand in one program instead of one per operation and shape
     params, _ = by_hand(model, mean, x, y, epochs=2, rule=rule._replace(update=jax.jit(rule.update)))

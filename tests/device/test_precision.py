@@ -9,14 +9,12 @@ import optax
 import pytest
 from flax import linen
 
-from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss, MSELoss
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.precision import all_finite, parse_policy, skip_nonfinite, with_loss_scale
 from cyxjax.errors import ConfigError
 from cyxjax.models.gpt import GPT
 from cyxjax.sync.registry import STRATEGIES
-from cyxjax.train.trainer import DistributedTrainer
 from tests.support.strategies import (
     EXACT,
     LR,
@@ -30,7 +28,7 @@ from tests.support.strategies import (
     random_grads,
     whole_grads,
 )
-from tests.support.trainers import X, Y
+from tests.support.trainers import X, Y, after_fit, config, trainer
 
 
 def with_nan(grads, replica=1):
@@ -111,21 +109,17 @@ class OwnAttention(linen.Module):
 def test_float16_that_the_backend_lacks_is_refused_before_anything_is_written(tmp_path, form):
     x = np.ones((16, 3, 4), np.float32)
     data = (x, x) if form == "arrays" else ({"batch": (x, x)}.values(),)  # iterable, without an index
-    config = DistributedTrainingConfig(batch_size=2, precision="float16", checkpoint_dir=str(tmp_path / "c"))
-    trainer = DistributedTrainer(OwnAttention(), MSELoss(), optax.sgd(0.1))
+    kept = {"checkpoint_dir": str(tmp_path / "c"), "checkpoint_every_n_epochs": 1}
     with pytest.raises(ConfigError, match="float16.*CPU.*bfloat16"):
-        trainer.fit(*data, config)
+        trainer(OwnAttention(), MSELoss()).fit(*data, config(batch_size=2, precision="float16", **kept))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("as_users_promote", "one_device")
-def test_gpt_trains_in_float16(tmp_path):
+def test_gpt_trains_in_float16():
     tokens = np.random.default_rng(0).integers(0, 16, (32, 8)).astype(np.int32)
     gpt = GPT(vocab_size=16, context_length=8, num_layers=1, num_heads=2, width=16)
-    config = DistributedTrainingConfig(
-        epochs=3, batch_size=4, precision="float16", checkpoint_dir=str(tmp_path), checkpoint_every_n_epochs=0
-    )
-    history = DistributedTrainer(gpt, CrossEntropyLoss(), optax.sgd(0.05)).fit(tokens, tokens, config)
+    history = trainer(gpt, lr=0.05).fit(tokens, tokens, config(epochs=3, precision="float16"))
     assert history.train_losses[2] < 0.9 * history.train_losses[0]
     assert history.skipped_steps == 0
 
@@ -137,10 +131,8 @@ def test_a_short_last_batch_is_trained_on_in_float16_as_in_float32(form):
     loss = lambda output, target: 2.0 * CrossEntropyLoss()(output, target)  # noqa: E731
 
     def trained(precision):
-        trainer = DistributedTrainer(linen.Dense(3), loss, optax.sgd(0.1))
-        options = {"epochs": 2, "global_batch_size": 32, "verbose": False, "checkpoint_every_n_epochs": 0}
-        trainer.fit(0.1 * X[:34], Y[:34], precision=precision, **options, **form)
-        return trainer
+        options = config(batch_size=None, global_batch_size=32, precision=precision, **form)
+        return after_fit(0.1 * X[:34], Y[:34], options, model=linen.Dense(3), loss=loss)
 
     half, whole = trained("float16"), trained("float32")
     assert half.history.skipped_steps == 0
@@ -150,9 +142,9 @@ def test_a_short_last_batch_is_trained_on_in_float16_as_in_float32(form):
 
 @pytest.mark.usefixtures("as_users_promote", "two_devices")
 def test_the_loss_of_a_step_whose_gradients_overflow_is_measured(capsys):
-    trainer = DistributedTrainer(linen.Dense(3), lambda output, target: 1000 * MSELoss()(output, target), SGD)
-    options = {"epochs": 2, "batch_size": 30, "checkpoint_every_n_epochs": 0}
-    history = trainer.fit(X[:60], np.eye(3, dtype=np.float32)[Y[:60]], precision="float16", **options)
+    large = lambda output, target: 1000 * MSELoss()(output, target)  # noqa: E731
+    options = config(batch_size=30, precision="float16", verbose=True)
+    history = trainer(linen.Dense(3), large).fit(X[:60], np.eye(3, dtype=np.float32)[Y[:60]], options)
     assert history.skipped_steps == history.num_steps == 2
     assert history.train_losses == pytest.approx([history.train_losses[0]] * 2)
     assert "2 steps left out" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from cyxjax.train.hooks.bad_steps import TerminateOnNaN
 from cyxjax.train.hooks.hook import Hook, Position, RunState
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.flips import flip
-from tests.support.trainers import use_devices
+from tests.support.trainers import classes, use_devices
 
 
 def replicated(mesh, value):
@@ -87,11 +87,9 @@ class FlipAfter(Hook):
 
 def fit(folder, flipper, **changes):
     use_devices(4)
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(64, 4)).astype(np.float32), rng.integers(0, 3, 64).astype(np.int32)
     trainer = DistributedTrainer(linen.Dense(3), CrossEntropyLoss(), optax.sgd(0.1), callbacks=flipper)
     options = {"epochs": 3, "batch_size": 2, "run_dir": str(folder), "sentinel_every_n_steps": 4}
-    trainer.fit(x, y, TrainConfig(checkpoint_every_n_steps=3, **options | changes))
+    trainer.fit(*classes(64), TrainConfig(checkpoint_every_n_steps=3, **options | changes))
     return trainer
 
 
