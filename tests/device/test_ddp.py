@@ -289,8 +289,8 @@ def test_a_model_may_return_its_own_loss(num_replicas):
 
     model = ((lambda key, x: {"w": np.ones((1, 1), np.float32)}), apply)
     ddp, x = wrap(model, num_replicas), np.arange(1.0, 9.0, dtype=np.float32)[:, None]
-    loss = ddp.loss(None, ddp(x))
-    assert float(loss) == 25.5  # 204 / 8
+    loss = ddp.loss(None, ddp(x))  # 204 / 8
+    assert float(loss) == float(0.0 + loss) == float(jnp.asarray(loss)) == float(np.float32(loss)) == 25.5
     assert f"{loss / 2:.2f}" == str(float(np.asarray(loss / 2))) == "12.75"
     for product in (lambda: loss * loss, lambda: loss / loss):  # as a number the second has no gradient
         with pytest.raises(DataError, match="ddp.loss"):
