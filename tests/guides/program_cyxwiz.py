@@ -6,16 +6,11 @@ import numpy as np
 
 import cyxjax as cx
 from tests.support.programs import report
-
-SAMPLES, FEATURES, CLASSES = 50, 8, 3
+from tests.support.trainers import CLASSES, FEATURES, classes
 
 
 def data():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, CLASSES, SAMPLES)
-    inputs = rng.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
-    inputs[np.arange(SAMPLES), labels] += 3
-    return inputs, labels
+    return classes(50)
 
 
 def model():
