@@ -53,23 +53,17 @@ def test_r32_a_run_folder_that_may_not_be_written_is_refused_with_its_path(small
     assert "Epoch" not in ended.text
 
 
-def write_images(folder):
-    """Writes 80 images of two classes; the path of one in the training set."""
-    image = pytest.importorskip("PIL.Image", reason="pip install pillow")
+def of_images(folder):
+    """(configuration of a training on 80 images of two classes, the path of one in the training set)"""
+    image, images = pytest.importorskip("PIL.Image", reason="pip install pillow"), folder / "images"
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
+        (images / name).mkdir(parents=True)
         for i in range(40):
             pixels = rng.integers(0, 256, (8, 8), np.uint8)
-            image.fromarray(pixels).save(folder / name / f"{i:02}.png")
-    return folder / "cat" / "30.png"
-
-
-def of_images(folder):
-    """(configuration of a training on images, the path of one of them)"""
-    spoiled = write_images(folder / "images")
-    data = {"name": "image_folder", "root": str(folder / "images"), "options": {"image_size": 8}}
-    return write_experiment(folder, data=data), spoiled
+            image.fromarray(pixels).save(images / name / f"{i:02}.png")
+    data = {"name": "image_folder", "root": str(images), "options": {"image_size": 8}}
+    return write_experiment(folder, data=data), images / "cat" / "30.png"
 
 
 def test_r36_a_file_that_is_cut_short_is_named_and_the_other_rank_is_told(tmp_path):
