@@ -12,7 +12,6 @@ from cyxjax.cli import main as cli
 from cyxjax.core.evaluation import EvalState, build_consensus, build_eval_step
 from cyxjax.core.losses import CrossEntropyLoss, as_per_example
 from cyxjax.core.mesh import PER_REPLICA, build_mesh, put_rows
-from cyxjax.core.strategy import reduce_then
 from cyxjax.observe.compiled_plan import Collective, collectives
 from cyxjax.sync.mean import buckets
 from tests.support.models import Net, batches_of, data, stepping
@@ -108,17 +107,6 @@ def test_bucketed_sends_the_same_bytes_in_parts():
 )
 def test_buckets_fill_from_the_last_leaf(sizes, filled):
     assert buckets(sizes, 8) == filled
-
-
-def test_a_16_bit_all_reduce_would_travel_as_32_bits_on_cpu():
-    # The reason why casts are exchanged as integers. If this fails, XLA was fixed and a plain psum suffices.
-    reducer = optax.stateless(
-        lambda g, _: jax.tree.map(
-            lambda a: jax.lax.pmean(a.astype(jnp.bfloat16), "data").astype(jnp.float32), g
-        )
-    )
-    found = sent_in(reduce_then(reducer, optax.sgd(0.1)))
-    assert sum(c.payload_bytes for c in found) == 4 * SIZE + SMALL
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "zero1"])
