@@ -31,11 +31,16 @@ def test_the_rooms_where_a_fault_is_silent_have_their_share():
     assert len({m.name for m in TABLE}) == len(TABLE) >= 50
 
 
-def test_what_cannot_be_tried_is_named():
-    mutant = TABLE[0]
-    assert "occurs 0 times" in mutants.problem(mutant._replace(find="no such text"))
-    assert "is not valid Python" in mutants.problem(mutant._replace(put="("))
-    assert "there is no test" in mutants.problem(mutant._replace(caught_by="tests/no_such.py::test_x"))
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"find": "no such text"}, "occurs 0 times"),
+        ({"put": "("}, "is not valid Python"),
+        ({"caught_by": "tests/no_such.py::test_x"}, "there is no test"),
+    ],
+)
+def test_what_cannot_be_tried_is_named(change, problem):
+    assert problem in mutants.problem(TABLE[0]._replace(**change))
 
 
 def test_the_copy_has_every_file_of_the_package_and_no_results_of_runs(tmp_path):

@@ -33,22 +33,17 @@ follow_imports_for_stubs = True
 TYPOS = {4: "batch_sise", 5: "epocs", 8: "evalute", 9: "val_acuracies", 10: "DataLoder"}  # line -> word
 
 
-def names_for_type_checkers(path: Path) -> set[str]:
-    """The names that `path` imports where TYPE_CHECKING is true, each exported as `name as name`."""
-    (block,) = (
-        node
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )
-    found = [alias for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
-    assert all(alias.asname == alias.name for alias in found)
-    return {alias.name for alias in found}
-
-
 @pytest.mark.parametrize("module", LAZY)
 def test_type_checkers_see_each_lazy_name(module):
     loaded = import_module(module)
-    assert names_for_type_checkers(Path(loaded.__file__)) == set(loaded.__all__)
+    (block,) = (
+        node
+        for node in ast.parse(Path(loaded.__file__).read_text()).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    found = [alias for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert all(alias.asname == alias.name for alias in found)  # exported: `name as name`
+    assert {alias.name for alias in found} == set(loaded.__all__)
 
 
 def test_no_lazy_module_is_left_out():
