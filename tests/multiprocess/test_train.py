@@ -15,6 +15,7 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps
 from tests.support.programs import printed_by
 from tests.support.sharded import assert_as_mean
+from tests.support.trainers import after_fit, classes, config
 
 pytestmark = pytest.mark.multiprocess
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
@@ -120,20 +121,15 @@ def test_rerunning_a_finished_run_trains_nothing_and_raising_epochs_goes_on(one_
 
 def weighed_and_compared():
     """(world size, numbers) of trainings with class weights and with a loss over the global batch."""
-    rng, found = np.random.default_rng(0), []
-    inputs = rng.normal(size=(19, 8)).astype(np.float32)
-    labels = (np.arange(19) % 3).astype(np.int32)
+    (inputs, labels), found = classes(19), []
     weighed = cx.CrossEntropyLoss(weight=[1, 2, 20])
     compared = cx.GlobalLoss(lambda o, t, w: ((o - (o.T @ w / w.sum())) ** 2).sum(-1) - 0.1 * o[:, 0])
     for loss in (weighed, compared):
-        trainer = cx.distributed.DistributedTrainer(linen.Dense(3), loss, optax.sgd(0.01))
-        config = cx.distributed.DistributedTrainingConfig(
-            epochs=2, global_batch_size=8, verbose=False, checkpoint_every_n_epochs=0
-        )
-        history = trainer.fit(inputs, labels, config)
-        sums = [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(trainer.params)]
-        found += [*history.train_losses, trainer.evaluate(inputs, labels)[0], *sums]
-    return history.world_size, found
+        options = config(batch_size=None, global_batch_size=8)
+        one = after_fit(inputs, labels, options, model=linen.Dense(3), loss=loss, lr=0.01)
+        sums = [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(one.params)]
+        found += [*one.history.train_losses, one.evaluate(inputs, labels)[0], *sums]
+    return one.history.world_size, found
 
 
 @pytest.mark.slow
