@@ -13,16 +13,6 @@ from tests.support import sklearn_metrics as sk
 from tests.support.trainers import CLASSES, VAL, X, Y, config, trainer, use_devices
 
 
-def metrics():
-    return cx.Metrics(
-        {
-            "f1": cx.F1(CLASSES),
-            "auc": cx.AUC(20_000, positive=2),
-            "table": cx.ConfusionMatrix(CLASSES),
-        }
-    )
-
-
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [
@@ -38,7 +28,8 @@ def metrics():
 )
 def test_replicas_equal_scikit_learn_on_all_samples(replicas, options, tmp_path):
     use_devices(replicas)
-    train = trainer(metrics=metrics())
+    measured = {"f1": cx.F1(CLASSES), "auc": cx.AUC(20_000, positive=2), "table": cx.ConfusionMatrix(CLASSES)}
+    train = trainer(metrics=cx.Metrics(measured))
     # 19 samples in steps of 8: the last has 3, so that some replicas and micro-batches have only padding.
     cfg = config(
         **({"epochs": 2, "batch_size": None, "global_batch_size": 8, "monitor": "val_f1"} | options),

@@ -49,12 +49,7 @@ def test_r39_kill_after_kill_leaves_the_supervisor_and_the_numbers_as_they_were(
     for earlier_or_later in zip(*sizes, strict=True):  # threads, then descriptors: before each kill
         assert min(earlier_or_later[-4:]) <= max(earlier_or_later[:2]), sizes
     assert audit.main([str(tmp_path / "broken" / "run")]) == 0
-    assert digests(config) == digests(unbroken(tmp_path / "whole", newest_step(config)))
-
-
-def unbroken(folder, steps):
-    """The configuration of an uninterrupted run of `steps` steps."""
-    config = write_experiment(folder, **ENDLESS, max_steps=steps)
-    jobs.run(config, world=2)
-    assert newest_step(config) == steps
-    return config
+    whole = write_experiment(tmp_path / "whole", **ENDLESS, max_steps=newest_step(config))
+    jobs.run(whole, world=2)
+    assert newest_step(whole) == newest_step(config)
+    assert digests(whole) == digests(config)
