@@ -13,7 +13,7 @@ from cyxjax.cli.checkpoint import run_of
 from cyxjax.cli.hash import compare, first_other_state
 from cyxjax.run_folder import RunFolder
 from tests.multiprocess.test_train import CONFIG
-from tests.support.programs import printed_by, run
+from tests.support.programs import printed_by
 
 pytestmark = pytest.mark.multiprocess
 WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
@@ -66,13 +66,6 @@ def same(*runs: RunFolder) -> None:
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
     train(tmp_path / "run", processes, devices=devices, **AS_USERS)
     same(run_of(alone), run_of(tmp_path / "run"))
-
-
-def test_other_threads_are_refused_by_name(tmp_path):
-    refused = run(*command(tmp_path / "refused"), NPROC="1")
-    assert refused.returncode == 2
-    assert "NPROC=1 (from the environment), but this exact run computes with 8 CPU threads" in refused.stderr
-    assert not (tmp_path / "refused").exists()
 
 
 @pytest.mark.slow
