@@ -17,10 +17,10 @@ from cyxjax.core.mesh import build_mesh
 from cyxjax.core.sentinel import build_sentinel, differences, replicated_names
 from cyxjax.errors import DesyncError, NonFiniteError
 from cyxjax.train.hooks.bad_steps import TerminateOnNaN
-from cyxjax.train.hooks.hook import Hook, Position, RunState
+from cyxjax.train.hooks.hook import Position, RunState
 from cyxjax.train.trainer import DistributedTrainer
 from tests.support.flips import flip
-from tests.support.trainers import classes, use_devices
+from tests.support.trainers import classes, does, use_devices
 
 
 def replicated(mesh, value):
@@ -70,19 +70,15 @@ def test_a_difference_and_a_nan_show_in_any_of_many_leaves():
             TerminateOnNaN().on_state(RunState(Position(), SimpleNamespace(params=params), None))
 
 
-class FlipAfter(Hook):
-    """Flips a mantissa bit of the first kernel on one replica after one step."""
+def flip_after(step):
+    """A callback that flips a mantissa bit of the kernel on replica 2 after `step`."""
 
-    def __init__(self, step, replica):
-        self._step, self._replica = step, replica
-
-    def wants_state(self, position, saving):
-        return position.step == self._step
-
-    def on_state(self, moment):
+    def flipped(self, moment):
         params = dict(moment.state.params)
-        params["kernel"] = flip(params["kernel"], self._replica, bit=3)
+        params["kernel"] = flip(params["kernel"], replica=2, bit=3)
         return moment.state._replace(params=params)
+
+    return does(wants_state=lambda self, position, saving: position.step == step, on_state=flipped)
 
 
 def fit(folder, flipper, **changes):
@@ -95,7 +91,7 @@ def fit(folder, flipper, **changes):
 
 def test_training_stops_within_the_interval_and_names_leaf_and_rank(tmp_path):
     with pytest.raises(DesyncError, match="step 12 ") as caught:
-        fit(tmp_path, [FlipAfter(10, replica=2)])
+        fit(tmp_path, [flip_after(10)])
     assert "params/kernel on rank 0 (replica 2) is not what most others hold" in str(caught.value)
     # Step 12 was not saved: a checkpoint has only what all replicas agree on.
     assert sorted(p.name[-2:] for p in (tmp_path / "checkpoints").glob("step_*")) == ["03", "06", "09"]
@@ -103,15 +99,15 @@ def test_training_stops_within_the_interval_and_names_leaf_and_rank(tmp_path):
 
 def test_healed_training_ends_as_if_nothing_had_happened(tmp_path, capsys):
     whole = fit(tmp_path / "whole", [])
-    healed = fit(tmp_path / "healed", [FlipAfter(8, replica=2)], on_desync="heal")
+    healed = fit(tmp_path / "healed", [flip_after(8)], on_desync="heal")
     assert "All replicas were set to the value of the majority." in capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, whole.params, healed.params)
 
 
 def test_a_warning_is_given_once(tmp_path, capsys):
-    fit(tmp_path, [FlipAfter(8, replica=2)], on_desync="warn")
+    fit(tmp_path, [flip_after(8)], on_desync="warn")
     assert capsys.readouterr().out.count("WARNING: Gradients differ across ranks: after step 8") == 1
 
 
 def test_off_means_off(tmp_path):
-    assert fit(tmp_path, [FlipAfter(8, replica=2)], sentinel_every_n_steps=0).history.num_steps == 24
+    assert fit(tmp_path, [flip_after(8)], sentinel_every_n_steps=0).history.num_steps == 24

@@ -31,27 +31,18 @@ def test_a_callback_that_stops_one_rank_stops_all_at_the_step_where_one_process_
     assert cx.testing.run_ranks(2, stopped, 1) == [wanted, wanted]
 
 
-class Sees(cx.Callback):
-    """Records one number from a model that holds its values, at the end of each epoch."""
-
-    def __init__(self, model):
-        self._model, self.seen = model, []
-
-    def on_epoch(self, info):
-        self.seen.append(float(jax.tree.leaves(self._model.parameters())[0].sum()))
-
-
 def seen_on(rank):
-    """(steps done, different values seen) under each strategy, where only `rank` has a callback."""
-    from tests.support.trainers import X, Y, config, mlp, trainer
+    """(steps done, different values of a model that holds its values, seen at the ends of epochs) under each
+    strategy, where only `rank` has a callback."""
+    from tests.support.trainers import X, Y, config, does, mlp, trainer
 
     found = []
     for comm in ("mean", "fsdp"):
-        model = mlp()
-        sees = Sees(model)
+        model, seen = mlp(), set()
+        sees = does(on_epoch=lambda *_: seen.add(float(jax.tree.leaves(model.parameters())[0].sum())))  # noqa: B023
         one = trainer(model, callbacks=[sees] if cx.distributed.get_rank() == rank else [])
         history = one.fit(X, Y, config(epochs=2, comm=comm))
-        found.append([history.num_steps, len(set(sees.seen))])
+        found.append([history.num_steps, len(seen)])
     return found
 
 
