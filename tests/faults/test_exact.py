@@ -1,31 +1,27 @@
 """`reproducibility: exact` with kills, each time at a new world size: the bits of a run without kills."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli.audit import main as audit
-from cyxjax.cli.checkpoint import run_of
-from cyxjax.cli.hash import compare
 from cyxjax.data.ledger import walk
 from cyxjax.data.ledger_file import read_ledger
 from tests.support import jobs
 from tests.support.elastic_hosts import Hosts, two_then_one_then_two
 from tests.support.programs import printed_by
-from tests.support.training import DROPPING, SAMPLES, STEPS_PER_EPOCH, newest_step, write_experiment
+from tests.support.training import (
+    DROPPING,
+    SAMPLES,
+    STEPS_PER_EPOCH,
+    assert_same_hashes,
+    newest_step,
+    write_experiment,
+)
 
 pytestmark = pytest.mark.multiprocess
 EXACT = DROPPING | {"reproducibility": "exact", "keep_last": 99}
 HOST_EPOCHS, SAVE_EVERY = 100, 30
-
-
-def same_bits(config: Path, other: Path) -> None:
-    runs = [run_of(path.parent / "run") for path in (config, other)]
-    lines, equal = compare(*runs)
-    assert equal, lines
-    assert list_steps(runs[0].checkpoints)[-1] == list_steps(runs[1].checkpoints)[-1]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +42,7 @@ def test_killed_and_finished_by_another_number_of_processes(tmp_path, kills, wor
     ended = jobs.run(config, world=world)
     assert "Resuming from step" in ended.text
     assert "WARNING" not in ended.text  # the data fingerprints agree
-    same_bits(config, whole)
+    assert_same_hashes(config.parent / "run", whole.parent / "run")
 
 
 @pytest.mark.slow
@@ -67,7 +63,7 @@ def test_hosts_that_come_and_go_leave_the_bits_of_an_unbroken_run(tmp_path, caps
     for start, size in enumerate((2, 1, 2)):
         assert f"= 16 per step; world_size {size};" in first.log(0, start)
     assert "start 3" not in first.err
-    same_bits(config, whole)
+    assert_same_hashes(config.parent / "run", whole.parent / "run")
     assert audit([str(config.parent / "run")]) == 0, capsys.readouterr().out
     end = [*walk(read_ledger(config.parent / "run" / "ledger.jsonl").records)][-1].after
     assert (end.steps, end.samples) == (HOST_EPOCHS * STEPS_PER_EPOCH, HOST_EPOCHS * SAMPLES)

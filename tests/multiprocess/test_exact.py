@@ -10,10 +10,10 @@ import pytest
 
 from cyxjax.checkpoint.folders import list_steps
 from cyxjax.cli.checkpoint import run_of
-from cyxjax.cli.hash import compare, first_other_state
-from cyxjax.run_folder import RunFolder
+from cyxjax.cli.hash import first_other_state
 from tests.multiprocess.test_train import CONFIG
 from tests.support.programs import printed_by
+from tests.support.training import assert_same_hashes
 
 pytestmark = pytest.mark.multiprocess
 WIDE = (pytest.mark.slow, pytest.mark.wide, pytest.mark.timeout(900))
@@ -47,14 +47,6 @@ def alone(tmp_path_factory) -> Path:
     return run_dir
 
 
-def same(*runs: RunFolder) -> None:
-    lines, equal = compare(*runs)
-    assert equal, lines
-    last, its_last = (list_steps(found.checkpoints)[-1] for found in runs)
-    assert last == its_last
-    assert first_other_state(*runs)[0] == f"equal: digests of {last} steps, the last {last}"
-
-
 @pytest.mark.parametrize(
     ("processes", "devices"),
     [
@@ -65,7 +57,10 @@ def same(*runs: RunFolder) -> None:
 )
 def test_any_processes_and_devices_leave_the_bits_of_one(alone, tmp_path, processes, devices):
     train(tmp_path / "run", processes, devices=devices, **AS_USERS)
-    same(run_of(alone), run_of(tmp_path / "run"))
+    assert_same_hashes(alone, tmp_path / "run")
+    last = list_steps(alone / "checkpoints")[-1]
+    runs = run_of(alone), run_of(tmp_path / "run")
+    assert first_other_state(*runs)[0] == f"equal: digests of {last} steps, the last {last}"
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.checkpoint.restoring import open_step
 from cyxjax.cli import audit
+from cyxjax.cli.checkpoint import run_of
+from cyxjax.cli.hash import compare
 
 SAMPLES, STEPS_PER_EPOCH, EPOCHS = 90, 6, 3  # 16 samples per step: the last one of an epoch has 10
 LAST = EPOCHS * STEPS_PER_EPOCH  # the last step
@@ -81,6 +83,15 @@ def assert_same_run(config: Path, other: Path) -> None:
     assert newest_step(config) == newest_step(other)
     assert curves(config) == curves(other)
     assert digests(config) == digests(other)
+
+
+def assert_same_hashes(run: Path, other: Path) -> None:
+    """Checks that two run folders have the last step and all hashes in common, as `cyxjax hash` compares."""
+    runs = [run_of(run), run_of(other)]
+    lines, equal = compare(*runs)
+    assert equal, lines
+    last, its_last = (list_steps(one.checkpoints)[-1] for one in runs)
+    assert last == its_last
 
 
 def curves(config: Path) -> dict[str, Any]:
