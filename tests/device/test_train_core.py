@@ -4,7 +4,6 @@ import ast
 
 import jax
 import optax
-import pytest
 
 from cyxjax.config.run import DistributedTrainingConfig
 from cyxjax.core.losses import CrossEntropyLoss
@@ -17,13 +16,9 @@ from tests.support.trainers import use_devices
 SCRIPT = ROOT / "scripts" / "train_core.py"
 
 
-@pytest.fixture
-def script():
-    with jax.numpy_dtype_promotion("standard"):  # optax's Adam raises a float to an integer power
-        yield module_of(SCRIPT)
-
-
-def test_it_gives_the_trainer_s_losses(script, tmp_path):
+@jax.numpy_dtype_promotion("standard")  # optax's Adam raises a float to an integer power
+def test_it_gives_the_trainer_s_losses(tmp_path):
+    script = module_of(SCRIPT)
     use_devices(4)
     mesh = process_group.ensure().mesh
     digits = load_dataset("digits")

@@ -33,10 +33,6 @@ def in_the_menu(entry) -> list[str]:
     return [page for part in parts for page in in_the_menu(part)]
 
 
-def is_section(value) -> bool:
-    return hasattr(type(value), "model_fields")
-
-
 def test_every_public_name_has_its_reference_once():
     names = {name for name in cx.__all__ if not hasattr(getattr(cx, name), "__path__")}
     names -= {"amp", "errors", "testing"}  # single-file modules
@@ -56,7 +52,8 @@ def test_the_made_parts_name_every_key_and_command(hooks):
     for name in main.ROWS:
         assert f"`cyxjax {name}`" in text
     for name, value in TrainConfig():
-        for key in [f"{name}.{part}" for part in type(value).model_fields] if is_section(value) else [name]:
+        parts = getattr(type(value), "model_fields", ())  # of a section
+        for key in [f"{name}.{part}" for part in parts] or [name]:
             assert f"| `{key}` |" in text, key
 
 

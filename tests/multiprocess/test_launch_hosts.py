@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from contextlib import ExitStack, closing
+from typing import NamedTuple
 
 import pytest
 
@@ -21,20 +22,19 @@ def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess:
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=check, timeout=20)
 
 
-class Wire:
+class Wire(NamedTuple):
     """Two namespaces; host k has the address 10.77.0.(k + 1) and is called host-k."""
 
-    def __init__(self, spaces: tuple[str, str]) -> None:
-        self._spaces = spaces
+    spaces: tuple[str, str]
 
     def set(self, state: str) -> None:
         """Sets the link "down" or "up"."""
-        ip("-n", self._spaces[1], "link", "set", "wire1", state)
+        ip("-n", self.spaces[1], "link", "set", "wire1", state)
 
     def words(self, host: int) -> tuple[str, ...]:
         """Prefix of a command that runs on `host`."""
         inside = f'hostname host-{host} && exec "$0" "$@"'
-        return ("ip", "netns", "exec", self._spaces[host], "unshare", "--uts", "sh", "-c", inside)
+        return ("ip", "netns", "exec", self.spaces[host], "unshare", "--uts", "sh", "-c", inside)
 
 
 @pytest.fixture
