@@ -87,8 +87,9 @@ def test_a_bucket_that_is_not_there_ends_the_start_on_all_ranks(store, tmp_path,
     assert (ended.codes, store.writes) == ([EXIT_CONFIG, EXIT_SECONDARY], [])
 
 
-def test_a_place_with_credentials_in_it_is_refused_and_not_shown(tmp_path):
-    config = write_experiment(tmp_path)
-    for url in (f"s3://me:{SECRET}@{BUCKET}/run", f"s3://{BUCKET}/run?secret={SECRET}"):
-        ended = jobs.run(config, "--mirror", url, code=EXIT_CONFIG)
-        assert SECRET not in ended.text
+@pytest.mark.parametrize(
+    "url", [f"s3://me:{SECRET}@{BUCKET}/run", f"s3://{BUCKET}/run?secret={SECRET}"], ids=["user", "query"]
+)
+def test_a_place_with_credentials_in_it_is_refused_and_not_shown(tmp_path, url):
+    ended = jobs.run(write_experiment(tmp_path), "--mirror", url, code=EXIT_CONFIG)
+    assert SECRET not in ended.text

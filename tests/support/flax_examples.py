@@ -27,12 +27,10 @@ class MnistNnx(nnx.Module):
 class Vae(nn.Module):
     """vae: the key is an argument; returns a tuple."""
 
-    latents: int = 2
-
     @nn.compact
     def __call__(self, x, z_rng):
         h = nn.relu(nn.Dense(8, name="fc1")(x))
-        mean, logvar = nn.Dense(self.latents)(h), nn.Dense(self.latents)(h)
+        mean, logvar = nn.Dense(2)(h), nn.Dense(2)(h)
         z = mean + jax.random.normal(z_rng, mean.shape) * jnp.exp(0.5 * logvar)
         return nn.Dense(x.shape[-1], name="fc2")(z), mean, logvar
 

@@ -93,12 +93,8 @@ MODELS = {
 }
 
 
-def no_decay_for_vectors(tree):
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, tree)
-
-
 # A moment, and weight decay for matrices only. (optax's Adam breaks the strict dtype rule of these tests.)
-DECAY = optax.add_decayed_weights(0.1, mask=no_decay_for_vectors)
+DECAY = optax.add_decayed_weights(0.1, mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree))
 RULE = optax.chain(optax.scale_by_rms(), DECAY, optax.scale(-0.005))
 # Moments would amplify a gradient that is only rounding noise.
 ROUNDED_RULE = optax.chain(optax.trace(0.9), DECAY, optax.scale(-0.05))
