@@ -46,8 +46,8 @@ class Sentinel(NamedTuple):
     fingerprints: Callable[[PyTree], np.ndarray]
     """tree -> uint32 (R, number of replicated leaves, 2), the same on every rank.
 
-    Two sums over a leaf's bits modulo 2^32, plain and weighted by position: one changed element always shows
-    in the first, swapped elements in the second."""
+    Two sums over a leaf's elements modulo 2^32: of their bits, in which one changed element always shows, and
+    of a hash of bits and position, in which several changes, or swapped elements, show."""
     heal: Callable[[PyTree, np.ndarray], PyTree]
     """(tree, sources) -> tree in which replicated leaf i has the value of replica sources[i]."""
 
@@ -116,12 +116,16 @@ def _judge(prints: np.ndarray, name: str) -> Difference:
 
 @jax.jit  # traced and lowered once for all leaves of one shape
 def _sums(leaf: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Source of the hash: the finalizer of MurmurHash3 (Appleby 2011), without its last steps."""
     bits = _bits(leaf).astype(jnp.uint32).reshape(-1)
-    # Odd factors: multiplication by them loses no bit of an element.
-    odd = lax.iota(jnp.uint32, bits.size) * jnp.uint32(2) + jnp.uint32(1)
+    # Each step loses no bit of an element. Without the shifts, changes of the highest bits of two elements
+    # would cancel each other in the sum.
+    mixed = bits * (lax.iota(jnp.uint32, bits.size) * jnp.uint32(2) + jnp.uint32(1))
+    mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
+    mixed = mixed ^ (mixed >> 13)
     none = jnp.uint32(0)
     # Both in one pass over the leaf, without intermediate arrays: 16 times as fast for 80 MB on 2 cores.
-    return lax.reduce((bits, bits * odd), (none, none), lambda a, b: (a[0] + b[0], a[1] + b[1]), (0,))
+    return lax.reduce((bits, mixed), (none, none), lambda a, b: (a[0] + b[0], a[1] + b[1]), (0,))
 
 
 def _bits(leaf: jax.Array) -> jax.Array:

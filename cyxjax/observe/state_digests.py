@@ -2,7 +2,7 @@
 
 `cyxjax hash RUN RUN` compares two runs by them; a checkpoint whose arrays have different digests is refused.
 
-`{"step": 100, "leaves": {"params/Dense_0/kernel": "5f1c...", ...}}`; `{"begin": 100}` where a run continues
+`{"step": 100, "digests": {"params/Dense_0/kernel": "5f1c...", ...}}`; `{"begin": 100}` where a run continues
 from step 100: earlier lines about later steps belong to a course that was abandoned.
 """
 
@@ -30,7 +30,7 @@ def read_digests(path: Path) -> dict[int, dict[str, str]]:
             if "begin" in line:
                 found = {step: leaves for step, leaves in found.items() if step <= line["begin"]}
             else:
-                found[int(line["step"])] = dict(line["leaves"])
+                found[int(line["step"])] = dict(line["digests"])
     return found
 
 
@@ -50,17 +50,19 @@ def contradicted_leaves(directory: Path, step: int, path: Path) -> list[str]:
 def leaf_digest(blocks: Iterable[np.ndarray], size: int) -> str:
     """The digest of an array of `size` elements, given in C order in flat parts; on the host.
 
-    The sums modulo 2^32 over the bits of a leaf, as in core/sentinel.py: plain, and weighted by place.
+    The two sums of core/sentinel.py, modulo 2^32.
     """
-    plain, weighted, start = 0, 0, 0
+    plain, hashed, start = 0, 0, 0
     for block in blocks:
         parts = (block.real, block.imag) if np.iscomplexobj(block) else (block,)
         for i, part in enumerate(parts):
             width = min(part.dtype.itemsize, 4)
-            bits = np.ascontiguousarray(part).view(f"u{width}").astype(np.uint64)
+            bits = np.ascontiguousarray(part).view(f"u{width}").astype(np.uint32)
             first = (start + i * size) * (part.dtype.itemsize // width)
-            places = np.arange(first, first + bits.size, dtype=np.uint64)
-            plain += int(bits.sum())
-            weighted += int((bits * (2 * places + 1)).sum())  # wraps at 2^64, a multiple of 2^32
+            places = np.arange(first, first + bits.size, dtype=np.uint64).astype(np.uint32)
+            mixed = bits * (places * np.uint32(2) + np.uint32(1))
+            mixed = (mixed ^ (mixed >> 16)) * np.uint32(0x85EBCA6B)
+            plain += int(bits.sum(dtype=np.uint64))
+            hashed += int((mixed ^ (mixed >> 13)).sum(dtype=np.uint64))
         start += block.size
-    return f"{plain % 2**32:08x}{weighted % 2**32:08x}"
+    return f"{plain % 2**32:08x}{hashed % 2**32:08x}"

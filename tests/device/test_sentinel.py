@@ -39,6 +39,9 @@ def test_every_bit_of_every_dtype_shows_and_heals(dtype):
         broken = tree | {"a": flip(tree["a"], replica=2, bit=bit, element=5)}
         (found,) = differences(np.asarray(fingerprints(broken)), replicated_names(tree, P()))
         assert found == ("a", (2,), 0)
+        twice = tree | {"a": flip(broken["a"], replica=2, bit=bit, element=3)}
+        (found,) = differences(np.asarray(fingerprints(twice)), replicated_names(tree, P()))
+        assert found == ("a", (2,), 0)
     healed = heal(broken, np.array([0, 3, 1], np.int32))
     assert differences(np.asarray(fingerprints(healed)), replicated_names(tree, P())) == []
     for one in (healed, tree):
@@ -47,15 +50,17 @@ def test_every_bit_of_every_dtype_shows_and_heals(dtype):
         assert np.asarray(healed[name]).tobytes() == np.asarray(tree[name]).tobytes()
 
 
-def test_sums_are_plain_and_weighted_by_position_and_values_per_replica_are_left_alone():
+def test_the_order_of_elements_shows_and_values_per_replica_are_left_alone():
     mesh, bits = build_mesh(jax.devices()[:2]), np.arange(7, 4000, 13, np.uint32) * np.uint32(0x9E3779B1)
     tree = {"same": flip(replicated(mesh, bits), 1, 30, 0), "own": jnp.float32([[1], [2]])}
     spec = {"same": P(), "own": P("data")}
     assert replicated_names(tree, spec) == ["same"]
-    prints = np.asarray(build_sentinel(mesh, spec).fingerprints(tree))
-    weighted = bits * np.arange(1, 2 * bits.size, 2, dtype=np.uint32)
-    assert prints[0].tolist() == [[bits.sum(dtype=np.uint32), weighted.sum(dtype=np.uint32)]]
+    _, fingerprints, _ = build_sentinel(mesh, spec)
+    prints = np.asarray(fingerprints(tree))
     assert differences(prints, ["same"]) == [("same", (1,), None)]  # two replicas: no majority
+    turned = np.asarray(fingerprints(tree | {"same": replicated(mesh, bits[::-1].copy())}))
+    assert turned[0, 0, 0] == prints[0, 0, 0] == bits.sum(dtype=np.uint32)
+    assert turned[0, 0, 1] != prints[0, 0, 1]
 
 
 def test_a_difference_and_a_nan_show_in_any_of_many_leaves():

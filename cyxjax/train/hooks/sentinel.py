@@ -109,4 +109,4 @@ class DigestHook(SavingHook):
         if self._path is not None:
             names = replicated_names(moment.state, self._sentinel.spec)
             digests = {name: f"{a:08x}{b:08x}" for name, (a, b) in zip(names, sums.tolist(), strict=True)}
-            add_line(self._path, {"step": moment.position.step, "leaves": digests}, self._warn)
+            add_line(self._path, {"step": moment.position.step, "digests": digests}, self._warn)

@@ -68,7 +68,7 @@ def test_verify_reads_the_digests_of_the_run_wherever_its_checkpoints_are(run, p
     root = run / "a" if given == "a" else run  # the configuration of `a` names the checkpoints beside it
     root.mkdir(exist_ok=True)
     (root / "config.yaml").write_text(f"checkpoint_dir: {run / 'checkpoints'}\n")
-    (root / "bits.jsonl").write_text('{"step": 2, "leaves": {"params/Dense_0/bias": "0-0"}}\n')
+    (root / "bits.jsonl").write_text('{"step": 2, "digests": {"params/Dense_0/bias": "0-0"}}\n')
     shown = printed(main, "verify", run / given, code=1)
     assert "step 2: damaged: the digest of params/Dense_0/bias" in shown
 

@@ -79,7 +79,7 @@ def kept(folder, bias, *, begin=0, steps=(1, 2, 3), tail=""):
     add_line(path, {"begin": begin}, pytest.fail)
     for step in steps:
         leaves = {"params/bias": str(bias if step >= 2 else 0), "params/kernel": "7"}
-        add_line(path, {"step": step, "leaves": leaves}, pytest.fail)
+        add_line(path, {"step": step, "digests": leaves}, pytest.fail)
     path.write_text(path.read_text() + tail)
     return folder
 
@@ -98,7 +98,7 @@ def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
     # after the last common checkpoint
     other = kept(tmp_path / "d", 1)
     for folder, digest in ((one, "8"), (other, "9")):
-        add_line(folder / "bits.jsonl", {"step": 5, "leaves": {"params/bias": digest}}, pytest.fail)
+        add_line(folder / "bits.jsonl", {"step": 5, "digests": {"params/bias": digest}}, pytest.fail)
     lines, equal = command.compare(run_of(one), run_of(other))
     assert "step 5 is the first that differs, in params/bias; at step 3 they were equal" in lines[0]
     assert (lines[1], equal) == ("equal: every bit of 1 checkpoint, the last of step 4", False)
@@ -106,7 +106,7 @@ def test_digests_kept_on_the_way_name_the_first_step_that_differs(tmp_path):
 
 def test_digests_of_a_course_that_was_given_up_do_not_count(tmp_path):
     # the run reached step 3, then continued from step 1 and only reached step 2; the last line is incomplete
-    again = '{"begin": 1}\n{"step": 2, "leaves": {"params/bias": "9"}}\n{"step": 3, "lea'
+    again = '{"begin": 1}\n{"step": 2, "digests": {"params/bias": "9"}}\n{"step": 3, "dig'
     found = read_digests(kept(tmp_path / "a", 1, tail=again) / "bits.jsonl")
     assert {step: leaves["params/bias"] for step, leaves in found.items()} == {1: "0", 2: "9"}
     assert read_digests(tmp_path / "none") == {}

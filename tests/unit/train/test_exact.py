@@ -158,7 +158,7 @@ def test_every_checkpoint_has_digests_and_those_of_steps_that_are_not_resumed_do
     assert set(read_digests(stopped / "bits.jsonl")) == {2, 3}
     with (stopped / "bits.jsonl").open("a") as file:
         file.write(
-            f'{{"step": 1, "leaves": {{"{ALTERED}": "0"}}}}\n{{"step": 9, "leaves": {{"key": "0"}}}}\n'
+            f'{{"step": 1, "digests": {{"{ALTERED}": "0"}}}}\n{{"step": 9, "digests": {{"key": "0"}}}}\n'
         )
     assert recorded(stopped).history.num_steps == 6  # equal digests: it continues
 
@@ -192,6 +192,6 @@ def test_the_host_computes_the_digests_of_the_devices(dtype):
     prints = build_sentinel(mesh, PartitionSpec()).fingerprints(
         put_replicated(mesh, {"a": jnp.asarray(array)})
     )
-    plain, weighted = np.asarray(prints)[0, 0].tolist()
+    plain, hashed = np.asarray(prints)[0, 0].tolist()
     blocks = (array.reshape(-1)[start : start + 4] for start in range(0, array.size, 4))
-    assert leaf_digest(blocks, array.size) == f"{plain:08x}{weighted:08x}"
+    assert leaf_digest(blocks, array.size) == f"{plain:08x}{hashed:08x}"
