@@ -132,7 +132,8 @@ def _remember_exit_code(exits: Exits) -> None:
     original = sys.exit
 
     def exit_with_note(status: Any = None, /) -> NoReturn:
-        exits.code = status if isinstance(status, int) else int(status is not None)
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends only its thread
+            exits.code = status if isinstance(status, int) else int(status is not None)
         original(status)
 
     sys.exit = exit_with_note

@@ -149,6 +149,8 @@ def end(body):
         ),
         # does not wait for peers
         (f"{AT_EXIT}; sys.exit(5)", 5, "told: sys.exit(5)\n", ""),
+        # in a thread it ends only that thread
+        (f"{AT_EXIT}; t = threading.Thread(target=sys.exit, args=[5]); t.start(); t.join()", 0, "", ""),
         # a later error replaces one that was caught
         (f"{AT_EXIT}\ntry: sys.exit(5)\nexcept SystemExit: pass\nsys.exit(0)", 0, "", ""),
     ],
