@@ -134,7 +134,7 @@ def own_arrays(item: Any) -> Any:
     def own(leaf: Any) -> Any:
         if type(leaf) is list and not all(isinstance(one, int | float) for one in leaf):
             return [own_arrays(one) for one in leaf]
-        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+        return leaf.copy() if isinstance(leaf, np.ndarray | list) else leaf
 
     return map_leaves(own, item)
 

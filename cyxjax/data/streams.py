@@ -244,9 +244,9 @@ class _RowPass:
         count, mine = 0, []
         for row in islice(self._source, wanted):
             if self._of.first_row is None and self._given == 0:
-                self._of.first_row = _kept(row)
+                self._of.first_row = own_arrays(row)
             if count % ranks == rank:
-                mine.append(_kept(row))
+                mine.append(own_arrays(row))
             count += 1
         if not count or (self._of.drop_last and count < wanted):
             raise StopIteration
@@ -255,7 +255,7 @@ class _RowPass:
         if self._of.rows.shared:
             self.own = range(rank, count, ranks)
         if len(mine) * ranks < count:  # the stream ended at a sample of another rank
-            mine.append(_kept(row))
+            mine.append(own_arrays(row))
         return stack_rows(mine, self._of.rows.columns, numbers)
 
     def get_state(self) -> Any:
@@ -269,7 +269,3 @@ class _RowPass:
         self._source = self._reader.raw
         if place is None:
             deque(islice(self._source, self._given), maxlen=0)
-
-
-def _kept(row: Any) -> Any:
-    return own_arrays(tuple(row) if isinstance(row, list) else row)

@@ -13,6 +13,7 @@ import pytest
 
 from cyxjax.data import sources
 from cyxjax.data.sources import ArrayDataset, Dataset, Mixture, as_batches, as_dataset
+from cyxjax.data.streams import RowBatches, Rows
 from cyxjax.data.tar_shards import TarShards
 from cyxjax.errors import ConfigError, DataError
 
@@ -182,6 +183,8 @@ def test_a_list_is_a_tuple_if_it_holds_arrays_and_else_one_array():
     np.testing.assert_array_equal(inputs + 1, targets)
     inputs, targets = as_dataset([[x.tolist(), x.tolist()] for x in X]).take(np.array([2]))
     assert (targets is inputs, inputs.shape) == (True, (1, 2, *X.shape[1:]))
+    (inputs, targets), *_ = RowBatches(Rows([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), 2, 0, 1)
+    assert (targets is inputs, inputs.shape) == (True, (2, 3))  # of a stream too
 
 
 def test_items_that_do_not_stack_are_refused():
