@@ -16,7 +16,7 @@ X = np.zeros((40, 6), np.float32)
 WRAPS = 2**32 + 1  # its low 32 bits are 1: a class there is
 OUTPUT = jax.ShapeDtypeStruct((1, 3), np.float32)
 ONE = jax.ShapeDtypeStruct((1,), np.float32)
-TARGET = jax.ShapeDtypeStruct((1,), np.int64)
+TARGET = jax.ShapeDtypeStruct((1,), np.int32)
 
 
 def labels(wrong):
