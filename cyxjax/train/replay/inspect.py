@@ -87,7 +87,7 @@ def _rows(batch: Batch | PartsBatch) -> tuple[PyTree, PyTree, np.ndarray, int]:
     if isinstance(batch, PartsBatch):
         whole = jax.tree.map(lambda *rows: np.concatenate(rows), *batch.parts)
         return *jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), tuple(whole[1:])), len(whole.number)
-    return *jax.tree.map(local_rows, batch[:3]), len(batch.signal)
+    return *jax.tree.map(_host, batch[:3]), len(batch.signal)
 
 
 def _inspect_part(
@@ -113,6 +113,10 @@ def _inspect_part(
     broken = list(dict.fromkeys(name for one in pulled for name in nonfinite_names(one.grads)))
     if broken:
         yield f"Output and loss are finite, gradients are not ({name}, backward): {first_few(broken)}."
+
+
+def _host(leaf: Any) -> np.ndarray:
+    return local_rows(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf)
 
 
 def _finite_rows(tree: PyTree, rows: int) -> np.ndarray:

@@ -40,12 +40,15 @@ class Shell(linen.Module):
 
 
 @pytest.fixture
-def setting(tmp_path, monkeypatch):
-    """A function (bad sample, options) -> configuration of a run that breaks at that sample."""
+def setting(request, tmp_path, monkeypatch):
+    """A function (bad sample, options) -> configuration of a run that breaks at that sample.
+
+    Its parameter is the number of devices, 2 if there is none.
+    """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(SAMPLES, 3)).astype(np.float32), rng.normal(size=(SAMPLES, 2)).astype(np.float32)
     monkeypatch.setattr(experiment, "model_of", lambda section, info, seed: Shell())
-    use_devices(2)
+    use_devices(getattr(request, "param", 2))
     monkeypatch.setattr(experiment.process_group, "init", lambda **options: None)
     monkeypatch.setattr(experiment.process_group, "finalize", lambda: None)
 
@@ -73,6 +76,7 @@ def setting(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.parametrize("setting", [1, 2], indirect=True)
 def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, printed):
     with pytest.raises(NonFiniteError, match="loss .*step 3 "):
         experiment.run(setting(bad=11, callbacks=["EarlyStopping", "ReduceLROnPlateau"]))
