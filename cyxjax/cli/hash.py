@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cyxjax.checkpoint.folders import list_steps, step_folder
@@ -44,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(argv)
     if given.other is None:
-        found = as_json(run_of(given.run), given.all)
+        found = as_json(_run_in(given.run), given.all)
         print(json.dumps(found) if given.json else "\n".join(_lines(found["steps"])))
-        return EXIT_OK if found["steps"] else EXIT_USER_ERROR
-    lines, equal = compare(run_of(given.run), run_of(given.other))
+        return EXIT_OK
+    lines, equal = compare(_run_in(given.run), _run_in(given.other))
     print(json.dumps({"equal": equal, "said": lines}) if given.json else "\n".join(lines))
     return EXIT_OK if equal else EXIT_USER_ERROR
 
@@ -67,6 +68,16 @@ def _parser() -> Parser:
         "--all", action="store_true", help="with one RUN: every checkpoint, not only the newest"
     )
     return parser
+
+
+def _run_in(folder: Path) -> RunFolder:
+    """As `run_of`. Raises: CheckpointError also if all steps were set aside."""
+    run = run_of(folder)
+    if not list_steps(run.checkpoints):
+        raise CheckpointError(
+            f"{run.checkpoints}: all steps are set aside. HINT: `cyxjax checkpoint ls {folder}` lists them."
+        )
+    return run
 
 
 def read_bits(run: RunFolder, step: int) -> StepBits:

@@ -116,7 +116,11 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     one, other = run(tmp_path / "a", [2, 4]), run(tmp_path / "b", [2, 4])
     (damaged,) = (other / "checkpoints" / "step_00000004" / "arrays").iterdir()
     damaged.write_bytes(damaged.read_bytes()[:-1])
+    (run(tmp_path / "d", [3]) / "checkpoints" / "step_00000003").rename(
+        tmp_path / "d" / "checkpoints" / "step_00000003.corrupt-20260101-000000-000000"
+    )
     for folders, message in (
+        ([tmp_path / "d"], "/d/checkpoints: "),
         ([one, other], "/b: .*207 bytes.* 208.*_00000004"),
         ([one, run(tmp_path / "c", [3])], r"\[2, 4\] and \[3\]"),
         ([tmp_path], f"^{tmp_path} "),
