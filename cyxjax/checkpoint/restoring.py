@@ -53,8 +53,8 @@ def newest(
     lines += [f"{name}: set aside earlier" for name in aside]
     if lines:
         raise CheckpointError(
-            f"Damaged checkpoints in {directory}: {'; '.join(lines)}. HINT: name another step or folder, or "
-            "another checkpoint_dir to start over; nothing was deleted."
+            f"Cannot use these checkpoints in {directory}: {'; '.join(lines)}. HINT: name another step or "
+            "folder, or another checkpoint_dir to start over; nothing was deleted."
         )
     return None, damaged
 
