@@ -21,7 +21,8 @@ class ProfileHook(Hook):
 
     def __init__(self, first: int, stop: int, folder: Path, say: Callable[[str], None]) -> None:
         self._first, self._stop, self._folder, self._say = first, stop, folder, say
-        self._due = range(first, stop)  # steps at which to begin; once begun, to end; then none: on all ranks
+        # Steps after which the trace begins or, once it has begun, ends; the same on all ranks.
+        self._due = range(first, stop)
         self._began: int | None = None
         self._tracing: Tracing | None = None
 
