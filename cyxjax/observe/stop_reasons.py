@@ -21,17 +21,19 @@ class StopReason(NamedTuple):
         return _APART ** _REQUESTS.index(self)
 
 
-SIGNAL = StopReason("signal", "a signal", "the same command trains on", EXIT_PREEMPTED)
-INTERRUPT = StopReason("interrupt", "Ctrl-C", "the same command trains on", EXIT_INTERRUPT)
-MAX_TIME = StopReason("max_time", "max_time", "the same command trains on")
+SIGNAL = StopReason("signal", "a signal", "the same command continues the run", EXIT_PREEMPTED)
+INTERRUPT = StopReason("interrupt", "Ctrl-C", "the same command continues the run", EXIT_INTERRUPT)
+MAX_TIME = StopReason("max_time", "max_time", "the same command continues the run")
 CALLBACK = StopReason(
-    "callback", "a callback", "the same command trains on, unless a callback stops it again"
+    "callback", "a callback", "the same command continues the run, unless a callback stops it again"
 )
 EARLY_STOPPING = StopReason(
-    "early_stopping", "early stopping", "the same command with more patience of early stopping trains on"
+    "early_stopping",
+    "early stopping",
+    "the same command with more patience of early stopping continues the run",
 )
-MAX_STEPS = StopReason("max_steps", "max_steps", "the same command with more --max-steps trains on")
-EPOCHS = StopReason("", "epochs", "the same command with more --epochs trains on")
+MAX_STEPS = StopReason("max_steps", "max_steps", "the same command with more --max-steps continues the run")
+EPOCHS = StopReason("", "epochs", "the same command with more --epochs continues the run")
 
 # Sent with a step by the ranks that know of them, strongest first; every rank knows of the others itself.
 _REQUESTS = (SIGNAL, INTERRUPT, MAX_TIME, CALLBACK)

@@ -89,7 +89,7 @@ def refuse_finished(meta: Mapping[str, Any], facts: Facts, folder: Path) -> None
     if other:
         raise ConfigError(
             f"the run in {folder} is over, and this one is another: {'; '.join(other)}. HINT: give this run "
-            "a folder of its own (run_dir), or start over (resume: never). To train on from its parameters, "
+            "a folder of its own (run_dir), or start over (resume: never). To continue from its parameters, "
             "name that run in init_from.",
             key="run_dir",
         )

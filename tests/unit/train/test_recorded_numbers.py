@@ -241,11 +241,11 @@ def test_groups_are_made_of_an_optimizer_at_the_rate_that_was_set():
     assert (updates["Dense_0"]["kernel"][0], updates["Dense_0"]["bias"][0]) == (-1.0, -0.5)
 
 
-@pytest.mark.parametrize(("values", "trains_on"), [({}, True), ({"resume": "never"}, False)])
-def test_the_last_line_says_that_the_command_trains_on_where_it_does(values, trains_on, tmp_path, capsys):
+@pytest.mark.parametrize(("values", "continues"), [({}, True), ({"resume": "never"}, False)])
+def test_the_last_line_names_the_command_that_continues_the_run(values, continues, tmp_path, capsys):
     run_experiment(tmp_path, checkpoint_every_n_epochs=1, verbose=True, **values)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: ")]
-    assert ("trains on" in line) == trains_on
+    assert ("--epochs" in line) == continues
 
 
 def test_a_run_that_is_over_keeps_the_configuration_it_was_trained_with(tmp_path):
