@@ -67,7 +67,7 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Gives the next pass the order of `epoch`; also calls `set_epoch` of the sampler, if it has one."""
         self._next_epoch = epoch
-        tell_epoch(self.sampler, epoch)
+        set_epoch_of(self.sampler, epoch)
 
     def _batches(self, indices: Iterator[int]) -> Iterator[Any]:
         while batch := list(islice(indices, self.batch_size)):
@@ -76,14 +76,14 @@ class DataLoader:
                 yield found[0] if self._inputs_alone else found
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
+def set_epoch_of(loader: Any, epoch: int) -> None:
     """Calls `set_epoch` of a loader, or else of its sampler, if one of them has it."""
-    target = told_the_epoch(loader)
+    target = part_with_set_epoch(loader)
     if target is not None:
         target.set_epoch(epoch)
 
 
-def told_the_epoch(loader: Any) -> Any:
+def part_with_set_epoch(loader: Any) -> Any:
     """The loader, or else its sampler, if it has `set_epoch`; else None."""
     parts = loader, getattr(loader, "sampler", None)
     return next((part for part in parts if hasattr(part, "set_epoch")), None)

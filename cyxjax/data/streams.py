@@ -17,7 +17,7 @@ import numpy as np
 
 from cyxjax.data import hugging_face
 from cyxjax.data.columns import Columns, leaves, own_arrays, split, stack_rows
-from cyxjax.data.loader import tell_epoch, told_the_epoch
+from cyxjax.data.loader import part_with_set_epoch, set_epoch_of
 from cyxjax.errors import CheckpointError, DataError
 
 
@@ -76,11 +76,11 @@ def _has_state(loader: Any) -> bool:
 
 def end_place(loader: Any) -> Any:
     """The position of a loader that was read to its end, as JSON; None if its next pass starts over, as that
-    of one which is told the epoch."""
+    of one with `set_epoch`."""
     if isinstance(loader, RowBatches):
         place = end_place(loader.rows.source)
         return None if place is None else packed({"given": 0, "place": place})
-    keeps = _has_state(loader) and told_the_epoch(loader) is None
+    keeps = _has_state(loader) and part_with_set_epoch(loader) is None
     return packed(loader.state_dict()) if keeps else None
 
 
@@ -212,7 +212,7 @@ class RowBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Calls `set_epoch` of the stream, if it has one."""
-        tell_epoch(self.rows.source, epoch)
+        set_epoch_of(self.rows.source, epoch)
 
     def first_digest(self) -> str:
         """Digest of the first sample that was read: equal on all ranks if they read the same stream."""

@@ -103,12 +103,12 @@ def _join(topology: Topology, cpu_devices: int | None = None, threads: int | Non
     if chosen == "gloo":
         pages.use(processes_here=topology.local_world_size)
 
-    from cyxjax.core.exact.calls import heed
+    from cyxjax.core.exact.calls import read_xla_flags
     from cyxjax.core.mesh import build_mesh, local_replicas  # only now may jax start
     from cyxjax.launch.backend.lowerings import use_quick_operations
 
     use_quick_operations()
-    heed(here().get("XLA_FLAGS", ""))
+    read_xla_flags(here().get("XLA_FLAGS", ""))
     with translated():
         mesh = build_mesh()
     processes = len({device.process_index for device in mesh.devices.flat})

@@ -67,7 +67,7 @@ def _meet(
         if coordinator is not None:  # sends the reason to the others; this process may have heard it first
             coordinator.end()
         raise
-    hooks.report = group.fail if coordinator is None else partial(_fail_and_linger, group, coordinator)
+    hooks.report = group.fail if coordinator is None else partial(_fail_and_wait, group, coordinator)
     _connection = Connection(group, hooks, coordinator)
     group.watch(hooks.lose)
     _start_jax(topology, group, env)
@@ -93,7 +93,7 @@ def disconnect() -> None:
         connection.coordinator.end()
 
 
-def _fail_and_linger(group: GroupConnection, coordinator: "Coordinator", summary: str) -> None:
+def _fail_and_wait(group: GroupConnection, coordinator: "Coordinator", summary: str) -> None:
     """For the rank that holds the server and jax's service: the others get the reason, and end before it.
 
     Native code aborts a rank that outlives jax's service.

@@ -33,11 +33,11 @@ def settle(topology: Topology, env: Mapping[str, str] = os.environ, device_folde
 
 def named_platforms(env: Mapping[str, str]) -> tuple[str, ...]:
     """The platforms that JAX_PLATFORMS, or a jax that is loaded already, was set to use; () for any."""
-    text = env.get("JAX_PLATFORMS", "") or _told_to_jax()
+    text = env.get("JAX_PLATFORMS", "") or _chosen_in_jax()
     return tuple(part for part in text.lower().split(",") if part)
 
 
-def _told_to_jax() -> str:
+def _chosen_in_jax() -> str:
     """`cpu` if a program chose it in jax's configuration; only this: on a TPU host jax itself writes tpu."""
     loaded = sys.modules.get("jax")
     return "cpu" if loaded is not None and loaded.config.jax_platforms == "cpu" else ""
@@ -146,7 +146,7 @@ def prepare(
     """
     if cpu_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(cpu_devices)
-        _tell_loaded_jax(cpu_devices)
+        _configure_loaded_jax(cpu_devices)
     if topology.backend == "gloo":
         env.setdefault("JAX_PLATFORMS", "cpu")  # or a GPU host would train on its GPUs
         loaded = sys.modules.get("jax")  # `check_started` reports a backend that runs already
@@ -215,7 +215,7 @@ def _keep_off_proxies(env: MutableMapping[str, str], host: str) -> None:
         env["no_grpc_proxy"] = ",".join([*hosts, *({host, "127.0.0.1"} - set(hosts))])
 
 
-def _tell_loaded_jax(cpu_devices: int) -> None:
+def _configure_loaded_jax(cpu_devices: int) -> None:
     """An imported jax has already read its variables; its config still counts until a backend runs."""
     jax = sys.modules.get("jax")
     if jax is None or jax.config.jax_num_cpu_devices == cpu_devices:

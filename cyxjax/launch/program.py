@@ -33,12 +33,14 @@ def code_facts() -> dict[str, str]:
     What is installed, as a command or a package, is not the user's program: its path and first line
     differ between hosts that hold the same code.
     """
-    rooms = {f"the code of {room}": _digest(files, PACKAGE) for room, files in _rooms().items()}
+    folders = {
+        f"the code of {folder}": _digest(files, PACKAGE) for folder, files in _source_folders().items()
+    }
     program = _program(sys.modules.get("__main__"))
     return (
-        rooms
+        folders
         if program is None
-        else rooms | {"the program": f"{program.name} {_digest([program], program.parent)}"}
+        else folders | {"the program": f"{program.name} {_digest([program], program.parent)}"}
     )
 
 
@@ -82,13 +84,13 @@ def _libraries() -> tuple[str, ...]:
     return (f"{PACKAGE}{os.sep}", *{sysconfig.get_paths()[kind] for kind in kinds})
 
 
-def _rooms() -> dict[str, list[Path]]:
+def _source_folders() -> dict[str, list[Path]]:
     """The source files of cyxjax by the folder they are in, in order."""
-    rooms: dict[str, list[Path]] = {}
+    folders: dict[str, list[Path]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         folder = path.relative_to(PACKAGE).parts[:-1]
-        rooms.setdefault("/".join(["cyxjax", *folder[:1]]), []).append(path)
-    return rooms
+        folders.setdefault("/".join(["cyxjax", *folder[:1]]), []).append(path)
+    return folders
 
 
 def _program(main: ModuleType | None) -> Path | None:

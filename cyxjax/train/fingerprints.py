@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import PER_RANK
-from cyxjax.core.exact.calls import Part, Parts, tree_of_each
+from cyxjax.core.exact.calls import Part, Parts, tree_of_each_part
 from cyxjax.core.exact.step import PartsStep, by_device
 from cyxjax.core.exact.tree_sum import widened
 from cyxjax.core.metrics import Metrics
@@ -163,17 +163,17 @@ def exact_of(step: PartsStep, data: FitData, state: TrainState, rows: int, threa
     device = step.layout.mesh.local_devices[0]
     here, total = by_device(state, [device])[0], np.float32(rows)
     parts = first_part(data.train, rows, data.keying)
-    way = step.part.way(here, parts, total)
+    calls = step.part.calls(here, parts, total)
     # One program for all leaves: indexing them one by one takes two for each shape.
-    made = jax.jit(lambda of_all: tree_of_each(of_all, range(1))[0])(way([here], [parts], total)[0])
+    made = jax.jit(lambda of_all: tree_of_each_part(of_all, range(1))[0])(calls([here], [parts], total)[0])
     # As if all parts had the same result as the first one.
     update = (here, jax.tree.map(widened, made), total, np.zeros(2, np.float32))
-    lowered = {"program": way.lower(here, parts, total), "update": step.writes[0].lower(*update)}
+    lowered = {"program": calls.lower(here, parts, total), "update": step.writes[0].lower(*update)}
     moved = step.writes[0](*update)
     texts = {name: without_places(one.compile().as_text()) for name, one in lowered.items()}
     canary = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((made, moved)))
     return {
-        "parts": f"{step.layout.num_parts} of {rows} samples, {way.name}",
+        "parts": f"{step.layout.num_parts} of {rows} samples, {calls.name}",
         **{name: _digest(text.encode(), _EXACT_DIGITS) for name, text in texts.items()},
         "machine": machine(device, threads),
         "canary": _digest(canary, _EXACT_DIGITS),

@@ -23,10 +23,10 @@ def test_every_row_that_must_catch_a_fault_is_collected():
     assert done.returncode == 0, done.stdout + done.stderr  # pytest refuses an id that it does not know
 
 
-def test_the_rooms_where_a_fault_is_silent_have_their_share():
+def test_the_packages_where_a_fault_is_silent_have_their_share():
     found = [m.file.split("/")[0] for m in TABLE]
     assert {
-        room: found.count(room) >= 12 for room in ("core", "sync", "data", "checkpoint")
+        package: found.count(package) >= 12 for package in ("core", "sync", "data", "checkpoint")
     } == dict.fromkeys(("core", "sync", "data", "checkpoint"), True)
     assert len({m.name for m in TABLE}) == len(TABLE) >= 50
 

@@ -38,7 +38,7 @@ def repeatable() -> AbstractContextManager[None]:
     return holding(_here, True)
 
 
-def heed(flags: str) -> None:
+def read_xla_flags(flags: str) -> None:
     """Records for this process whether `flags` (XLA_FLAGS) ask for repeatable programs."""
     global _everywhere
     values = dict(flag.lstrip("-").partition("=")[::2] for flag in flags.split())
@@ -76,12 +76,12 @@ Made: TypeAlias = list[PyTree] | Stacked
 """The results of a device's parts: a tree for each, from a call for each, or `Stacked`; a pytree."""
 
 
-def tree_of_each(made: Made, numbers: range) -> Sequence[PyTree]:
+def tree_of_each_part(made: Made, numbers: range) -> Sequence[PyTree]:
     """A tree for each part. numbers: of the device's parts."""
     return [row(made.rows, n) for n in numbers] if isinstance(made, Stacked) else made
 
 
-class EachAlone:
+class SeparateCalls:
     """A call for each part: (states, parts, total) -> results; all but `total` by device."""
 
     name = "each alone"
@@ -102,7 +102,7 @@ class EachAlone:
         return self._program.lower(state, row(parts, 0), total)
 
 
-class InALoop:
+class LoopedCalls:
     """One call of a loop over the parts of a device; it writes into the arrays of the step before.
 
     like: shapes of the result of one part.
@@ -167,27 +167,27 @@ class PartProgram:
     def __init__(self, function: Callable, threads: int | None, num_parts: int):
         self._function, self._threads, self._num_parts = function, threads, num_parts
         self.alone = jax.jit(named(function, threads), compiler_options=OPTIONS)
-        self._calls: EachAlone | InALoop | None = None
+        self._calls: SeparateCalls | LoopedCalls | None = None
         self._compiled = False
 
-    def way(self, state: Any, parts: Parts, total: Any) -> EachAlone | InALoop:
+    def calls(self, state: Any, parts: Parts, total: Any) -> SeparateCalls | LoopedCalls:
         """How the parts are computed; only the shapes of the arguments are used."""
         if self._calls is None:
             traced = self.alone.trace(state, row(parts, 0), total)
             like = traced.out_info
             if suits_a_loop(traced.jaxpr.jaxpr, (like, row(parts, 0)), self._num_parts):
-                self._calls = InALoop(self._function, self._threads, self._num_parts, like)
+                self._calls = LoopedCalls(self._function, self._threads, self._num_parts, like)
             else:
-                self._calls = EachAlone(self.alone)
+                self._calls = SeparateCalls(self.alone)
         return self._calls
 
     def __call__(self, states: Sequence[Any], parts: Sequence[Parts], total: Any) -> list[Any]:
         """The results (`Made`) by device."""
-        way = self.way(states[0], parts[0], total)
+        calls = self.calls(states[0], parts[0], total)
         if not self._compiled:
-            compile_together(way.lower(*both, total) for both in zip(states, parts, strict=True))
+            compile_together(calls.lower(*both, total) for both in zip(states, parts, strict=True))
             self._compiled = True
-        return way(states, parts, total)
+        return calls(states, parts, total)
 
 
 def suits_a_loop(jaxpr: Jaxpr, held: PyTree, num_parts: int) -> bool:

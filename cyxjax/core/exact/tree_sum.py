@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from cyxjax.core.exact.calls import Made, tree_of_each
+from cyxjax.core.exact.calls import Made, tree_of_each_part
 from cyxjax.core.exact.step import Layout, by_device
 from cyxjax.core.exchange import concatenated, cut
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
@@ -90,7 +90,7 @@ class TreeSum:
         """On one device: the sum. Otherwise rows (1, nodes, numbers) per dtype, as many on each device."""
         known = {
             Node(number, 1): jax.tree.map(widened, tree)
-            for number, tree in zip(parts, tree_of_each(made, parts), strict=True)
+            for number, tree in zip(parts, tree_of_each_part(made, parts), strict=True)
         }
         up = lambda node: climb(node, known, self._layout.num_parts, _add)  # noqa: E731
         if self._alone:
@@ -102,7 +102,7 @@ class TreeSum:
         return jax.tree.map(lambda *rows: jnp.stack(rows)[None], *done)
 
     def _build_exchange(self, parts: range, made: Made) -> Callable:
-        shapes = jax.eval_shape(lambda made: jax.tree.map(widened, tree_of_each(made, parts)[0]), made)
+        shapes = jax.eval_shape(lambda made: jax.tree.map(widened, tree_of_each_part(made, parts)[0]), made)
 
         def exchanged(rows: PyTree, signal: jax.Array) -> tuple[PyTree, jax.Array]:
             packed = jax.tree.map(lambda mine: self._summed(mine[0]), rows)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from cyxjax.data.batches import HostBatch
-from cyxjax.data.loader import prefetch, tell_epoch, told_the_epoch
+from cyxjax.data.loader import part_with_set_epoch, prefetch, set_epoch_of
 from cyxjax.data.sources import as_batches
 from cyxjax.data.streams import Reader, end_place
 from cyxjax.errors import DataError
@@ -143,8 +143,8 @@ class LoaderReader:
     def _agreed(self, position: Position) -> Iterator[HostBatch]:
         """The steps of all ranks from `position` on."""
         padding, least = self.first._replace(place=position.place), self._size.least * self._accumulation
-        # A pass of a loader that is told the epoch belongs to epoch 0.
-        is_any = self._steps_per_epoch or told_the_epoch(self._loader) is None
+        # A pass of a loader that has `set_epoch` belongs to epoch 0.
+        is_any = self._steps_per_epoch or part_with_set_epoch(self._loader) is None
         if self._is_begun and position.place is None and (is_any or not position.epoch):
             self._is_begun = False
             return agreed(chain([self.first], self._ahead or ()), padding, least)
@@ -158,7 +158,7 @@ class LoaderReader:
         place = None if begins and self._next == position.epoch else position.place
         self._next, self._end = None, []
         if self._steps_per_epoch is None:
-            tell_epoch(self._loader, position.epoch)
+            set_epoch_of(self._loader, position.epoch)
             read = next_pass if begins else one_pass
             batches = noting_the_end(read(self._loader, place, self._size.is_enough), self._loader, self._end)
         else:  # passes are repeated without end
@@ -246,7 +246,7 @@ def passes(
     """
     start, within = place or (0, None)
     for number in itertools.count(start):
-        tell_epoch(loader, number)
+        set_epoch_of(loader, number)
         is_empty = within is None
         for batch in one_pass(loader, within, is_used):
             is_empty = False

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cyxjax.core.exact.calls import EachAlone, InALoop, PartProgram, Parts, tree_of_each
+from cyxjax.core.exact.calls import LoopedCalls, PartProgram, Parts, SeparateCalls, tree_of_each_part
 from cyxjax.core.exact.tree_sum import Node, climb, cover, root
 
 PARTS, TOTAL = 8, np.float32(32)
@@ -64,13 +64,13 @@ def test_the_way_follows_from_the_program_of_a_part_and_their_number(body, size,
     parts = Parts(np.zeros(1, np.int32), inputs, np.zeros((1, 1)), np.ones((1, 1), np.float32))
     body = body if body is not squared else lambda inputs: squared(inputs[None])
     program = PartProgram(lambda state, part, total: body(part.inputs), 8, PARTS)
-    assert program.way(STATE, parts, TOTAL).name == name
+    assert program.calls(STATE, parts, TOTAL).name == name
 
 
 def test_a_loop_has_one_text_however_many_parts_a_device_has():
-    way = PartProgram(scaled, 3, PARTS).way(STATE, of_numbers(range(2, 5)), TOTAL)
-    assert isinstance(way, InALoop)
-    texts = {way.lower(STATE, of_numbers(mine), TOTAL).as_text() for mine in (range(8), range(2, 5), [7])}
+    calls = PartProgram(scaled, 3, PARTS).calls(STATE, of_numbers(range(2, 5)), TOTAL)
+    assert isinstance(calls, LoopedCalls)
+    texts = {calls.lower(STATE, of_numbers(mine), TOTAL).as_text() for mine in (range(8), range(2, 5), [7])}
     assert len(texts) == 1
     # A cache on disk identifies a program by its text: one for a different thread pool must differ.
     assert "loop_of_scaled_of_3_threads" in texts.pop()
@@ -82,8 +82,8 @@ def test_both_ways_give_each_part_of_a_device_its_own(mine):
     program = PartProgram(scaled, 8, PARTS)
     for _ in range(2):  # the second step writes into the arrays of the first
         (looped,) = program([STATE], [parts], TOTAL)
-        (called,) = EachAlone(program.alone)([STATE], [parts], TOTAL)
-        for number, one, other in zip(mine, tree_of_each(looped, mine), called, strict=True):
+        (called,) = SeparateCalls(program.alone)([STATE], [parts], TOTAL)
+        for number, one, other in zip(mine, tree_of_each_part(looped, mine), called, strict=True):
             # 2 * (10 n, 10 n + 1) / 32
             assert one["rows"].tolist() == other["rows"].tolist() == [number * 0.625, number * 0.625 + 0.0625]
             assert one["number"] == other["number"] == number

@@ -42,7 +42,7 @@ def prepared(topology=TWO, threads=None, **env):
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
     """Device files of three GPUs, without the variable that sets jax in these tests to the CPU."""
-    monkeypatch.setattr(environment, "_told_to_jax", lambda: "")
+    monkeypatch.setattr(environment, "_chosen_in_jax", lambda: "")
     for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "kfd"):
         (tmp_path / name).touch()
     return str(tmp_path)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cyxjax.core.exact.calls import heed, must_repeat, repeatable
+from cyxjax.core.exact.calls import must_repeat, read_xla_flags, repeatable
 from cyxjax.models import gpt
 from cyxjax.models.registry import get_model
 
@@ -67,10 +67,10 @@ def test_long_texts_in_half_precision_take_cudnns_attention_on_a_gpu(
 )
 def test_flags_that_ask_for_repeatable_programs_are_heeded(flags, options):
     try:
-        heed(flags)
+        read_xla_flags(flags)
         assert must_repeat() == options
     finally:
-        heed("")
+        read_xla_flags("")
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_one_device_compiles_each_program_once_and_without_a_mesh():
     step = one.program.train_step
     state = by_device(put_replicated(step.layout.mesh, one.state), step.layout.mesh.local_devices)[0]
     assert {type(leaf.sharding).__name__ for leaf in jax.tree.leaves(state)} == {"SingleDeviceSharding"}
-    way = step.part.way(state, fingerprints.first_part(one.plan.data.train, 16), np.float32(16))
-    assert [way._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
+    calls = step.part.calls(state, fingerprints.first_part(one.plan.data.train, 16), np.float32(16))
+    assert [calls._program._cache_size(), step.writes[0]._cache_size()] == [1, 1]
 
 
 def test_a_number_beyond_int32_is_refused():
