@@ -194,7 +194,10 @@ def cut(joined: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
 
 
 def raveled(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """As `jax.flatten_util.ravel_pytree`, with the copies of `concatenated` at the end."""
+    """(vector, its inverse), as `jax.flatten_util.ravel_pytree`.
+
+    The vector of a large tree is longer than the tree: it ends with the copies of `concatenated`.
+    """
     leaves, structure = jax.tree.flatten(tree)
     dtype = jnp.result_type(*leaves)
 

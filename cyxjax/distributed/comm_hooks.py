@@ -85,7 +85,7 @@ def resolve(state: Any, hook: Any) -> CommHook:
     made = hook(state) if callable(hook) else hook
     if isinstance(made, Sync | str):
         raise ConfigError(
-            f"{made!r:.80} is a strategy, which updates the parameters itself, not a communication hook. "
-            "HINT: use the trainer with comm='zero1' (or another name), or a hook such as bf16_compress_hook."
+            f"{made!r:.80} is a strategy of the trainer, not a communication hook. HINT: use the trainer "
+            "with comm=..., or a hook such as bf16_compress_hook."
         )
     return made if isinstance(made, CommHook) else CommHook(made)

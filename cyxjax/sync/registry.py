@@ -45,13 +45,14 @@ def build_sync(
         norm = zero1.norm_of_parts if entry.cuts_leaves else optax.tree.norm
         optimizer = _clipping(optimizer, max_grad_norm, norm)
     try:
-        return entry.make(optimizer, **given)
+        signature(entry.make).bind(optimizer, **given)
     except TypeError as err:
         raise ConfigError(
-            f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. "
-            f"HINT: it takes {', '.join(signature(entry.make).parameters)}.",
+            f"comm_options={dict(options or {})} do not suit comm={name!r}: {err}. HINT: it is called with "
+            f"the optimizer and comm_options, and takes {', '.join(signature(entry.make).parameters)}.",
             key="comm_options",
         ) from err
+    return entry.make(optimizer, **given)
 
 
 def _clipping(

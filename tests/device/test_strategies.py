@@ -196,3 +196,8 @@ def test_what_does_not_move_keeps_its_bits_in_the_rounds_of_diloco():
     alone = Alone(build_sync("diloco", optax.set_to_zero(), {"every": 1}), 3, params(0.1))
     for copy in alone.step(*(random_grads(3, t) for t in range(8))).copies():
         jax.tree.map(np.testing.assert_array_equal, copy, params(0.1))
+
+
+def test_an_error_inside_a_strategy_is_not_blamed_on_its_options():
+    with pytest.raises(TypeError):
+        build_sync("operator:neg", optax.sgd(LR))
