@@ -4,7 +4,7 @@ Where nothing is computed, arrays are sent as bits, so -0.0, NaN payloads and ev
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.replica import from_replica, sync_map, to_replica
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, widened
 
 
 def put_row(mesh: Mesh, device: jax.Device, tree: PyTree) -> PyTree:
@@ -89,13 +89,14 @@ def reduce_leaf(a: jax.Array, op: str) -> jax.Array:
 
     For booleans a sum is "any" and a product is "all".
     """
+    is_inexact = jnp.issubdtype(a.dtype, jnp.inexact)
     if op == "avg":
-        wide = a if jnp.issubdtype(a.dtype, jnp.inexact) else a.astype(jnp.float32)
-        return lax.pmean(wide, AXIS)
+        mean = lax.pmean(widened(a) if is_inexact else a.astype(jnp.float32), AXIS)
+        return mean.astype(a.dtype) if is_inexact else mean
     if a.dtype == jnp.bool_:
         largest = op in ("sum", "max")
         return (lax.pmax if largest else lax.pmin)(a.astype(jnp.uint8), AXIS).astype(jnp.bool_)
-    if op == "product":
+    if op == "product" or (is_inexact and op != "sum"):  # gloo's maximum loses a NaN
         return reduce_stack(_gathered(a), op)
     return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op](a, AXIS)
 
@@ -103,12 +104,14 @@ def reduce_leaf(a: jax.Array, op: str) -> jax.Array:
 def reduce_stack(a: Any, op: str, numpy: Any = jnp) -> Any:
     """`op` over the first dimension of `a`, dtypes as `reduce_leaf`. numpy: the library `a` belongs to."""
     if op == "avg":
-        return numpy.mean(a, axis=0, dtype=a.dtype if numpy.issubdtype(a.dtype, numpy.inexact) else "float32")
+        # Of float16 both libraries take sums in float32, unless a dtype is given.
+        return numpy.mean(a, axis=0, dtype=None if numpy.issubdtype(a.dtype, numpy.inexact) else "float32")
     if a.dtype == bool:
         return (numpy.any if op in ("sum", "max") else numpy.all)(a, axis=0)
     if op in ("sum", "product"):
         return (numpy.sum if op == "sum" else numpy.prod)(a, axis=0, dtype=a.dtype)
-    return (numpy.max if op == "max" else numpy.min)(a, axis=0)
+    # Pair by pair: XLA's reduction on CPUs loses the NaN of a later row in arrays of 30,000 numbers.
+    return reduce(numpy.maximum if op == "max" else numpy.minimum, a)
 
 
 def _program(mesh: Mesh, f: Callable, out_spec: Any) -> Callable[[PyTree], Any]:

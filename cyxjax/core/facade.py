@@ -23,7 +23,7 @@ from cyxjax.core.model.model_fns import ModelFns, Sown
 from cyxjax.core.model.outputs import check_samples_first
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.step import TrainState, state_spec
-from cyxjax.core.strategy import Reducer, Sync, shortened
+from cyxjax.core.strategy import Reducer, Sync, norm, shortened
 from cyxjax.core.trees import PyTree, are_finite, times
 from cyxjax.errors import ConfigError, DataError
 
@@ -95,8 +95,10 @@ def build_infer(fns: ModelFns, mesh: Mesh) -> Callable[[PyTree, PyTree, PyTree],
     return jax.jit(model_map(local, mesh, (REPLICATED, REPLICATED, PER_REPLICA), PER_REPLICA))
 
 
-def build_backward(mesh: Mesh) -> Callable:
+def build_backward(mesh: Mesh, has_rows: bool = True) -> Callable:
     """A function (pullback, output_grad, factor, grads or None) -> grads, a row per replica.
+
+    has_rows: False where the process has no sample: its gradients are zeros.
 
     Pulls back `factor * output_grad` and adds the given grads. The gradient of a process's loss is the sum
     of its replicas' parts, and reducers take a mean over replicas; so for the mean over processes
@@ -106,6 +108,8 @@ def build_backward(mesh: Mesh) -> Callable:
     def local(pullback: Any, output_grad: PyTree, factor: jax.Array, grads: PyTree) -> PyTree:
         seed = jax.tree.map(lambda d: _cotangent(d, factor), output_grad)
         new = phases.backward(to_replica(pullback, PER_REPLICA), seed)
+        if not has_rows:  # the model's derivative at the rows of zeros that it got may be NaN
+            new = jax.tree.map(jnp.zeros_like, new)
         if grads is not None:
             new = jax.tree.map(jnp.add, to_replica(grads, PER_REPLICA), new)
         return from_replica(new, PER_REPLICA)
@@ -181,8 +185,8 @@ def scale_and_check(grads: PyTree, factor: jax.Array) -> tuple[PyTree, jax.Array
 @jax.jit
 def clip_by_norm(grads: PyTree, max_norm: jax.Array) -> tuple[PyTree, jax.Array]:
     """(grads, scaled so that their norm is at most `max_norm`; the norm before)."""
-    norm = optax.tree.norm(grads)
-    return shortened(grads, norm, max_norm), norm
+    before = norm(grads)
+    return shortened(grads, before, max_norm), before
 
 
 @compiled_for_ours
@@ -198,7 +202,7 @@ def loss_and_output_grad(criterion: Any, output: PyTree, target: PyTree) -> tupl
 def _cotangent(grad: jax.Array, factor: jax.Array) -> Any:
     if not jnp.issubdtype(grad.dtype, jnp.inexact):
         return np.zeros(grad.shape, jax.dtypes.float0)  # jax.vjp expects this for integers
-    return grad * factor.astype(grad.dtype)
+    return times(factor, grad)
 
 
 def _check_rows(output: PyTree, rows: int) -> None:

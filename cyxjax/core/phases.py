@@ -18,7 +18,7 @@ from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.terms import Shares, flat_shares, reached, routes_of, shares_of
 from cyxjax.core.replica import psum
 from cyxjax.core.rows import Weighed
-from cyxjax.core.trees import PyTree, times
+from cyxjax.core.trees import PyTree, times, widened
 
 
 def forward(
@@ -172,12 +172,6 @@ def divided_state(summed: StateShare, total: Any, old: PyTree) -> PyTree:
 
     each = () if summed.changed is None else tuple(summed.changed)
     return jax.tree.map(mean, summed.sums, jax.tree.unflatten(jax.tree.structure(old), each), old)
-
-
-def widened(leaf: jax.Array) -> jax.Array:
-    """16-bit floats as float32: a compiler may leave out the rounding between two 16-bit additions."""
-    narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
-    return leaf.astype(jnp.float32) if narrow else leaf
 
 
 def _is_inexact(leaf: jax.Array) -> bool:

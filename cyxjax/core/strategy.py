@@ -18,7 +18,7 @@ from jax import lax
 from cyxjax.core.mesh import REPLICATED
 from cyxjax.core.replica import psum
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree, chunks, times, unchanged
+from cyxjax.core.trees import PyTree, chunks, times, unchanged, widened
 
 Reducer: TypeAlias = optax.GradientTransformation
 """LOCAL grads -> mean grads over axis `data`, inside `sync_map`; chains with any optax transformation."""
@@ -180,8 +180,13 @@ def _with_squares(values: list[jax.Array]) -> jax.Array:
     return reduce(jnp.add, map(_squares, grads), so_far)
 
 
+def norm(grads: PyTree, squared: bool = False) -> jax.Array:
+    """The norm of all leaves together; 16-bit leaves are summed in float32, whose sums do not stop at 256."""
+    return optax.tree.norm(jax.tree.map(widened, grads), squared=squared)
+
+
 def _squares(grads: Any) -> jax.Array:
-    return optax.tree.norm(grads, squared=True).astype(jnp.float32)
+    return norm(grads, squared=True).astype(jnp.float32)
 
 
 def _nothing(grads: Any) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.objective.global_loss import part_of_batch
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, times
 from cyxjax.distributed.agreement import describe
 from cyxjax.errors import ConfigError, DataError
 
@@ -160,7 +160,7 @@ class BoundLoss:
 
     def _scaled_grad(self) -> PyTree:
         """Gradient of the scaled loss with respect to the model's output."""
-        return jax.tree.map(lambda grad: grad * np.asarray(self.scale, grad.dtype), self.output_grad)
+        return times(np.asarray(self.scale), self.output_grad)
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec)

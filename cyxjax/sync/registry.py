@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from cyxjax.core.optimizer import refuse_unless_elementwise
-from cyxjax.core.strategy import Sync, shortened
+from cyxjax.core.strategy import Sync, norm, shortened
 from cyxjax.core.trees import PyTree
 from cyxjax.errors import ConfigError
 from cyxjax.plugins import checked_options, named
@@ -42,8 +42,8 @@ def build_sync(
         refuse_unless_elementwise(optimizer, shapes, zero1.part_shape, name)
         given["params"] = shapes
     if max_grad_norm is not None:
-        norm = zero1.norm_of_parts if entry.cuts_leaves else optax.tree.norm
-        optimizer = _clipping(optimizer, max_grad_norm, norm)
+        measure = zero1.norm_of_parts if entry.cuts_leaves else norm
+        optimizer = _clipping(optimizer, max_grad_norm, measure)
     try:
         signature(entry.make).bind(optimizer, **given)
     except TypeError as err:

@@ -13,7 +13,7 @@ from jax import lax
 
 from cyxjax.core.exchange import in_pieces, reduce_scattered, together
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.strategy import Stepped, Sync
+from cyxjax.core.strategy import Stepped, Sync, norm
 from cyxjax.core.trees import PyTree
 from cyxjax.sync.entry import Exchange, Strategy
 
@@ -114,7 +114,7 @@ def _joined(tree: PyTree, collective: Callable[[jax.Array], jax.Array]) -> PyTre
 
 def norm_of_parts(parts: PyTree) -> jax.Array:
     """The norm of all replicas' parts together."""
-    return jnp.sqrt(lax.psum(optax.tree.norm(parts, squared=True), AXIS))
+    return jnp.sqrt(lax.psum(norm(parts, squared=True), AXIS))
 
 
 ENTRIES = {

@@ -20,10 +20,9 @@ from cyxjax.config.compared import effect_of
 from cyxjax.config.effects import PER_RANK
 from cyxjax.core.exact.calls import Part, Parts, tree_of_each_part
 from cyxjax.core.exact.step import PartsStep, by_device
-from cyxjax.core.exact.tree_sum import widened
 from cyxjax.core.metrics import Metrics
 from cyxjax.core.step import TrainState
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, widened
 from cyxjax.data.batches import HostBatch
 from cyxjax.data.columns import map_leaves
 from cyxjax.data.content import content_of

@@ -1,10 +1,13 @@
 """Each scheme against its published algorithm in numpy, and checks that it loses nothing permanently."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from cyxjax.core.strategy import norm
+from cyxjax.core.trees import times
 from cyxjax.sync.registry import STRATEGIES, build_sync
 from tests.support.strategies import USUAL, Alone, mean_of, params, random_grads
 
@@ -196,6 +199,13 @@ def test_what_does_not_move_keeps_its_bits_in_the_rounds_of_diloco():
     alone = Alone(build_sync("diloco", optax.set_to_zero(), {"every": 1}), 3, params(0.1))
     for copy in alone.step(*(random_grads(3, t) for t in range(8))).copies():
         jax.tree.map(np.testing.assert_array_equal, copy, params(0.1))
+
+
+@pytest.mark.parametrize(("dtype", "number", "count"), [("bfloat16", 1, 600), ("float16", 300, 4)])
+def test_16_bit_gradients_are_summed_and_scaled_in_float32(dtype, number, count):
+    grads = [jnp.full((), number, dtype)] * count
+    assert float(norm(grads)) == pytest.approx(number * count**0.5)
+    assert [float(g) for g in times(np.float32(2.0**17), [jnp.full((), 2.0**-4, dtype)])] == [2.0**13]
 
 
 def test_an_error_inside_a_strategy_is_not_blamed_on_its_options():

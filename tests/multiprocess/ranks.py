@@ -58,6 +58,9 @@ def reductions(rank, world_size):
     for name, (mean, _) in c.reduce_tensor(x).items():
         wanted = 1.0 if name == "bool" else sum(values) / world_size
         np.testing.assert_array_equal(np.asarray(mean, np.float64), np.full((2, 3), wanted))
+    one_is_nan = np.full(30_000, np.nan if rank == 1 else 1, np.float32)
+    assert np.isnan(c.all_reduce(one_is_nan, c.ReduceOp.MAX)).all()  # gloo's maximum loses it
+    assert (c.reduce_tensor(np.full(2, 60_000, np.float16)) == 60_000).all()  # the sum is beyond float16
     assert c.reduce(1.5, dst=1) == (1.5 * world_size if rank == 1 else None)
     assert float(c.all_reduce(2.0**40 + rank)) == world_size * 2.0**40 + world_size * (world_size - 1) / 2
 

@@ -22,9 +22,8 @@ from cyxjax.core.exact.calls import Made, tree_of_each_part
 from cyxjax.core.exact.step import Layout, by_device
 from cyxjax.core.exchange import concatenated, cut
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
-from cyxjax.core.phases import widened
 from cyxjax.core.replica import model_map
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, widened
 
 
 class Node(NamedTuple):
