@@ -82,7 +82,7 @@ class DistributedDataParallel:
             )
         )
         self._infer = cache(lambda dtype: facade.build_infer(cast_to(fns, dtype), local))
-        self._backward = cache(lambda: facade.build_backward(local))
+        self._backward = cache(lambda has_rows: facade.build_backward(local, has_rows))
         bucket_mb = self._config.bucket_size_mb if bucket_cap_mb is None else bucket_cap_mb
         options = compiler_options(self._mesh.devices.flat[0].platform, bucket_mb)
         hook = comm_hooks.from_config(self._config.comm_hook)
@@ -156,7 +156,8 @@ class DistributedDataParallel:
         values.check_like(output_grad, since.output, at)
         placed = view.place_rows(self._local, output_grad, pad_with_zeros=True)
         factor = np.float32(scale * self._mesh.size / self.get_world_size())
-        since.grads = self._backward()(since.pullback, placed, factor, since.grads)
+        has_rows = jax.tree.leaves(output_grad)[0].shape[0] > 0
+        since.grads = self._backward(has_rows)(since.pullback, placed, factor, since.grads)
         since.pullback = since.output = None
 
     @interrupted_at_end()

@@ -452,6 +452,19 @@ def test_a_batch_without_rows_is_a_loss_of_0_and_changes_nothing(loss):
         jax.tree.map(np.testing.assert_array_equal, before[part], after[part])
 
 
+def test_a_batch_without_rows_has_no_gradient_where_the_model_is_nan_at_zeros():
+    def init(key, x):
+        return {"kernel": np.ones((2, 1), np.float32)}
+
+    def apply(params, x):
+        return (x / jnp.linalg.norm(x, axis=-1, keepdims=True)) @ params["kernel"]
+
+    ddp, x = wrap((init, apply), 2), np.float32([[3, 4], [3, 4]])
+    for rows in (x, x[:0]):
+        ddp.loss(lambda out, _: out[:, 0], ddp(rows)).backward()
+    np.testing.assert_allclose(ddp.sync_gradients()["kernel"][:, 0], [0.6, 0.8], rtol=1e-6)
+
+
 def in_place(array):
     """A copy at an address that jax reads from without copying."""
     raw = np.empty(array.nbytes + 64, np.uint8)
