@@ -26,7 +26,10 @@ class Layer:
     kind: ClassVar[str]
 
     def init(self, key: jax.Array) -> tuple[Arrays, Arrays]:
-        """New (params, state): arrays that gradients change, and arrays that the forward pass changes."""
+        """New (params, state): arrays that gradients change, and arrays that the forward pass changes.
+
+        No name is in both.
+        """
         return {}, {}
 
     def apply(
@@ -132,6 +135,7 @@ class EmbeddingModule(Layer):
         self, params: Arrays, state: Arrays, x: jax.Array, key: jax.Array, train: bool
     ) -> tuple[jax.Array, Arrays]:
         # Negative numbers would index from the end, as in Python: move them out of range too.
+        x = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x  # int8 cannot hold `num_embeddings`
         place = jnp.where(x < 0, self.num_embeddings, x)
         return jnp.take(params["embedding"], place, axis=0, mode="fill", fill_value=jnp.nan), state
 

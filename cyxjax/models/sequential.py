@@ -16,7 +16,7 @@ from flax import nnx
 
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.trees import PyTree, is_traced
-from cyxjax.errors import CheckpointError
+from cyxjax.errors import CheckpointError, ConfigError
 
 # Importing a module of layers makes its kinds known to `load`.
 from cyxjax.models import convolution, norms  # noqa: F401
@@ -202,11 +202,17 @@ def _init_layers(layers: tuple[Layer, ...], key: jax.Array, start: int = 0) -> V
     """New (params, model_state) of `layers[start:]`; layers without any have no entry.
 
     Each layer's key depends on its index only, so appending a layer changes nothing before it.
+    Raises: ConfigError for a layer whose parameters and state share a name.
     """
     params: dict[str, Any] = {}
     state: dict[str, Any] = {}
     for place, name in list(enumerate(layer_names(layers)))[start:]:
         of_layer = layers[place].init(jax.random.fold_in(key, place))
+        if both := of_layer[0].keys() & of_layer[1].keys():
+            raise ConfigError(
+                f"layer {name}: a parameter and a state have the same name, {min(both)!r}, and a model file "
+                "would hold one of them. HINT: rename one in the layer's init."
+            )
         for whole, part in zip((params, state), of_layer, strict=True):
             if part:
                 whole[name] = part

@@ -17,6 +17,7 @@ from cyxjax.models import (
     ReLUModule,
     ReshapeModule,
     SequentialModel,
+    layers,
 )
 
 KEY = jax.random.key(0)
@@ -95,6 +96,19 @@ def test_embedding_answers_nan_to_ids_it_does_not_have():
     out = np.asarray(model(np.array([[2, 0], [3, -1]])))
     np.testing.assert_array_equal(out[0], table[[2, 0]])
     assert np.isnan(out[1]).all()
+    assert np.isnan(SequentialModel([EmbeddingModule(256, 2)])(np.int8([-1]))).all()  # int8 cannot hold 256
+
+
+def test_a_parameter_and_a_state_of_one_name_are_refused(monkeypatch):
+    monkeypatch.setattr(layers, "_kinds", dict(layers._kinds))
+
+    @layers.layer("twice")
+    class Twice(layers.Layer):
+        def init(self, key):
+            return {"scale": np.ones(1)}, {"scale": np.ones(1)}
+
+    with pytest.raises(ConfigError, match="0_twice.*'scale'"):
+        SequentialModel([Twice()]).parameters()
 
 
 def test_gradients_reach_every_parameter_and_half_precision_is_kept():
