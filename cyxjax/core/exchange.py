@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, widened
 
 # A larger array is sent separately: a copy would cost more than the transfer that it saves.
 _ALONE_BYTES = 1 << 20
@@ -157,7 +157,8 @@ def summed(values: list[jax.Array]) -> list[jax.Array]:
     values = lax.optimization_barrier(values)
     out: list[Any] = [lax.psum(v, AXIS) if v.nbytes > _ALONE_BYTES else None for v in values]
     small = [i for i, done in enumerate(out) if done is None]
-    flat = [values[i].astype(_sum_dtype(values[i])).reshape(-1) for i in small]
+    # XLA on CPU sums 16-bit floats in float32 too, and rounds once at the end.
+    flat = [widened(values[i]).reshape(-1) for i in small]
     for i, part in zip(small, together(flat, [part.dtype for part in flat], _sum_of), strict=True):
         out[i] = part.reshape(values[i].shape).astype(values[i].dtype)
     return lax.optimization_barrier(out)
@@ -206,11 +207,6 @@ def raveled(tree: PyTree) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
         return jax.tree.unflatten(structure, [p.reshape(leaf.shape).astype(leaf.dtype) for p, leaf in pieces])
 
     return concatenated([leaf.astype(dtype).reshape(-1) for leaf in leaves]), unravel
-
-
-def _sum_dtype(value: jax.Array) -> Any:
-    # XLA on CPU sums 16-bit floats like this too, rounding once at the end.
-    return jnp.dtype(jnp.float32) if value.dtype in (jnp.bfloat16, jnp.float16) else value.dtype
 
 
 def _sum_of(flat: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from cyxjax.core.mesh import AXIS, REPLICATED
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.scopes import holding
 from cyxjax.core.strategy import Stepped, Sync, loss_is_finite, stepped_if, stored_inside
-from cyxjax.core.trees import PyTree, times
+from cyxjax.core.trees import PyTree, are_finite, times
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,4 @@ _LEAST, _MOST = 2.0**-14, 2.0**24
 
 def all_finite(grads: PyTree) -> jax.Array:
     """bool (), equal on all replicas: no replica holds an infinity or a NaN. Inside `sync_map`."""
-    # A sum is finite unless a term is not (or it overflows, and such a gradient is no use either).
-    bad = [~jnp.isfinite(jnp.sum(jnp.abs(g).astype(jnp.float32))) for g in jax.tree.leaves(grads)]
-    return lax.psum(jnp.sum(jnp.stack(bad).astype(jnp.float32)), AXIS) == 0
+    return lax.psum((~are_finite(grads)).astype(jnp.float32), AXIS) == 0

@@ -99,8 +99,8 @@ def on_device(leaf: jax.Array) -> jax.Array:
     return jax.device_put(leaf, jax.memory.Space.Device) if in_host else leaf
 
 
-# XLA fuses the reductions of all leaves of a program, and counts for each leaf again all that it has fused:
-# with 2,000 leaves in one program, `are_finite` took 26 s to compile.
+# XLA may fuse the reductions of all leaves of a program, and count for each leaf again all that it has fused:
+# with 2,000 leaves, a chain of additions took 19 s to compile.
 _AT_ONCE = 64
 
 
@@ -132,7 +132,11 @@ def times(factor: Any, tree: PyTree) -> PyTree:
 
 def are_finite(tree: PyTree) -> jax.Array:
     """bool (): whether no leaf of `tree` holds an infinity or a NaN."""
-    return jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()
+    # x - x is 0, or NaN. Such sums take half the time of `isfinite` in each element, and a program of 2,000
+    # leaves compiles in 3 s, where one that combines booleans takes 23 s or more.
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    zeros = [jnp.abs(jnp.sum(leaf - leaf)).astype(jnp.float32) for leaf in leaves]
+    return jnp.isfinite(jnp.array(zeros, jnp.float32)).all()
 
 
 def as_labels(target: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ from collections import deque
 import jax
 
 from cyxjax.core.mesh import local_value
-from cyxjax.core.trees import are_finite, chunks
+from cyxjax.core.trees import are_finite
 from cyxjax.errors import LossSpikeError, NonFiniteError
 from cyxjax.train.hooks.hook import Hook, Position, RunState, SavingHook, StepInfo
 
@@ -47,8 +47,7 @@ class TerminateOnNaN(SavingHook):
 
     def on_state(self, moment: RunState) -> None:
         # The loss was finite but a gradient was not: the next step's loss would show it, after the save.
-        parts = chunks(jax.tree.leaves(moment.state.params))
-        if not all(bool(local_value(_are_finite(chunk))) for chunk in parts):
+        if not local_value(_are_finite(moment.state.params)):
             raise NonFiniteError(
                 f"the parameters after step {moment.position.step} are not finite, and are not saved: a "
                 "gradient was not finite, though the loss was. HINT: look for roots and logarithms of 0 in "
