@@ -62,8 +62,11 @@ def reduce_scattered(rows: jax.Array) -> jax.Array:
     """
     if not _one_by_one.get():
         return lax.psum_scatter(rows, AXIS, scatter_dimension=0)
+
+    def added(piece: jax.Array) -> jax.Array:
+        return reduce(jnp.add, widened(lax.all_to_all(piece, AXIS, 0, 0))).astype(piece.dtype)
+
     # Added up immediately: fused with the optimizer, a sum and its rows would wait for all gradients.
-    added = lambda piece: reduce(jnp.add, lax.all_to_all(piece, AXIS, 0, 0))  # noqa: E731
     return lax.optimization_barrier(in_pieces(added, rows))
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from cyxjax.core.mesh import local_value
 from cyxjax.core.step import TrainState
 from cyxjax.core.strategy import step_value
-from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves, on_device
+from cyxjax.core.trees import PyTree, bits_as_keys, keys_as_bits, leaf_names, named_leaves, on_device, times
 from cyxjax.errors import ConfigError, CyxjaxError
 
 
@@ -36,7 +36,7 @@ def with_learning_rate_factor(optimizer: optax.GradientTransformation) -> optax.
 
     def update(updates: PyTree, state: LearningRateFactor, params: PyTree = None) -> Any:
         factors = jax.tree.broadcast(state.factor, updates)
-        return jax.tree.map(lambda u, factor: u * factor.astype(u.dtype), updates, factors), state
+        return jax.tree.map(times, factors, updates), state
 
     first = lambda params: LearningRateFactor(jnp.float32(1.0))  # noqa: E731
     factor = optax.GradientTransformation(first, update)  # type: ignore[arg-type]  # optax: any state

@@ -21,7 +21,7 @@ from cyxjax.core.objective.split_check import SplitCheck, split_check
 from cyxjax.core.replica import from_replica, model_map, psum, sync_map, to_replica
 from cyxjax.core.rows import whole_batch
 from cyxjax.core.strategy import Stepped, Sync, loss_factors, norm_row, step_value, written_after
-from cyxjax.core.trees import PyTree, times
+from cyxjax.core.trees import PyTree, times, widened
 
 
 class TrainState(NamedTuple):
@@ -241,9 +241,10 @@ def _over_micro_batches(
     ) -> tuple[tuple[PyTree, Summed], None]:
         model_state, sums = carry
         model_state, more = micro(model_state, *slot)
-        return (model_state, jax.tree.map(jnp.add, sums, more)), None
+        return (model_state, jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, more)), None
 
     first = jax.eval_shape(micro, model_state, jnp.int32(0), jax.tree.map(lambda a: a[0], parts))[1]
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), first)
+    # 16-bit gradients are added in float32: in bfloat16 the sum of 256 equal numbers no longer grows.
+    zeros = jax.tree.map(lambda s: widened(jnp.zeros(s.shape, s.dtype)), first)
     (model_state, sums), _ = lax.scan(body, (model_state, zeros), (jnp.arange(count), parts))
-    return model_state, sums
+    return model_state, jax.tree.map(lambda a, s: a.astype(s.dtype), sums, first)

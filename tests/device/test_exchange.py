@@ -15,6 +15,7 @@ from cyxjax.core.precision import with_loss_scale
 from cyxjax.core.replica import sync_map
 from cyxjax.observe.compiled_plan import collectives
 from cyxjax.sync.mean import mean
+from cyxjax.sync.registry import build_sync
 from tests.device.test_step import lowered
 from tests.support.models import Net
 from tests.support.strategies import USUAL, Alone, adaptive, built, random_grads
@@ -47,6 +48,17 @@ def test_strategies_take_the_same_steps(name, replicas, monkeypatch):
     together = Alone(sync, replicas).step(*grads).copies()[0]
     # Sums of four in a different order, and different fusion: roundings of 6e-8 over 4 steps.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), together, apart)
+
+
+@pytest.mark.parametrize("name", ["mean", "bucketed", "zero1", "fsdp"])
+def test_16_bit_gradients_of_processes_are_summed_in_float32(name, monkeypatch):
+    """In bfloat16 256 + 1 is 256: zero1 left out the gradients of seven of these eight replicas."""
+    for module in (exchange, replica):
+        monkeypatch.setattr(module, "sends_one_by_one", lambda mesh: True)
+    start = jnp.zeros(16, jnp.bfloat16)
+    grads = jnp.ones((8, 16), jnp.bfloat16).at[0].set(256)
+    alone = Alone(build_sync(name, optax.sgd(1.0), params=lambda: start), 8, start)
+    assert (alone.step(grads).copies()[0] == -33).all()  # 263 / 8, rounded
 
 
 def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining):

@@ -140,6 +140,25 @@ def test_a_short_last_batch_is_trained_on_in_float16_as_in_float32(form):
     jax.tree.map(partial(np.testing.assert_allclose, atol=5e-3), half.params, whole.params)
 
 
+@pytest.mark.usefixtures("as_users_promote", "one_device")
+def test_gradients_of_micro_batches_are_added_in_float32():
+    """In bfloat16 the sum of 1,024 equal numbers stays at 256: the step was a quarter of the right one."""
+    model = linen.Dense(1, use_bias=False, kernel_init=linen.initializers.ones)
+    x, y = np.ones((1024, 4), np.float32), np.zeros((1024, 1), np.float32)
+    options = {"epochs": 1, "precision": "params=bfloat16,compute=bfloat16"}
+    whole, cut = (
+        after_fit(
+            x,
+            y,
+            config(batch_size=1024 // count, gradient_accumulation_steps=count, **options),
+            model=model,
+            loss=MSELoss(),
+        )
+        for count in (1, 1024)
+    )
+    jax.tree.map(np.testing.assert_array_equal, whole.params, cut.params)
+
+
 @pytest.mark.usefixtures("as_users_promote", "two_devices")
 def test_the_loss_of_a_step_whose_gradients_overflow_is_measured(capsys):
     large = lambda output, target: 1000 * MSELoss()(output, target)  # noqa: E731
