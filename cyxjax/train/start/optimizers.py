@@ -288,7 +288,7 @@ _OURS: dict[str, Callable[[OptimizerConfig], tuple[Callable, dict[str, Any]]]] =
     "adamw": lambda s: (optax.adamw, _moments(s) | {"weight_decay": s.weight_decay}),
     "lamb": lambda s: (optax.lamb, _moments(s) | {"weight_decay": s.weight_decay}),
     "lion": lambda s: (optax.lion, {"b1": s.betas[0], "b2": s.betas[1], "weight_decay": s.weight_decay}),
-    "adagrad": lambda s: (optax.adagrad, {"eps": s.eps}),
+    "adagrad": lambda s: (optax.adagrad, {"initial_accumulator_value": 0.0, "eps": s.eps}),
     "rmsprop": lambda s: (
         optax.rmsprop,
         {"decay": 0.99, "eps": s.eps, "momentum": s.momentum or None, "eps_in_sqrt": False},

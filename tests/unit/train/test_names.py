@@ -109,6 +109,8 @@ ADAN = {"name": "adan", "options": {"b3": 0.5}, "weight_decay": 0.3}
     [
         (ADAN | {"lr": 0.1}, optax.adan(0.1, b3=0.5, weight_decay=0.3), 0.1),
         ({"name": "nadam", "lr": 0.1, "betas": (0.5, 0.6)}, optax.nadam(0.1, b1=0.5, b2=0.6), 0.1),
+        ({"name": "adagrad", "lr": 0.1, "eps": 1e-10}, cx.AdaGradOptimizer(0.1), 0.1),
+        ({"name": "rmsprop", "lr": 0.1, "momentum": 0.0}, cx.RMSPropOptimizer(0.1), 0.1),
         ({"name": "adam", "lr": 0.1, "options": {"nesterov": True}}, optax.adam(0.1, nesterov=True), 0.1),
         ({"name": f"{HERE}:mine", "lr": 0.5, "options": {"size": 0.1}}, optax.sgd(0.05), 0.5),
         ({"name": f"{HERE}:without_rate"}, optax.sgd(0.25), None),
