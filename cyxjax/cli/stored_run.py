@@ -28,6 +28,7 @@ def evaluate(argv: Sequence[str]) -> int:
         from cyxjax.core.metrics import numbers
         from cyxjax.observe.records import plain_tree
         from cyxjax.train.experiment import data_of
+        from cyxjax.train.feeding.fit_data import is_loader
         from cyxjax.train.runs.tables import check_columns, check_names, check_vocabulary
 
         if given.root is None:
@@ -39,6 +40,7 @@ def evaluate(argv: Sequence[str]) -> int:
             check_names(given.root, "classes", splits.info.class_names, run.info.class_names)
             check_vocabulary(given.root, splits.info.vocabulary, run.info.vocabulary)
         samples = getattr(splits, given.part)
+        count = None if is_loader(samples) else len(samples)  # of a stream it is not known
         found = run.trainer.evaluate_metrics(
             samples, batch_size=given.batch_size, max_batches=given.max_batches
         )
@@ -46,12 +48,13 @@ def evaluate(argv: Sequence[str]) -> int:
         if given.json:
             tables = {name: value.tolist() for name, value in found.items() if name not in numbers(found)}
             about = {"step": run.step, "part": given.part}
-            about |= {} if given.max_batches else {"samples": len(samples)}
+            about |= {} if given.max_batches or count is None else {"samples": count}
             text = json.dumps(plain_tree(about | known | tables), allow_nan=False)
         else:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in known.items())
-            of = f"at most {given.max_batches} batches of " if given.max_batches else ""
-            text = f"step {run.step}, {given.part}, {of}{len(samples)} samples: {shown}"
+            of = "a stream" if count is None else f"{count} samples"
+            of = f"at most {given.max_batches} batches of {of}" if given.max_batches else of
+            text = f"step {run.step}, {given.part}, {of}: {shown}"
         _print(run, text)
 
     return EXIT_OK

@@ -155,6 +155,21 @@ def test_evaluate_says_the_run_s_numbers(moved, run, capsys):
     assert printed == {"step": 2, "part": "test", "loss": "inf", "table": ["nan", 1.0]}
 
 
+def test_evaluate_takes_a_stream_whose_length_is_not_known(moved, run, capsys, monkeypatch):
+    read = stored.data_of
+
+    def streamed(config):
+        found = read(config)
+        return found._replace(test=cx.data.Rows(list(zip(*found.test.take(np.arange(8)), strict=True))))
+
+    monkeypatch.setattr(stored, "data_of", streamed)
+    assert command("evaluate", moved, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"step": 2, "part": "test", **{name: pytest.approx(run[2][name]) for name in run[2]}}
+    assert command("evaluate", moved, "--max-batches", "1") == 0
+    assert capsys.readouterr().out.startswith("step 2, test, at most 1 batches of a stream: loss ")
+
+
 def test_predict_reads_and_writes_files(moved, run, tmp_path, capsys):
     np.save(tmp_path / "x.npy", ROWS.astype(np.float64))
     np.savez(tmp_path / "x.npz", x=ROWS, other=ROWS)
