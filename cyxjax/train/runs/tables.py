@@ -39,16 +39,20 @@ def read_inputs(path: Path, like: PyTree, names: Sequence[str] = ()) -> PyTree:
 
 
 def _fitting(path: Path, name: str, found: Any, like: Any) -> np.ndarray:
-    """The array `found` in the dtype of training. Raises: ConfigError for a different shape or type."""
+    """The array `found` in the dtype of training. Raises: ConfigError for a different shape or type, and for
+    an integer that the dtype of training does not hold."""
     array, shape = np.asarray(found), like.shape[1:]
     kinds = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}.get(like.dtype.kind, like.dtype.kind)
-    if array.shape[1:] not in (shape, (math.prod(shape),)) or array.dtype.kind not in kinds:
+    fits = array.shape[1:] in (shape, (math.prod(shape),)) and array.dtype.kind in kinds
+    rows = array.astype(like.dtype) if fits else array
+    if not fits or (like.dtype.kind in "iu" and (rows != array).any()):
+        values = f" of {array.min()} to {array.max()}" if array.dtype.kind in "iu" and array.size else ""
         raise ConfigError(
-            f"{path}: {name or 'x'} is {array.dtype}{list(array.shape)}; the run was trained on {like.dtype}"
-            f"[N{''.join(f', {n}' for n in shape)}]. HINT: prepare it like the run's data; np.savez(file, "
-            "name=array, ...) for several inputs."
+            f"{path}: {name or 'x'} is {array.dtype}{list(array.shape)}{values}; the run was trained on "
+            f"{like.dtype}[N{''.join(f', {n}' for n in shape)}]. HINT: prepare it like the run's data; "
+            "np.savez(file, name=array, ...) for several inputs."
         )
-    return array.reshape(len(array), *shape).astype(like.dtype)
+    return rows.reshape(len(rows), *shape)
 
 
 def check_columns(path: object, found: Sequence[str], trained_on: Sequence[str]) -> None:

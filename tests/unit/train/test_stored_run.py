@@ -7,6 +7,7 @@ import shutil
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -238,6 +239,26 @@ def test_columns_of_a_csv_are_taken_by_their_names(names, head, row, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("given", "kind", "wrong"),
+    [
+        ([0, 255], "uint8", None),
+        ([0, 300], "uint8", 300),
+        ([-1, 0], "uint8", -1),
+        ([0, 2**32], "int32", 2**32),
+    ],
+)
+def test_integers_that_do_not_fit_those_of_training_are_refused(given, kind, wrong, tmp_path):
+    """300 was read as 44."""
+    np.save(tmp_path / "x.npy", np.array(given))
+    read = lambda: tables.read_inputs(tmp_path / "x.npy", np.zeros(1, kind)).tolist()  # noqa: E731
+    if wrong is None:
+        assert read() == given
+    else:
+        with pytest.raises(ConfigError, match=f"{wrong}.* {kind}"):
+            read()
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["predict", "RUN", "x.txt", "o.npy"], "x.txt: expected a name that ends in .npy, .npz, .csv"),
@@ -348,9 +369,9 @@ def test_a_program_in_bfloat16_is_compared_with_the_compiled_model(tmp_path):
 def test_what_cannot_be_exported_or_computes_something_else_leaves_no_file(tmp_path, monkeypatch):
     calls = []
 
-    def forward(x):  # one answer as it is exported, another when it is asked
+    def forward(x):  # one answer as it is exported, another when it is asked; and a class that is masked
         calls.append(x)
-        return x * len(calls)
+        return jnp.concatenate([x * len(calls), jnp.full_like(x[:, :1], -jnp.inf)], 1)
 
     with pytest.raises(DataError, match="output .*--to"):
         exported.write_program(tmp_path / "o.hlo", "stablehlo", forward, ROWS)
