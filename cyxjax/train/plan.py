@@ -66,11 +66,13 @@ def total_steps(plan: Plan, start: Position, first_step: int = 0) -> int | None:
 
     first_step: at which its optimizer began, from which `max_steps` counts.
     """
-    feed, course = plan.feed, plan.settings.course
+    course, epoch, each = plan.settings.course, plan.settings.reading.epoch, plan.feed.steps_per_epoch
     most = course.max_steps and first_step + course.max_steps
-    if feed.steps_per_epoch is None:
+    if each is None:
         return most
-    ahead = (course.epochs - start.epoch) * feed.steps_per_epoch - start.step_in_epoch
+    # The steps of `start` may have had other batches.
+    in_this = epoch.rest(start.samples).num_steps if epoch else each - start.step_in_epoch
+    ahead = (course.epochs - start.epoch - 1) * each + in_this
     return min(start.step + ahead, most or start.step + ahead)
 
 

@@ -125,27 +125,29 @@ class RecordHook(Hook):
         self._best, self._total_seconds = best, total_seconds
         self._console, self._sink, self._metrics = console, sink, metrics
         self._every, self._rate, self._begun, self._per_second = every, learning_rate, False, 0.0
-        # of a checkpoint: its step, the sums of the record in progress, and when the epoch began
-        self._stored: tuple[int, np.ndarray, float] = -1, np.zeros(2), 0.0
+        # of a checkpoint: its step and epoch, the sums of the record in progress, and when the epoch began
+        self._stored: tuple[tuple[int, int], np.ndarray, float] = (-1, 0), np.zeros(2), 0.0
 
     def on_start(self, moment: RunState) -> None:
         if self._begun:  # the records of later steps are of steps that were undone
             self._sink.log({"kind": "rollback", **_place(moment)})
+        else:
+            self._epoch_began_s = self._total_seconds()
         self._begun, self._at = True, moment.position
         self._sums = np.zeros((self._metrics.num_training_rows, 2))
-        self._epoch_began_s = self._total_seconds()
-        step, sums, began_s = self._stored
-        if step == moment.position.step:
+        at, sums, began_s = self._stored
+        # After a rollback the run may continue in a later epoch than that of the checkpoint.
+        if at == self._at[:2]:
             self._sums += sums
             self._epoch_began_s = began_s
         self._begin_rate()
 
-    def state_dict(self) -> tuple[int, np.ndarray, list[str], float]:
-        return self._at.step, self._sums, self._metrics.row_names, self._epoch_began_s
+    def state_dict(self) -> tuple[tuple[int, int], np.ndarray, list[str], float]:
+        return self._at[:2], self._sums, self._metrics.row_names, self._epoch_began_s
 
-    def load_state_dict(self, state: tuple[int, np.ndarray, list[str], float]) -> None:
-        step, sums, row_names, began_s = state
-        self._stored = step, self._metrics.arranged(sums, row_names), began_s
+    def load_state_dict(self, state: tuple[tuple[int, int], np.ndarray, list[str], float]) -> None:
+        at, sums, row_names, began_s = state
+        self._stored = at, self._metrics.arranged(sums, row_names), began_s
 
     def on_step(self, info: StepInfo) -> None:
         self._sums += info.sums

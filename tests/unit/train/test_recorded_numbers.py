@@ -15,10 +15,12 @@ import cyxjax as cx
 from cyxjax.checkpoint.folders import list_steps, step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.config.experiment import TrainConfig
+from cyxjax.data.batches import BatchPlan
 from cyxjax.errors import ConfigError, NonFiniteError
 from cyxjax.observe.events import read_events
 from cyxjax.train.hooks import progress
 from cyxjax.train.hooks.hook import EpochInfo, Position, RunState, StepInfo
+from cyxjax.train.plan import total_steps
 from tests.support.trainers import At, X, Y, config, fitted, loaded, run_experiment, trainer
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -102,6 +104,34 @@ def test_a_rate_is_not_of_numbers_that_arrived_together_and_goes_on_over_epochs(
     logged = [one.args[0] for one in sink.log.mock_calls]
     rates = [one["samples_per_second"] for one in logged if "batch" in one]
     assert rates == pytest.approx([8.0] * 4 + [32.0] * 8, rel=1e-4)
+
+
+def test_a_record_after_a_rollback_to_an_earlier_epoch_counts_its_own_steps():
+    now, sink = 0.0, Mock()
+    metrics = Mock(
+        num_training_rows=1, means=lambda sums: {"loss": sums[0, 0]}, arranged=lambda sums, _: sums
+    )
+    hook = progress.RecordHook(Mock(), sink, metrics, 2, lambda step: None, lambda: now)
+    step = lambda *at, loss: hook.on_step(StepInfo(Position(*at), np.full((1, 2), loss), (0.0, 0.0)))  # noqa: E731
+    hook.on_start(RunState(Position(), None, None))
+    step(1, 0, 8, 1, loss=1.0)
+    saved, now = hook.state_dict(), 3.0
+    hook.on_epoch(EpochInfo(Position(2, 1), {}, {}))
+    hook.load_state_dict(saved)
+    hook.on_start(RunState(Position(1, 1, 8, 1), None, None))  # at the samples after those of a bad step
+    step(2, 1, 16, 2, loss=5.0)
+    now = 4.0
+    hook.on_epoch(EpochInfo(Position(2, 2), {}, {}))
+    *_, record, epoch = (one.args[0] for one in sink.log.mock_calls)
+    assert (record["loss"], epoch["seconds"]) == (5.0, 1.0)
+
+
+@pytest.mark.parametrize(("epoch", "end"), [(BatchPlan(1000, 10), 22 + 12 + 100), (None, 22 + 78 + 100)])
+def test_a_resume_with_smaller_batches_counts_the_steps_that_are_left(epoch, end):
+    """22 steps of 40 samples were done: 120 samples are left of the epoch, or unknown ones of a loader's."""
+    course, feed = Mock(max_steps=None, epochs=2), Mock(steps_per_epoch=100)
+    plan = Mock(settings=Mock(course=course, reading=Mock(epoch=epoch)), feed=feed)
+    assert total_steps(plan, Position(22, 0, 880, 22)) == end
 
 
 def test_the_seconds_of_an_epoch_are_all_that_it_took_over_a_resume(tmp_path):
