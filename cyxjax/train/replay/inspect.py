@@ -52,6 +52,8 @@ def inspect_step(
     fns = with_lora(with_policy(adapt(trainer.get_model()), parse_policy(plan.precision)), plan.lora)
     fns = with_augment(fns, trainer.recipe.augment)
     for n, part in enumerate(_parts(batch, plan.batch.accumulation, before(0), ids)):
+        if not len(part[-1]):
+            continue  # no sample of a short batch
         state = before(n // plan.batch.accumulation)
         if broken := nonfinite_names(state.params):
             yield f"Before the step these parameters were not finite: {first_few(broken)}."

@@ -103,6 +103,15 @@ def test_an_aborted_run_is_replayed_to_the_layer(setting, tmp_path, printed):
             steps.main([str(box)])
 
 
+def test_a_micro_batch_without_samples_before_the_bad_one_is_passed_over(setting, tmp_path, printed):
+    """The last 12 samples fill the first micro-batch of both replicas; the last one is of replica 1."""
+    short = {"global_batch_size": 36, "gradient_accumulation_steps": 2, "shuffle": False}
+    with pytest.raises(NonFiniteError, match="step 2 "):
+        experiment.run(setting(bad=SAMPLES - 1, **short))
+    shown = printed(steps.main, tmp_path / "run/black_box_step2")
+    assert "(replica 1, micro-batch 0, forward): layer body (Fragile)" in shown
+
+
 @pytest.mark.parametrize(
     "options",
     [
