@@ -6,7 +6,7 @@ from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 284
 MOST_STATEMENTS = 18_322
-MOST_STATEMENTS_OF_TESTS = 17_585
+MOST_STATEMENTS_OF_TESTS = 17_591
 MOST_LINES_OF_A_FILE = 300
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
