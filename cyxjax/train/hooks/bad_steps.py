@@ -94,7 +94,7 @@ class LossSpikeHook(Hook):
             self._high = []
             return
         self._high.append((info.position.step, loss))
-        if len(self._high) == self._steps:
+        if len(self._high) >= self._steps:
             raise self._error(info.position, limit)
 
     def _limit(self) -> float | None:

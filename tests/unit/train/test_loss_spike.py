@@ -64,6 +64,14 @@ def test_what_is_no_spike(losses):
     assert len(hook_after(losses)._high) < 2  # a second high loss in a row would have raised
 
 
+def test_a_spike_goes_on_in_a_run_that_is_resumed_with_fewer_steps():
+    hook = LossSpikeHook(2.0, 4, 2)
+    hook.load_state_dict(hook_after([1, 1, 1, 1, 9, 9, 9], steps=5).state_dict())
+    hook.on_start(RunState(Position(7), None, None))
+    with pytest.raises(LossSpikeError, match="steps 5 to 8"):
+        hook.on_step(StepInfo(Position(8, 0, 8), np.array([[9.0, 1.0]]), (0.0, 0.0)))
+
+
 def test_high_losses_leave_the_median_alone_and_steps_left_out_have_none():
     hook_after([1, 1, 1, 1] + 20 * [9, 1])
     hook = hook_after([1, 1, 1, 1, 9])
