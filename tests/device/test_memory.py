@@ -13,6 +13,8 @@ from flax import linen
 
 from cyxjax.core.memory import _POLICIES, with_remat
 from cyxjax.core.model.adapter import adapt
+from cyxjax.core.precision import skip_nonfinite, with_loss_scale
+from cyxjax.core.trees import unchanged
 from cyxjax.observe.compiled_plan import memory_bytes
 from tests.support.models import Net, batches_of, data, largest_gap, stepping
 from tests.support.strategies import adaptive
@@ -118,14 +120,16 @@ def test_state_is_donated():
 
 @cache
 @jax.numpy_dtype_promotion("standard")  # optax's Adam breaks the strict rule of these tests
-def compiled_on_one_device(clip=None):
-    step, state, batch = step_of(Blocks(), rows=4, replicas=1, rule=optax.adam(1e-3), clip=clip)
+def compiled_on_one_device(clip=None, wrap=unchanged):
+    step, state, batch = step_of(Blocks(), rows=4, replicas=1, rule=optax.adam(1e-3), clip=clip, wrap=wrap)
     return step.lower(state, batch).compile()
 
 
-def test_a_step_copies_no_parameters_to_write_over_them():
-    # Backward reads the inner kernels; if an update could run first, XLA would copy each of them.
-    compiled = compiled_on_one_device().as_text()
+@pytest.mark.parametrize("wrap", [unchanged, skip_nonfinite, with_loss_scale])
+def test_a_step_copies_no_parameters_and_no_moments_to_write_over_them(wrap):
+    # Backward reads the inner kernels; if an update could run first, XLA would copy each of them. And if the
+    # new moments were selected where the gradients are finite, it would copy the old ones.
+    compiled = compiled_on_one_device(wrap=wrap).as_text()
     assert "f32[64,64]" in compiled
     assert not re.findall(r"= f32\[64,64\]\S* copy\(", compiled)
 
