@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from cyxjax.core.exchange import over, sends_one_by_one, with_joint_sums
 from cyxjax.core.mesh import AXIS, PER_REPLICA
-from cyxjax.core.trees import PyTree, overlaid
+from cyxjax.core.trees import PyTree, overlaid, widened
 
 
 def model_map(f: Callable, mesh: Mesh, in_specs: PyTree, out_specs: PyTree) -> Callable:
@@ -71,8 +71,14 @@ def psum(tree: PyTree) -> PyTree:
 
 
 def pmean(tree: PyTree) -> PyTree:
-    """The mean over replicas; on one replica `tree` itself."""
-    return tree if lax.axis_size(AXIS) == 1 else lax.pmean(tree, AXIS)
+    """The mean over replicas; on one replica `tree` itself. That of float16, whose sum may overflow, is
+    computed in float32."""
+
+    def mean(a: jax.Array) -> jax.Array:
+        wide = widened(a) if a.dtype == jnp.float16 else a
+        return lax.pmean(wide, AXIS).astype(a.dtype)
+
+    return tree if lax.axis_size(AXIS) == 1 else jax.tree.map(mean, tree)
 
 
 def to_replica(tree: PyTree, spec: PyTree) -> PyTree:

@@ -133,7 +133,9 @@ def int8(optimizer: optax.GradientTransformation, block: int = 256, error_feedba
     def encode(values: jax.Array) -> jax.Array:
         """Rows of int8: the values, then the four bytes of each block's scale."""
         blocks = values.reshape(values.shape[0], -1, block)
-        scale = jnp.abs(blocks).max(-1, keepdims=True) / 127
+        # XLA's maximum on CPUs loses some NaN, and x - x is NaN where x is not finite, else 0.
+        largest = jnp.abs(blocks).max(-1, keepdims=True) + (blocks - blocks).sum(-1, keepdims=True)
+        scale = largest / 127
         # A block of zeros has scale 0; NaN must stay NaN, so it may not be compared away.
         whole = jnp.round(blocks / jnp.where(scale == 0, 1, scale)).astype(jnp.int8)
         scales = lax.bitcast_convert_type(scale[..., 0], jnp.int8)

@@ -37,8 +37,7 @@ def fsdp(optimizer: optax.GradientTransformation, params: PyTree, regather: bool
     Source: Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277.
     """
 
-    def update(sums: PyTree, state: PyTree, parts: PyTree) -> Stepped:
-        mean_grads = jax.tree.map(lambda g: g / lax.axis_size(AXIS), sums)
+    def update(mean_grads: PyTree, state: PyTree, parts: PyTree) -> Stepped:
         return zero1.step_of_parts(optimizer, mean_grads, state, parts)
 
     return zero1.zero1(optimizer, params)._replace(
@@ -77,7 +76,7 @@ def _shorter(kept: Any, computes: Any) -> Any:
 
 
 def _gathered(part: jax.Array, dtype: Any) -> jax.Array:
-    """(R, n) of `dtype` from every replica's (n,); its transpose sums, in float32 at least, and cuts."""
+    """(R, n) of `dtype` from every replica's (n,); its transpose averages, in float32 at least, and cuts."""
     count = lax.axis_size(AXIS)
     if count == 1 or not part.size:
         return jnp.broadcast_to(part.astype(dtype), (count, *part.shape))
@@ -100,9 +99,9 @@ def _forward(part: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _backward(dtype: Any, like: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    # 16-bit gradients are summed as in `mean`: the transpose of the gather would round each sum.
+    # The mean, because a sum may overflow in float16. The transpose of the gather would round 16-bit sums.
     wide = grad if grad.dtype.itemsize > 2 else grad.astype(jnp.float32)
-    return (reduce_scattered(wide).astype(like.dtype),)
+    return ((reduce_scattered(wide) / lax.axis_size(AXIS)).astype(like.dtype),)
 
 
 _all_gathered.defvjp(_forward, _backward)

@@ -6,10 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from cyxjax.core.exchange import raveled
-from cyxjax.core.mesh import AXIS
 from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.core.trees import PyTree
@@ -44,7 +42,7 @@ def bucketed(optimizer: optax.GradientTransformation, bucket_size_mb: float = 25
             # XLA joins independent reductions, so each is made to depend on the one before, in a way that XLA
             # cannot simplify: no number is both NaN and 0. (XLA drops optimization_barrier too early.)
             flat = jnp.where(jnp.isnan(last) & (last == 0), jnp.zeros_like(flat), flat)
-            mean = lax.pmean(flat, AXIS)
+            mean = pmean(flat)
             last = mean[0] if flat.size else last
             for i, leaf in zip(bucket, unravel(mean), strict=True):
                 means[i] = leaf

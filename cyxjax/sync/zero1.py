@@ -14,7 +14,7 @@ from jax import lax
 from cyxjax.core.exchange import in_pieces, reduce_scattered, together
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
 from cyxjax.core.strategy import Stepped, Sync, norm
-from cyxjax.core.trees import PyTree
+from cyxjax.core.trees import PyTree, widened
 from cyxjax.sync.entry import Exchange, Strategy
 
 
@@ -92,9 +92,9 @@ def _as_part(flat: jax.Array, leaf: jax.Array) -> jax.Array:
 def _reduce_scattered(grads: PyTree) -> PyTree:
     """Own parts of the mean gradients: one reduction for all leaves of a dtype."""
     count = lax.axis_size(AXIS)
-    rows = jax.tree.map(_rows, grads)
+    rows = jax.tree.map(lambda g: _rows(widened(g) if g.dtype == jnp.float16 else g), grads)
     parts = _joined(rows, lambda r: reduce_scattered(r) / count)
-    return jax.tree.map(_as_part, parts, grads)
+    return jax.tree.map(lambda part, g: _as_part(part.astype(g.dtype), g), parts, grads)
 
 
 def all_gathered(parts: PyTree, like: PyTree) -> PyTree:

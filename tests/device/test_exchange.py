@@ -18,7 +18,7 @@ from cyxjax.sync.mean import mean
 from cyxjax.sync.registry import build_sync
 from tests.device.test_step import lowered
 from tests.support.models import Net
-from tests.support.strategies import USUAL, Alone, adaptive, built, random_grads
+from tests.support.strategies import EXACT, USUAL, Alone, adaptive, built, random_grads
 
 
 @pytest.fixture
@@ -59,6 +59,14 @@ def test_16_bit_gradients_of_processes_are_summed_in_float32(name, monkeypatch):
     grads = jnp.ones((8, 16), jnp.bfloat16).at[0].set(256)
     alone = Alone(build_sync(name, optax.sgd(1.0), params=lambda: start), 8, start)
     assert (alone.step(grads).copies()[0] == -33).all()  # 263 / 8, rounded
+
+
+@pytest.mark.parametrize("name", ["mean", "bucketed", "zero1", "fsdp", "local_sgd"])
+def test_the_mean_of_float16_is_finite_where_a_sum_would_not_be(name):
+    start = jnp.zeros(16, jnp.float16)
+    sync = build_sync(name, optax.sgd(1.0), USUAL[name] | EXACT[name], params=lambda: start)
+    alone = Alone(sync, 2, start).step(jnp.full((2, 16), 40_000, jnp.float16))
+    assert (alone.copies()[0] == -40_000).all()
 
 
 def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining):

@@ -211,3 +211,10 @@ def test_16_bit_gradients_are_summed_and_scaled_in_float32(dtype, number, count)
 def test_an_error_inside_a_strategy_is_not_blamed_on_its_options():
     with pytest.raises(TypeError):
         build_sync("operator:neg", optax.sgd(LR))
+
+
+def test_int8_keeps_a_nan_among_many_blocks():
+    """XLA's maximum of 16 blocks and more on CPUs loses a NaN that is not the last of its block."""
+    alone = Alone(build_sync("int8", optax.sgd(1.0)), 2, jnp.zeros(30_000))
+    grads = jnp.ones((2, 30_000)).at[1, 100].set(jnp.nan)
+    assert np.isnan(alone.step(grads).copies()[0][100])
