@@ -94,8 +94,10 @@ def _compressed_mean(
     as_is = {name: leaf for name, leaf in leaves.items() if name not in error}
     p, as_is = _joined_mean(({name: m @ q[name] for name, m in wanted.items()}, as_is))
     p = {name: jnp.linalg.qr(thin)[0] for name, thin in p.items()}
-    q = _joined_mean({name: _transposed_product(m, p[name]) for name, m in wanted.items()})
-    sent = {name: p[name] @ q[name].T for name in wanted}
+    made = _joined_mean({name: _transposed_product(m, p[name]) for name, m in wanted.items()})
+    sent = {name: p[name] @ made[name].T for name in wanted}
+    # A column of zeros, as of a leaf without a gradient in this step, could never become anything else.
+    q = {name: jnp.where((new == 0).all(0), q[name], new) for name, new in made.items()}
     lost = {name: m - sent[name] for name, m in wanted.items()}
     both = as_is | {
         name: m.reshape(leaves[name].shape).astype(leaves[name].dtype) for name, m in sent.items()

@@ -218,3 +218,13 @@ def test_int8_keeps_a_nan_among_many_blocks():
     alone = Alone(build_sync("int8", optax.sgd(1.0)), 2, jnp.zeros(30_000))
     grads = jnp.ones((2, 30_000)).at[1, 100].set(jnp.nan)
     assert np.isnan(alone.step(grads).copies()[0][100])
+
+
+def test_power_sgd_goes_on_after_a_step_without_a_gradient():
+    """Q was 0 then, and stayed 0 where the first rows are: those of pixels that are always black."""
+    sync = build_sync("power_sgd", optax.sgd(1.0), {"rank": 2, "min_compression": 0, "start_iter": 0})
+    grads = np.random.default_rng(0).normal(size=(2, 16, 8)).astype(np.float32)
+    grads[:, :4] = 0
+    alone = Alone(sync, 2, jnp.zeros((16, 8))).step(np.zeros_like(grads), *[grads] * 8)
+    # eight times the mean, but for what is still to be sent
+    np.testing.assert_allclose(alone.copies()[0][4:].sum(), -8 * grads.mean(0).sum(), rtol=0.3)
