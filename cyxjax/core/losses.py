@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
 
 from cyxjax.core.makers import maker_of
 from cyxjax.core.mesh import refuse_wrapping
@@ -166,7 +167,8 @@ class L1Loss(Loss):
     """|output - target|, averaged over all dimensions but the first."""
 
     def per_example(self, output: jax.Array, target: jax.Array) -> jax.Array:
-        return mean_of_each(jnp.abs(_difference(self, output, target)))
+        d = _difference(self, output, target)
+        return mean_of_each(d * lax.stop_gradient(jnp.sign(d)))  # the gradient at 0 is 0; that of `abs` is 1
 
 
 @dataclass(frozen=True)

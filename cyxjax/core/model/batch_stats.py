@@ -157,8 +157,14 @@ def _all_count(weight: jax.Array) -> jax.Array:
 def moments_of(norm: Any, x: jax.Array, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`weighted_moments` for the settings of a Flax norm, whose fields have the same names in linen and nnx.
 
-    Any `axis_name` means the axis of the replicas. Raises: ConfigError if it is refused here or has groups.
+    Any `axis_name` means the axis of the replicas. Raises: ConfigError if it is refused here or has groups,
+    and for complex inputs, whose running mean Flax keeps as real numbers.
     """
+    if jnp.iscomplexobj(x):
+        raise ConfigError(
+            f"a BatchNorm gets complex numbers of shape {list(x.shape)}: it would lose imaginary parts. "
+            "HINT: normalise real and imaginary parts as separate features."
+        )
     axis_name, groups, axes = norm.axis_name, norm.axis_index_groups, _scope.get().axes
     if axis_name is not None and (groups is not None or axes.refused):
         what = f"axis_index_groups={groups!r}" if groups is not None else f"axis_name={axis_name!r}"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from cyxjax.core.exchange import bind, trace
@@ -146,7 +147,7 @@ def _computation(
 
     def name(v: Any) -> Hashable:
         if isinstance(v, core.Literal):
-            return _Fixed(v.val, (repr(v.val), str(v.aval)))
+            return _Fixed(v.val, (np.asarray(v.val).tobytes(), str(v.aval)))
         if v not in names and v in constants:
             names[v] = _Fixed(constants[v], (id(constants[v]),))
         elif v not in names:

@@ -141,6 +141,15 @@ def test_a_norm_that_asks_where_replicas_are_apart_is_refused(kind, fields, axes
         phases.forward(fns, *fns.init(KEY, X[:, 0]), X[:, 0], None, KEY, axes)
 
 
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_complex_numbers_are_refused(kind):
+    """They were normalised without their imaginary parts."""
+    fns = adapt(asking(kind))
+    state = fns.init(KEY, X[:, 0])
+    with pytest.raises(ConfigError, match="BatchNorm .*complex"):
+        phases.forward(fns, *state, X[:, 0] + 1j, None, KEY)
+
+
 def test_an_axis_that_the_model_maps_over_is_its_own():
     class Mapped(linen.Module):
         @linen.compact

@@ -108,3 +108,11 @@ def test_what_hangs_together_is_drawn_together():
     key = jax.random.key(1)
     assert find_kinds(jax.make_jaxpr(values)(key), [key]) is None
     assert [a.tolist() for a in draw(values, key)] == [a.tolist() for a in one_program(values)(key)]
+
+
+def test_constants_that_differ_in_the_last_digits_are_different_ones():
+    key, drawn = jax.random.key(0), []
+    for size in (0.000123456, 0.000123457):
+        values = lambda key, size=size: [jax.random.normal(key, (5,)) * size]  # noqa: E731
+        drawn.append((draw(values, key)[0].tolist(), one_program(values)(key)[0].tolist()))
+    assert [one for one, _ in drawn] == [wanted for _, wanted in drawn]

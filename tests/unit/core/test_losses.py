@@ -148,3 +148,9 @@ def test_a_loss_gives_a_number_or_a_row_per_sample(value):
         check_form(good, 2, "the loss")
     with pytest.raises(DataError, match="loss .*complex64"):
         check_form(jnp.ones(2, jnp.complex64), 2, "the loss")
+
+
+def test_the_gradient_of_l1_where_it_is_0_is_torch_s():
+    given, target = jnp.array([1.0, 2.0, -3.0, jnp.inf]), jnp.array([1.0, 0.0, 0.0, 0.0])
+    assert cx.L1Loss().backward(given, target).tolist() == [0.0, 0.25, -0.25, 0.25]
+    assert cx.L1Loss().forward(given[:3], target[:3]) == pytest.approx(5 / 3)
