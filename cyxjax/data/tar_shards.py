@@ -119,19 +119,25 @@ def _decoder_of(member: str, decode: Mapping[str, Decoder]) -> Decoder:
 
 
 def _members(number: int, path: Path) -> Iterator[tuple[str, str, _Place]]:
-    """(sample, member, position) of every regular file in a tar."""
+    """(sample, member, position) of every file in a tar. Raises: DataError for a link or a sparse file."""
     import tarfile  # here: most runs read no tar
 
     hint = (
         "take another copy, close the file after writing (a tar ends with blocks of zeros), or unpack .tar.gz"
     )
     with readable(path, hint=hint), path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-        files = [info for info in archive if info.isfile()]
+        files = list(archive)
         file.seek(archive.offset)  # tarfile takes a damaged or missing header for the end
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise ValueError(f"damaged or cut short after byte {archive.offset}")
     for info in files:
         folder, slash, name = info.name.rpartition("/")
         key, dot, member = name.partition(".")
-        if dot and key:
-            yield f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size)
+        if not (dot and key) or info.isdir():
+            continue
+        if not info.isfile() or info.issparse():  # the bytes of a link are elsewhere, of a sparse file packed
+            what = "sparse (tar -S)" if info.issparse() else "a link or a special file"
+            raise DataError(
+                f"{path}: {info.name!r} is {what}. HINT: pack it with `tar --hard-dereference -h`."
+            )
+        yield f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size)

@@ -3,6 +3,7 @@
 import json
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -160,3 +161,26 @@ def test_floats_of_a_sample_come_to_a_weighted_sum(size):
     found = content_of(ArrayDataset(values[None], values[None]))
     expected = 0.5 * sum(1 + place % 17 for place in range(1, size + 1))
     assert found["records"]["0"][0][:3] == [f"float32[1,{size + 1}]", expected, 0.5 * size * 17]
+
+
+def test_a_change_that_two_periodic_sums_would_not_show_is_found() -> None:
+    values = np.random.default_rng(0).normal(size=(30, 34)).astype(np.float32)
+    with_nan, with_zero = values.copy(), values.copy()
+    with_nan[:, 5], with_zero[:, 5] = np.nan, 0
+    pairs = [
+        (values, np.roll(values, 17, 1)),  # columns 17 apart exchanged
+        (with_nan, with_zero),
+        (values + 1j, values - 1j),
+    ]
+    for a, b in pairs:
+        contents = [content_of(as_dataset((x, np.arange(30)))) for x in (a, b)]
+        assert find_difference(*contents, to_the_bit=False) is not None
+
+
+def test_bfloat16_with_nan_is_compared() -> None:
+    one = np.ones((30, 3), ml_dtypes.bfloat16)
+    one[0, 0] = np.nan
+    other = one.copy()
+    other[1:] = 2
+    contents = [content_of(as_dataset((x, np.arange(30)))) for x in (one, other)]
+    assert find_difference(*contents, to_the_bit=False) is not None

@@ -384,3 +384,16 @@ def test_a_shard_that_was_cut_short_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().partition(b"56789")[0])
     with pytest.raises(DataError, match=r"'bin' of .*a\.tar"):
         opened[0]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE])
+def test_a_tar_member_whose_bytes_are_elsewhere_is_refused(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        info = tarfile.TarInfo("00000.cls")
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"7"))
+        other = tarfile.TarInfo("00001.cls")
+        other.type, other.linkname = kind, "00000.cls"
+        archive.addfile(other)
+    with pytest.raises(DataError, match=r"00001\.cls"):
+        TarShards(tmp_path / "x.tar", "cls", None)
