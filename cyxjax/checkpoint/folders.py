@@ -157,12 +157,12 @@ def _publish(folder: Path, final: Path, owner: str) -> None:
 
 
 def _clean_leftover(path: Path, final: Path, kind: str) -> None:
+    if kind == "old" and not final.exists():
+        path.rename(final)  # killed between the two renames of a replacement
+        return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     is_free = try_flock(fd)
     os.close(fd)
     if not is_free:  # its writer is alive
         return
-    if kind == "old" and not final.exists():
-        path.rename(final)  # killed between the two renames of a replacement
-    else:
-        shutil.rmtree(path)
+    shutil.rmtree(path)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from cyxjax.checkpoint import folders
 from cyxjax.checkpoint.checkpointer import Checkpointer
 from tests.faults.checkpoint_writer import NUM_FLOATS, save_and_die, save_without_end, state_of
 from tests.support import forked
@@ -83,6 +84,14 @@ def test_a_kill_at_each_point_of_replacing_the_only_step(tmp_path, point, surviv
     assert restored.meta == {"step": wanted}
     assert restored.state["w"].tobytes() == state_of(wanted)["w"].tobytes()
     assert os.listdir(tmp_path) == ["step_00000001"]
+
+
+def test_a_kill_between_the_two_renames_where_files_have_no_locks(tmp_path, monkeypatch):
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state_of(1))
+    (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.old-0123abcd-77")
+    monkeypatch.setattr(folders, "try_flock", lambda fd: False)
+    assert Checkpointer(tmp_path).restore(TARGET).step == 1
 
 
 def test_a_kill_between_the_two_renames_of_a_replacement_or_while_a_step_is_deleted(tmp_path):
