@@ -19,7 +19,7 @@ from jax import lax
 from cyxjax.core.mesh import AXIS
 from cyxjax.core.model.model_fns import ModelFns
 from cyxjax.core.scopes import holding
-from cyxjax.core.trees import PyTree, batch_shapes
+from cyxjax.core.trees import PyTree, batch_shapes, widened
 from cyxjax.errors import ConfigError
 
 
@@ -105,8 +105,8 @@ def weighted_moments(
     """(mean, biased variance, count) of `x` (B, ...) over all but `feature_axes`, padding excluded.
 
     mask: True where a value counts, broadcast to the shape of x. axis: the axis to span; None: the scope's.
-    Mean and variance are float32 of the features' shape, 0 where nothing counts. count: float32, number of
-    values, of the features' shape or ().
+    Mean and variance are of the features' shape, float32 or as wide as `x`, 0 where nothing counts. count:
+    float32, number of values, of the features' shape or ().
     Two passes, as in torch: E[x^2] - E[x]^2 loses half the digits when the mean is large.
     """
     weight, axes, noted = _scope.get()
@@ -115,7 +115,7 @@ def weighted_moments(
     axis = axes.every if axis is None else axis
     features = {a % x.ndim for a in feature_axes}
     dims = tuple(d for d in range(x.ndim) if d not in features)
-    x = x.astype(jnp.float32)
+    x = _in_float32_or_wider(x)
     rows = jnp.ones([1] * x.ndim) if weight is None else _row_weights(x, weight)
     cells = x.size // (rows.size * math.prod(x.shape[d] for d in features))
 
@@ -193,7 +193,8 @@ def normalise(
     scale: jax.Array | None,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32, cast to the norm's dtype (default: Flax's).
+    """(x - mean) / sqrt(var + epsilon) * scale + bias in float32 or wider, cast to the norm's dtype (default:
+    Flax's).
 
     norm: a Flax norm, as in `moments_of`.
     """
@@ -203,14 +204,18 @@ def normalise(
     dims = tuple(d for d in range(x.ndim) if d not in features)
 
     def spread(v: jax.Array) -> jax.Array:
-        return jnp.expand_dims(v.astype(jnp.float32), dims)
+        return jnp.expand_dims(_in_float32_or_wider(v), dims)
 
     gain = lax.rsqrt(spread(var) + norm.epsilon)
     gain = gain if scale is None else gain * spread(scale)
-    y = (x.astype(jnp.float32) - spread(mean)) * gain
+    y = (_in_float32_or_wider(x) - spread(mean)) * gain
     y = y if bias is None else y + spread(bias)
     with jax.numpy_dtype_promotion("standard"):  # only computes a dtype
         return y.astype(canonicalize_dtype(x, scale, bias, dtype=norm.dtype))
+
+
+def _in_float32_or_wider(x: jax.Array) -> jax.Array:
+    return widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
 
 def _features(norm: Any, x: jax.Array) -> tuple[int, ...]:

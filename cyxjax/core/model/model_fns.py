@@ -93,7 +93,9 @@ def call_arguments(
     free = [one for one in open_ if one.name not in keys]
     named = {name: make_key(name, jax.random.fold_in(key, zlib.crc32(name.encode()))) for name in keys}
     if type(inputs) is tuple and _takes_many(free, known, len(inputs)):
-        if not keys or len(inputs) > len(free):
+        first = [one for one in known.values() if one.kind in POSITIONAL][: len(inputs)]
+        in_order = not keys and first == free[: len(inputs)]  # the mode may stand between them
+        if in_order or len(inputs) > len(free):
             return inputs, {**named, **mode}
         return (), {**{one.name: a for one, a in zip(free, inputs, strict=False)}, **named, **mode}
     if isinstance(inputs, Mapping) and _takes_names(free, known, inputs):

@@ -150,6 +150,14 @@ def test_complex_numbers_are_refused(kind):
         phases.forward(fns, *state, X[:, 0] + 1j, None, KEY)
 
 
+def test_statistics_of_float64_are_float64():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        x = np.random.default_rng(0).normal(size=(64, 3)) + 1e5  # in float32 its deviations have 3 digits
+        fns = adapt(linen.BatchNorm(param_dtype=jnp.float64))
+        output = phases.forward(fns, *fns.init(KEY, x), jnp.asarray(x), None, KEY)[0]
+        np.testing.assert_allclose(output, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), rtol=1e-6)
+
+
 def test_an_axis_that_the_model_maps_over_is_its_own():
     class Mapped(linen.Module):
         @linen.compact

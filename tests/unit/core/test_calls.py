@@ -35,6 +35,8 @@ def arguments(call, inputs):
         (lambda x, mask=None: 0, (A, B), ((A, B), {})),
         (lambda x, mask=None: 0, A, ((A,), {})),
         (lambda a, b, deterministic: 0, (A, B), ((A, B), {})),
+        (lambda a, train, b: 0, (A, B), ((), {"a": A, "b": B})),
+        (lambda a, train=False, b=None: 0, (A, B), ((), {"a": A, "b": B})),
         (lambda a, b, c=None, *, train=False: 0, (A, B), ((A, B), {})),
         (lambda *xs: 0, (A, B, C), ((A, B, C), {})),
         (lambda query, key, value: 0, (A, B, C), ((A, B, C), {})),
