@@ -85,7 +85,8 @@ def held_by(replica: Any, a: jax.Array) -> jax.Array:
 
 
 def reduce_leaf(a: jax.Array, op: str) -> jax.Array:
-    """`op` over axis `data`, in `a`'s dtype; the mean of integers or booleans is float32.
+    """`op` over axis `data`, in `a`'s dtype (float16 is added in float32, as XLA adds bfloat16); the mean of
+    integers or booleans is float32.
 
     For booleans a sum is "any" and a product is "all".
     """
@@ -98,7 +99,9 @@ def reduce_leaf(a: jax.Array, op: str) -> jax.Array:
         return (lax.pmax if largest else lax.pmin)(a.astype(jnp.uint8), AXIS).astype(jnp.bool_)
     if op == "product" or (is_inexact and op != "sum"):  # gloo's maximum loses a NaN
         return reduce_stack(_gathered(a), op)
-    return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op](a, AXIS)
+    if op == "sum":
+        return lax.psum(widened(a), AXIS).astype(a.dtype) if a.dtype == jnp.float16 else lax.psum(a, AXIS)
+    return {"max": lax.pmax, "min": lax.pmin}[op](a, AXIS)
 
 
 def reduce_stack(a: Any, op: str, numpy: Any = jnp) -> Any:

@@ -160,7 +160,7 @@ def summed(values: list[jax.Array]) -> list[jax.Array]:
     values = lax.optimization_barrier(values)
     out: list[Any] = [lax.psum(v, AXIS) if v.nbytes > _ALONE_BYTES else None for v in values]
     small = [i for i, done in enumerate(out) if done is None]
-    # XLA on CPU sums 16-bit floats in float32 too, and rounds once at the end.
+    # XLA on CPU sums bfloat16 in float32 too, and rounds once at the end.
     flat = [widened(values[i]).reshape(-1) for i in small]
     for i, part in zip(small, together(flat, [part.dtype for part in flat], _sum_of), strict=True):
         out[i] = part.reshape(values[i].shape).astype(values[i].dtype)

@@ -15,6 +15,7 @@ from jax import lax
 
 from cyxjax.core.exchange import raveled
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED
+from cyxjax.core.replica import pmean
 from cyxjax.core.strategy import Reducer, Sync, reduce_then
 from cyxjax.core.trees import PyTree, named_leaves
 from cyxjax.errors import ConfigError
@@ -58,8 +59,8 @@ def power_sgd_reducer(
 
     def update(grads: PyTree, state: PowerSgdState, params: PyTree = None) -> tuple[PyTree, PowerSgdState]:
         if lax.axis_size(AXIS) == 1:
-            return lax.pmean(grads, AXIS), state._replace(num_steps=state.num_steps + 1)
-        plain = lambda g, error, q: (lax.pmean(g, AXIS), error, q)  # noqa: E731
+            return grads, state._replace(num_steps=state.num_steps + 1)
+        plain = lambda g, error, q: (pmean(g), error, q)  # noqa: E731
         q = state.q if warm_start else _fresh(state)
         if start_iter:
             now = state.num_steps >= start_iter

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from cyxjax.core import exchange, replica
+from cyxjax.core.collectives import reduce_leaf
 from cyxjax.core.mesh import AXIS, PER_REPLICA, REPLICATED, build_mesh
 from cyxjax.core.precision import with_loss_scale
 from cyxjax.core.replica import sync_map
@@ -61,12 +62,19 @@ def test_16_bit_gradients_of_processes_are_summed_in_float32(name, monkeypatch):
     assert (alone.step(grads).copies()[0] == -33).all()  # 263 / 8, rounded
 
 
-@pytest.mark.parametrize("name", ["mean", "bucketed", "zero1", "fsdp", "local_sgd"])
+@pytest.mark.parametrize("name", ["mean", "bucketed", "zero1", "fsdp", "local_sgd", "power_sgd"])
 def test_the_mean_of_float16_is_finite_where_a_sum_would_not_be(name):
-    start = jnp.zeros(16, jnp.float16)
-    sync = build_sync(name, optax.sgd(1.0), USUAL[name] | EXACT[name], params=lambda: start)
-    alone = Alone(sync, 2, start).step(jnp.full((2, 16), 40_000, jnp.float16))
+    start = jnp.zeros((4, 4), jnp.float16)
+    options = (USUAL if name == "power_sgd" else EXACT)[name]  # whose first step is a plain mean
+    sync = build_sync(name, optax.sgd(1.0), options, params=lambda: start)
+    alone = Alone(sync, 2, start).step(jnp.full((2, 4, 4), 40_000, jnp.float16))
     assert (alone.copies()[0] == -40_000).all()
+
+
+def test_all_reduce_adds_float16_in_float32():
+    mesh, rows = build_mesh(jax.devices()[:3]), jnp.array([[2048], [1], [1]], jnp.float16)
+    added = sync_map(lambda row: reduce_leaf(row[0], "sum"), mesh, PER_REPLICA, REPLICATED)
+    assert jax.jit(added)(rows).tolist() == [2050.0]  # 2048 + 1 is 2048 in float16
 
 
 def test_gradients_metrics_signals_statistics_and_flags_are_one_array(joining):

@@ -28,7 +28,8 @@ def top_k(k: int, *, ignore_index: int | None = None) -> Metric:
         kept = counts(target, ignore_index)
         label = jnp.where(kept, target, 0).astype(jnp.int32)
         own = jnp.take_along_axis(output, label[..., None], axis=-1)
-        return _where((~(output <= own)).sum(-1) < k, kept)  # NaN is above every logit
+        # NaN is above every logit
+        return _where(((~(output <= own)).sum(-1) < k) & (label < output.shape[-1]), kept)
 
     return hits
 

@@ -56,6 +56,7 @@ def test_no_class_and_no_number_are_misses_of_top_k():
     logits = np.where(np.arange(C) == 3, np.float32([[9], [9], [np.nan]]), LOGITS[:3])
     hit, kept = jax.jit(cx.top_k(2, ignore_index=-1))(logits, labels)
     assert (hit.tolist(), kept.tolist()) == ([1, 0, 0], [1, 1, 1])
+    assert cx.top_k(C + 1)(logits[:2], labels[:2])[0].tolist() == [1, 0]
 
 
 def test_what_is_ignored_or_below_0_counts_nowhere():
