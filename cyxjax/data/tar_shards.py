@@ -136,8 +136,6 @@ def _members(number: int, path: Path) -> Iterator[tuple[str, str, _Place]]:
         if not (dot and key) or info.isdir():
             continue
         if not info.isfile() or info.issparse():  # the bytes of a link are elsewhere, of a sparse file packed
-            what = "sparse (tar -S)" if info.issparse() else "a link or a special file"
-            raise DataError(
-                f"{path}: {info.name!r} is {what}. HINT: pack it with `tar --hard-dereference -h`."
-            )
+            what, flags = ("sparse", "without -S") if info.issparse() else ("a link", "--hard-dereference -h")
+            raise DataError(f"{path}: {info.name!r} is {what}. HINT: pack it anew, tar {flags}.")
         yield f"{folder}{slash}{key}", member.lower(), _Place(number, info.offset_data, info.size)

@@ -143,6 +143,11 @@ class LoaderReader:
     def _agreed(self, position: Position) -> Iterator[HostBatch]:
         """The steps of all ranks from `position` on."""
         padding, least = self.first._replace(place=position.place), self._size.least * self._accumulation
+        if self._steps_per_epoch and self.first.total < least:  # the next pass gives no more, without end
+            raise DataError(
+                f"drop_last leaves out steps of fewer than {least} samples, and a pass over the loader gives "
+                f"{self.first.total}. HINT: lower gradient_accumulation_steps={self._accumulation}."
+            )
         # A pass of a loader that has `set_epoch` belongs to epoch 0.
         is_any = self._steps_per_epoch or part_with_set_epoch(self._loader) is None
         if self._is_begun and position.place is None and (is_any or not position.epoch):

@@ -339,6 +339,13 @@ def test_a_loader_that_runs_dry_is_an_error(loader, steps, message):
         fit(loader, epochs=9, steps_per_epoch=steps, drop_last=True)
 
 
+def test_a_pass_with_fewer_batches_than_a_step_needs_is_an_error_where_short_steps_are_left_out():
+    """It read one pass after another, without a step and without end."""
+    options = {"steps_per_epoch": 2, "drop_last": True, "gradient_accumulation_steps": len(BATCHES) + 1}
+    with pytest.raises(DataError, match="drop_last.* gradient_accumulation_steps=4"):
+        fit(cx.data.Batches(BATCHES), **options)
+
+
 ROWS = cx.data.Rows([*zip(X[:22], Y[:22], strict=True)])
 
 
