@@ -156,7 +156,7 @@ class Loop:
         self._to_evaluate |= self._evaluations.at_end_of(first.epoch + 1, self._course.epochs)
         val = self._evaluated() if self._to_evaluate else {}
         train = self._program.training_means(first, self._now(), self._skipped())
-        self._position = Position(self._position.step, first.epoch + 1, place=self._position.place)
+        self._position = self._position.next_epoch()
         self._sums = np.zeros_like(self._sums)
         self._report("eval")  # callbacks may draw, print samples, upload
         self._call("on_epoch", EpochInfo(self._position, train, val))
@@ -232,8 +232,7 @@ def _dispatches(
         if some and fed.batch is not some[0][1].batch:
             yield some, False
             some = []
-        done = position.step_in_epoch + 1
-        position = Position(position.step + 1, position.epoch, fed.samples, done, fed.place)
+        position = position.after(fed.samples, fed.place)
         some.append((position, fed))
         if fed.at in (None, at_once - 1) or fed.is_last or is_due(position):
             yield some, fed.is_last

@@ -61,7 +61,9 @@ def start(plan: Plan, program: Program, run: Run, console: Console) -> tuple[Run
         is_master = plan.group.topology.is_master
         compare_with_checkpoint(run.restored, plan.facts, plan.settings, is_master=is_master)
         if not plan.data.indexed:
-            run.stream_positions.check_world_size(plan.group.topology.world_size)
+            position, is_endless = run.state.position, plan.settings.reading.steps_per_epoch is not None
+            consumed = position.samples + (position.earlier if is_endless else 0)
+            run.stream_positions.check_world_size(plan.group.topology.world_size, consumed)
     else:
         for line in run.notes:
             console.note(line)

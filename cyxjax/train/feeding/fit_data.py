@@ -104,7 +104,7 @@ def with_batch_size(
 
 
 def _is_our_share(sampler: Any) -> bool:
-    return isinstance(sampler, DistributedSampler) and (sampler.rank, sampler.num_replicas) == _place()
+    return type(sampler) is DistributedSampler and (sampler.rank, sampler.num_replicas) == _place()
 
 
 def _place() -> tuple[int, int]:

@@ -95,10 +95,11 @@ class LoaderReader:
                 continue
             if before < position.samples and jax.process_index() == 0:
                 warn_on_stderr(
-                    f"WARNING: {position.samples} samples of epoch {position.epoch + 1} were consumed, and "
-                    f"no step of the loader ends there now. Continuing after its first {before} samples: "
-                    f"{position.samples - before} samples may be used twice. HINT: resume with the same "
-                    "batch size, gradient_accumulation_steps and number of processes, or give fit a dataset."
+                    f"WARNING: no step of the loader begins at sample {position.samples} of epoch "
+                    f"{position.epoch + 1}, where this run continues. It reads from "
+                    f"{position.samples - before} samples earlier; they may be used twice. HINT: resume with "
+                    "the same batch size, gradient_accumulation_steps and number of processes, or give fit a "
+                    "dataset."
                 )
             done += 1
             ends = done == self._steps_per_epoch
@@ -127,7 +128,7 @@ class LoaderReader:
     def _open(self, position: Position) -> int:
         """Begins to read at the place of `position`; if that is not known, at the beginning.
 
-        Returns the samples of the epoch that were read before.
+        Returns the samples of the epoch that were read before; below 0, those of earlier epochs that follow.
         """
         if self._steps_per_epoch is None:
             followed: Iterator[Any] = pairwise(chain(self._agreed(position), [None]))
@@ -136,9 +137,11 @@ class LoaderReader:
             self._batches = zip(self._agreed(position), itertools.repeat(False))
         if position.place is not None:
             return position.samples
-        for _ in range(position.epoch * (self._steps_per_epoch or 0)):
-            next(self._batches)
-        return 0
+        if self._steps_per_epoch is None:
+            return 0
+        for _ in range(0 if position.earlier else position.epoch * self._steps_per_epoch):
+            next(self._batches)  # as a checkpoint of 0.2.0 is read, which has no `earlier`
+        return -position.earlier
 
     def _agreed(self, position: Position) -> Iterator[HostBatch]:
         """The steps of all ranks from `position` on."""

@@ -65,7 +65,8 @@ def _shown(
     fits = np.shape(found) == (len(inputs), info.num_classes) and labels.shape == (len(inputs),)
     if not fits or info.num_classes < 2 or not counted.any():
         return
-    inputs, labels, scores = inputs[counted], labels[counted], np.asarray(found, np.float64)[counted]
+    inputs, labels = inputs[counted], labels[counted].astype(np.int64)  # boolean labels count as 0 and 1
+    scores = np.asarray(found, np.float64)[counted]
     if info.num_classes <= MOST_CLASSES:
         counts = confusion_matrix(scores, labels, info.num_classes)
         yield "predictions", {"confusion": counts, "classes": info.class_names}

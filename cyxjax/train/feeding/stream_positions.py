@@ -56,8 +56,8 @@ class StreamPositions(SavingHook):
         ranks = self._stored["ranks"]
         return position._replace(place=ranks[0 if self._stored["shared"] else rank % len(ranks)])
 
-    def check_world_size(self, world_size: int) -> None:
-        """Prints a warning if the checkpoint is of another world size, in the middle of an epoch.
+    def check_world_size(self, world_size: int, consumed: int) -> None:
+        """Prints a warning if the checkpoint is of another world size, and `consumed` samples are skipped.
 
         Raises: CheckpointError if it is, and holds the places of the ranks.
         """
@@ -70,10 +70,9 @@ class StreamPositions(SavingHook):
                 f"has {world_size}, and they cannot be divided again. HINT: resume with {len(ranks)} "
                 "processes; a stream that all ranks share (cx.data.Rows) can be divided."
             )
-        _, steps, samples = self._stored["at"]
-        if steps and process_group.is_master():
+        if consumed and process_group.is_master():
             warn_on_stderr(
-                f"WARNING: {samples} samples of this epoch were consumed by {len(ranks)} processes, and are "
+                f"WARNING: {consumed} samples of the loader were consumed by {len(ranks)} processes, and are "
                 f"skipped by {world_size}. Samples are lost or used twice unless the loaders together begin "
                 "with the same samples, as those with a DistributedSampler do. HINT: resume with "
                 f"{len(ranks)} processes, or give fit a dataset."

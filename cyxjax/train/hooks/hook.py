@@ -17,7 +17,7 @@ _AT_ONCE = 64  # steps summed together: 2 us per step, where one alone costs 15
 
 
 class Position(NamedTuple):
-    """How far a run is: optimizer steps done in total, and samples consumed in the current epoch.
+    """How far a run is: optimizer steps done in total, and samples consumed in the current epoch and before.
 
     The samples say where it is in the data, at any batch size and world size; the steps of the epoch are
     counted for display. All but `place` is equal on all ranks.
@@ -27,11 +27,22 @@ class Position(NamedTuple):
     epoch: int = 0
     samples: int = 0
     step_in_epoch: int = 0
+    earlier: int = 0  # samples consumed in the epochs before
     place: Any = None  # of this rank's loader in its stream, as JSON; None: not known
 
     def numbers(self) -> dict[str, int]:
         """All but `place`, which a checkpoint holds for every rank."""
         return {name: value for name, value in self._asdict().items() if name != "place"}
+
+    def after(self, samples: int, place: Any = None) -> "Position":
+        """The position after one more step of the epoch, which ends after `samples` of it."""
+        done = self.step_in_epoch + 1
+        return self._replace(step=self.step + 1, samples=samples, step_in_epoch=done, place=place)
+
+    def next_epoch(self) -> "Position":
+        """The beginning of the next epoch."""
+        earlier = self.earlier + self.samples
+        return Position(self.step, self.epoch + 1, earlier=earlier, place=self.place)
 
     def samples_since(self, before: "Position") -> int:
         """Samples trained since `before`, a position of the same epoch or of its beginning."""

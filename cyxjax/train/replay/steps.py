@@ -136,7 +136,7 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackB
         for batch, samples, *_ in feed.train(position, lambda: NO_SIGNAL, 1):
             state, sums = trainer.program.train_step(state, batch)
             before = position
-            position = Position(before.step + 1, before.epoch, samples, before.step_in_epoch + 1)
+            position = before.after(samples)
             found = trainer.program.read_sums(position, sums)
             loss, weight = found.sums[0]
             yield Step(position, before, batch, state, math.nan if found.left_out else loss / (weight or 1))
@@ -146,4 +146,4 @@ def _steps(trainer: DistributedTrainer, feed: Feed, start: RunState, box: BlackB
                 position = began
                 break
         else:
-            position = Position(position.step, position.epoch + 1)
+            position = position.next_epoch()

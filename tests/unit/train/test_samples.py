@@ -48,6 +48,13 @@ def test_the_surest_mistakes_come_first_then_what_was_right(ignored):
     assert np.sum(events["predictions"]["confusion"]) == 6
 
 
+def test_boolean_labels_count_as_0_and_1():
+    labels = np.array([True, False, True, True])
+    events, _ = logged(IMAGES[:4], labels, lambda x: np.eye(2)[[1, 0, 0, 1]], info(classes=2))
+    assert events["predictions"]["confusion"] == [[1, 0], [1, 2]]
+    assert len(events["samples"]["images"]) == 4
+
+
 def unpacked(text):
     """The pixels of a PNG."""
     image = pytest.importorskip("PIL.Image", reason="needs Pillow: pip install pillow")

@@ -183,12 +183,12 @@ def test_a_loader_of_other_batches_than_before_goes_on_after_what_it_gave_and_sa
     trainer().fit(loader(), config(max_steps=3, **kept[0]))
     # 36 samples are a batch of 24 and 12 samples of the second
     assert trainer().fit(batches(X, Y, 24), config(**kept[0])).num_steps == 3 + 2
-    assert "36 samples of epoch 1" in (message := capfd.readouterr().err)
-    assert "first 24 samples: 12 samples" in message
+    assert "sample 36 of epoch 1" in (message := capfd.readouterr().err)
+    assert "12 samples" in message
     trainer().fit(loader(), config(max_steps=5, steps_per_epoch=6, **kept[1]))
     trainer().fit(batches(X[:24], Y[:24], 24), config(steps_per_epoch=6, **kept[1]))
-    assert "60 samples of epoch 1" in (message := capfd.readouterr().err)
-    assert "first 48 samples: 12 samples" in message
+    assert "sample 60 of epoch 1" in (message := capfd.readouterr().err)
+    assert "12 samples" in message
 
 
 def test_epochs_of_another_length_are_refused_at_a_resume(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from flax import linen
 from jax.experimental import multihost_utils
 
+import cyxjax as cx
 from cyxjax.checkpoint.folders import step_folder
 from cyxjax.checkpoint.manifest import read_manifest
 from cyxjax.data.streams import RowBatches, Rows, as_rows, packed, unpacked
@@ -116,6 +117,25 @@ def test_a_loader_that_knows_its_place_is_read_on_from_there(tmp_path, make, ste
     assert check_goes_on(tmp_path, make, cut, **more)[1].read == read
 
 
+@pytest.mark.parametrize(
+    ("size", "at", "begins", "warned"),
+    [
+        (16, Position(4, 1, earlier=32), 32, 0),
+        (16, Position(5, 1, 8, 1, earlier=24), 32, 0),
+        (24, Position(4, 1, earlier=32), 24, 1),  # no step ends after 32 samples
+        (24, Position(4, 1, earlier=120), 24, 0),  # in the second pass, which begins after 96
+        (16, Position(4, 1), 64, 0),  # a checkpoint of 0.2.0: four steps are skipped
+    ],
+)
+def test_a_loader_without_a_place_continues_after_the_samples_of_all_epochs(size, at, begins, warned, capsys):
+    rows = np.arange(96, dtype=np.float32)
+    loader = cx.data.Batches([(rows[i : i + size], rows[i : i + size]) for i in range(0, 96, size)])
+    reader = LoaderReader(loader, 1, accumulation=1, depth=0, steps_per_epoch=4)
+    host, _ = next(reader.epoch(at))
+    assert host.inputs[0] == begins
+    assert capsys.readouterr().err.count("WARNING") == warned
+
+
 def test_the_thread_of_a_reader_ends_with_it():
     before = set(threading.enumerate())
     reader = LoaderReader(Shuffled(), 1, accumulation=1, depth=2, steps_per_epoch=None)
@@ -176,19 +196,19 @@ def test_places_of_ranks_are_their_own_and_not_cut_anew(capsys, one_device):
     positions = StreamPositions()
     at = Position(3, 0, 36, 3)
     assert positions.restore(meta, at, 1) == at._replace(place="b")
-    positions.check_world_size(2)
+    positions.check_world_size(2, 36)
     with pytest.raises(CheckpointError, match="2 ranks .* 3"):
-        positions.check_world_size(3)
+        positions.check_world_size(3, 36)
     unknown = StreamPositions()
     unknown.restore({"stream_places": meta["stream_places"] | {"ranks": [None, None]}}, at, 1)
-    unknown.check_world_size(2)
+    unknown.check_world_size(2, 36)
     assert not capsys.readouterr().err
-    unknown.check_world_size(3)
+    unknown.check_world_size(3, 36)
     assert "36 samples" in capsys.readouterr().err
     shared = StreamPositions()
     everywhere = {"stream_places": meta["stream_places"] | {"shared": True}}
     assert shared.restore(everywhere, at, 2).place == "a"
-    shared.check_world_size(3)
+    shared.check_world_size(3, 36)
 
 
 def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_weight_0(monkeypatch):
@@ -197,7 +217,9 @@ def test_a_rank_that_used_its_last_sample_before_the_restart_takes_part_with_wei
     monkeypatch.setattr(multihost_utils, "process_allgather", lambda mine: np.array([mine, next(peers)]))
     end = packed({"number": 5, 7: (b"bytes", np.int64(3))})  # of the 5 batches
     reader = LoaderReader(Batches(), 1, accumulation=1, depth=0, steps_per_epoch=None)
-    ((host, _),) = reader.epoch(Position(5, 0, 65, 5, end))  # "this rank's loader is empty" in its place
+    ((host, _),) = reader.epoch(
+        Position(5, 0, 65, 5, place=end)
+    )  # "this rank's loader is empty" in its place
     assert (host.inputs.shape, host.weight.tolist(), host.total) == (X[:12].shape, [0] * 12, 2)
     assert (host.stop, host.place) == (67, None)  # the last step: the next pass starts over
 

@@ -155,9 +155,15 @@ def test_samplers_of_ours_are_read_exactly_and_padding_is_not_counted():
     assert (found.batch_size, len(data.train), len(data.val)) == (4, 60, 15)
 
 
+class Backwards(DistributedSampler):
+    def __iter__(self):
+        return reversed([*super().__iter__()])
+
+
 @pytest.mark.parametrize(
     "loader",
     [
+        cx.data.DataLoader((X, Y), 8, Backwards(60)),
         cx.data.DataLoader((X, Y), 8, DistributedSampler(60, num_replicas=2, rank=1)),  # another rank's share
         cx.data.DataLoader((X, Y), 8, range(0, 60, 2)),  # a sampler of the user's
         cx.data.DataLoader((X, Y), 9),  # nine samples cannot be split evenly over two replicas
