@@ -64,12 +64,13 @@ def loss_rows(losses: Losses, weight: jax.Array, count: int) -> jax.Array:
     each = losses if isinstance(losses, list) else [Weighed(losses, None)]
     apart = [one for one in each if one.weights is not None and count > 1]
     first = [one for one in each if one.weights is None or count == 1]
-    none = jnp.zeros(weight.shape, jnp.float32)
-    weights = sum([jnp.abs(one.weights) for one in apart if one.weights is not None], none)
-    counted = jnp.where(weights != 0, weight, 0.0)
-    total = reduce(lambda a, b: Weighed(a.values + b.values, None), first or [Weighed(none, counted)])
-    rows = jnp.stack([one.pair(weight) for one in (total, *apart)])
-    return jnp.pad(rows, ((0, count - len(rows)), (0, 0)))
+    if not first:
+        none = jnp.zeros(weight.shape, jnp.float32)
+        weights = sum([jnp.abs(one.weights) for one in apart if one.weights is not None], none)
+        first = [Weighed(none, jnp.where(weights != 0, weight, 0.0))]
+    total = reduce(lambda a, b: Weighed(a.values + b.values, None), first)
+    rows = [one.pair(weight) for one in (total, *apart)]
+    return jnp.stack(rows + [jnp.zeros(2)] * (count - len(rows)))
 
 
 def weighed(

@@ -183,7 +183,7 @@ def written_after(row: jax.Array, stepped: Stepped) -> PyTree:
     if stepped.in_parts or not jax.tree.leaves(stepped.mean_grads):
         return stepped.params
     never = row[0] < 0  # never true for a root, but XLA does not know this and waits
-    return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), stepped.params)
+    return jax.tree.map(lambda leaf: lax.select_n(never, leaf, lax.full_like(leaf, 0)), stepped.params)
 
 
 def _squares_if(due: jax.Array, leaves: list[jax.Array]) -> jax.Array:
@@ -201,20 +201,27 @@ def _with_squares(values: list[jax.Array]) -> jax.Array:
 
 def norm(grads: PyTree, squared: bool = False) -> jax.Array:
     """The norm of all leaves together; 16-bit leaves are summed in float32, whose sums do not stop at 256."""
-    return optax.tree.norm(jax.tree.map(widened, grads), squared=squared)
+    each = [_sum_of_squares(leaf) for leaf in jax.tree.leaves(grads)]
+    squares = reduce(jnp.add, each) if each else jnp.float32(0.0)
+    return squares if squared else jnp.sqrt(squares)
+
+
+def _sum_of_squares(leaf: jax.Array) -> jax.Array:
+    wide = widened(leaf)
+    is_complex = jnp.iscomplexobj(wide)
+    return jnp.sum(jnp.square(wide.real) + jnp.square(wide.imag) if is_complex else jnp.square(wide))
 
 
 def _squares(grads: Any) -> jax.Array:
     return norm(grads, squared=True).astype(jnp.float32)
 
 
-def _nothing(grads: Any) -> jax.Array:
+def _nothing(grads: list[jax.Array]) -> jax.Array:
     # Zero, with a type that varies over replicas if one of the gradients does.
-    ones = [jnp.real(leaf.reshape(-1)[:1]).sum().astype(jnp.float32) for leaf in jax.tree.leaves(grads)]
-    return jnp.where(jnp.zeros((), bool), sum(ones), 0.0)
+    return reduce(jnp.add, [lax.full_like(leaf, 0, jnp.float32, shape=()) for leaf in grads])
 
 
-_value: ContextVar[jax.Array | None] = ContextVar("step_value", default=None)
+_row: ContextVar[jax.Array | None] = ContextVar("loss_row", default=None)
 
 
 def step_value(row: jax.Array) -> AbstractContextManager[None]:
@@ -222,12 +229,19 @@ def step_value(row: jax.Array) -> AbstractContextManager[None]:
 
     row: float32 (2,), the global batch's sums of losses and weights.
     """
-    return holding(_value, jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0))
+    return holding(_row, row)
+
+
+def _value() -> jax.Array | None:
+    """The loss of the step, float32 (); None outside of a step."""
+    if (row := _row.get()) is None:
+        return None
+    return jnp.where(row[1] > 0, row[0] / jnp.where(row[1] > 0, row[1], 1.0), 0.0)
 
 
 def loss_is_finite() -> Any:
     """Whether the loss of the step is finite, bool (); True outside of a step."""
-    value = _value.get()
+    value = _value()
     return True if value is None else jnp.isfinite(value)
 
 
@@ -239,7 +253,7 @@ def with_value(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
     def update(grads: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
         # Outside a step an update is only traced, for its shapes; NaN cannot be taken for a loss.
-        value = _value.get()
+        value = _value()
         value = jnp.float32(jnp.nan) if value is None else value
         return optimizer.update(grads, state, params, value=value)  # type: ignore[call-arg]
 
