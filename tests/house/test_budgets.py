@@ -5,8 +5,8 @@ import ast
 from tests.support.places import PACKAGE, TESTS, trees
 
 MOST_FILES = 284
-MOST_STATEMENTS = 18_383
-MOST_STATEMENTS_OF_TESTS = 17_683
+MOST_STATEMENTS = 18_399
+MOST_STATEMENTS_OF_TESTS = 17_693
 MOST_LINES_OF_A_FILE = 300
 MOST_LINES_OF_CHECKS = 700  # train/checks: all checks before the first step
 
