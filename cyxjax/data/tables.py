@@ -1,13 +1,14 @@
 """Datasets in Parquet files, Hugging Face folders and ArrayRecord files."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cyxjax.data.columns import TARGET_NAMES
-from cyxjax.data.sources import ArrayDataset, as_dataset
+from cyxjax.data.columns import TARGET_NAMES, map_leaves
+from cyxjax.data.sources import ArrayDataset, Dataset, as_dataset
 from cyxjax.data.splits import VAL_NAMES, Splits, Task, describe, split_dataset
 from cyxjax.errors import ConfigError, DataError, nearest
 from cyxjax.files import readable
@@ -53,6 +54,8 @@ def load_parquet(
     if targets.dtype.kind == "U":
         classes, targets = np.unique(targets, return_inverse=True)
         names, targets = tuple(classes.tolist()), targets.astype(np.int32)
+    elif task == "classification" and targets.dtype.kind == "f" and (targets == np.rint(targets)).all():
+        targets = targets.astype(np.int32)  # whole numbers that were stored as floats
     together = all(np.ndim(a) == 1 and a.dtype.kind in "biuf" for a in columns.values())
     if together:
         given: Any = np.stack(list(columns.values()), 1).astype(np.float32)
@@ -62,7 +65,7 @@ def load_parquet(
     column_names = tuple(columns) if together else ()
     info = describe("parquet", whole, task, class_names=names, column_names=column_names)
     if info.task == "regression":
-        whole = ArrayDataset(given, targets.astype(np.float32).reshape(len(targets), -1))
+        whole = ArrayDataset(given, _quantities(targets))
     return split_dataset(whole, info, targets, **split)
 
 
@@ -104,11 +107,33 @@ def load_hugging_face(
         first = parts["train"]
     labels = target or next((name for name in TARGET_NAMES if name in first.features), "")
     names = tuple(getattr(first.features.get(labels), "names", None) or ())
-    made = {part: as_dataset(one, inputs=inputs, targets=target) for part, one in parts.items()}
-    rest = next((made[name] for name in VAL_NAMES if name in made), None), made.get("test")
+    made: dict[str, Dataset] = {
+        part: as_dataset(one, inputs=inputs, targets=target) for part, one in parts.items()
+    }
     task, num_classes = task or ("classification" if names else None), num_classes or len(names) or None
     info = describe("hf", made["train"], task, num_classes, names)
+    if info.task == "regression":
+        made = {part: Quantities(one) for part, one in made.items()}
+    rest = next((made[name] for name in VAL_NAMES if name in made), None), made.get("test")
     return split_dataset(made["train"], info, None, rest, **split)
+
+
+@dataclass(frozen=True)
+class Quantities:
+    """The samples of `dataset` with targets as a regression has them: float32 (N, outputs)."""
+
+    dataset: Dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        inputs, targets = self.dataset.take(indices)
+        return inputs, map_leaves(_quantities, targets)
+
+
+def _quantities(targets: np.ndarray) -> np.ndarray:
+    return targets.astype(np.float32).reshape(len(targets), -1)
 
 
 def load_array_record(

@@ -2,10 +2,11 @@
 
 import io
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
@@ -13,6 +14,7 @@ from cyxjax.errors import DataError
 from cyxjax.files import read_plain, readable
 from cyxjax.observe.records import plain_tree, write_atomic
 
+T = TypeVar("T")
 _MOST_ROWS = 12  # shown in a notebook
 
 
@@ -191,3 +193,14 @@ def curve(history: DistributedTrainingHistory, monitor: str) -> list[tuple[int, 
     _, values = history.columns().get(monitor, ([], []))
     steps = history.steps if monitor.startswith("train_") else history.val_steps
     return [(step, value) for step, value in zip(steps, values, strict=False) if value is not None]
+
+
+def not_undone(measured: Iterable[tuple[int, T]], step: float = math.inf) -> list[T]:
+    """What was measured, given with its step, in a run that continues from `step`: without what a rollback
+    undid."""
+    found, before = list[T](), step + 1
+    for at, value in reversed(list(measured)):
+        if at < before:
+            found.append(value)
+            before = at
+    return found[::-1]

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from cyxjax.files import scaled
+from cyxjax.observe.history import not_undone
 from cyxjax.observe.records import Record, plain, step_of
 from cyxjax.observe.stop_reasons import reason_of
 
@@ -209,9 +211,9 @@ def _best(history: Any) -> list[str]:
         ("accuracy", history.val_accuracies, max),  # NaN: the task has none
         ("loss", history.val_losses, min),
     ):
-        finite = [value for value in values if math.isfinite(value)]
+        measured = zip(history.val_steps, zip(values, history.val_epochs, strict=False), strict=False)
+        finite = [one for one in not_undone(measured) if math.isfinite(one[0])]
         if finite:
-            best = pick(finite)
-            epoch = history.val_epochs[values.index(best)] + 1
-            return [f"best Val {name} {best:.4f} (epoch {epoch})", f"last {values[-1]:.4f}"]
+            best, epoch = pick(finite, key=itemgetter(0))
+            return [f"best Val {name} {best:.4f} (epoch {epoch + 1})", f"last {values[-1]:.4f}"]
     return []

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from cyxjax.core.metrics import Metrics
 from cyxjax.errors import ConfigError, nearest
-from cyxjax.observe.history import DistributedTrainingHistory, curve
+from cyxjax.observe.history import DistributedTrainingHistory, curve, not_undone
 from cyxjax.train.hooks.hook import EpochInfo, Feed
 from cyxjax.train.settings import Course, Watch
 
@@ -30,16 +30,11 @@ class Monitor(NamedTuple):
 
     def up_to(self, history: DistributedTrainingHistory, step: int) -> list[float]:
         """The values of a run that continues from `step`, without those that a rollback undid."""
-        found, before = [], step + 1
-        for at, value in reversed(curve(history, self.name)):
-            if at < before:
-                found.append(value)
-                before = at
-        return found[::-1]
+        return not_undone(curve(history, self.name), step)
 
     def is_best(self, history: DistributedTrainingHistory) -> bool:
-        """Whether the newest value is finite, and better than all before it."""
-        *before, last = [self.score(value) for _, value in curve(history, self.name)] or [math.nan]
+        """Whether the newest value is finite, and better than all before it that count."""
+        *before, last = [self.score(value) for value in not_undone(curve(history, self.name))] or [math.nan]
         return math.isfinite(last) and all(last < value for value in before if math.isfinite(value))
 
 

@@ -65,6 +65,13 @@ def test_a_folder_of_parts_lists_and_quantities(parquet, tmp_path):
     np.testing.assert_allclose(targets[:, 0], inputs[:, 0] / 3, rtol=1e-6)
 
 
+def test_classes_that_a_parquet_file_holds_as_floats(parquet, tmp_path):
+    path = written(parquet, tmp_path / "a.parquet", a=X[:, 0], label=[0.0, 1.0] * 10)
+    assert cx.data.load_dataset("parquet", path).info.task == "regression"
+    splits = cx.data.load_dataset("parquet", path, task="classification")
+    assert (splits.info.num_classes, everything(splits)[1].dtype) == (2, np.int32)
+
+
 def test_nested_lists_of_a_parquet_file_keep_their_type(parquet, tmp_path):
     pixels = np.arange(20 * 6, dtype=np.uint8).reshape(20, 2, 3)
     column = sys.modules["pyarrow"].array(list(map(list, pixels)))
@@ -148,7 +155,11 @@ def test_of_a_folder_of_hugging_face_only_the_missing_part_is_drawn(tmp_path, mo
     monkeypatch.setattr(sys.modules["datasets"], "load_from_disk", lambda path: stored)
     splits = cx.data.load_dataset("hf", tmp_path, num_classes=2)
     assert ([len(part) for part in splits[:3]], splits.info.num_classes) == ([18, 2, 3], 2)
-    assert cx.data.load_dataset("hf", tmp_path, task="regression").info.num_classes == 1
+    quantities = cx.data.load_dataset("hf", tmp_path, task="regression")
+    assert quantities.info.num_classes == 1
+    for part, size in zip(quantities[:3], (18, 2, 3), strict=True):
+        targets = part.take(np.arange(size))[1]
+        assert (targets.shape, targets.dtype) == ((size, 1), np.float32)
 
 
 def test_array_records_by_number(tmp_path):

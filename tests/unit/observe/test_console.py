@@ -33,8 +33,8 @@ STEP = {
 }
 EPOCH = {"epoch": 2, "train_loss": np.float32(0.25), "val_loss": float("nan"), "samples_per_second": 4321.0}
 HISTORY = DistributedTrainingHistory(
-    train_losses=[1.0, 0.5], val_accuracies=[0.25, 0.75], val_epochs=[0, 1], total_time_seconds=2.0,
-    samples_per_second=4321.0,
+    train_losses=[1.0, 0.5], val_accuracies=[0.25, 0.75], val_epochs=[0, 1], val_steps=[4, 8],
+    total_time_seconds=2.0, samples_per_second=4321.0,
 )  # fmt: skip
 DRAWN = re.compile(r"\r([^\r\n\x1b]*)\x1b\[K")
 
@@ -82,9 +82,10 @@ def test_epochs_stand_under_each_other_and_the_best_one_is_marked():
 def test_the_last_line_says_what_came_out():
     nan = float("nan")
     history = DistributedTrainingHistory(
-        train_losses=[1.0], val_losses=[nan, 0.5, 0.75], val_accuracies=[nan] * 3, val_epochs=[0, 2, 3],
-        stopped_by="max_steps",
+        train_losses=[1.0], val_losses=[nan, 0.25, 0.5, 0.75], val_accuracies=[nan] * 4,
+        val_epochs=[0, 2, 2, 3], val_steps=[4, 12, 10, 14], stopped_by="max_steps",
     )  # fmt: skip
+    # 0.25 was undone by a rollback
     assert "best Val loss 0.5000 (epoch 3), last 0.7500, stopped by max_steps." in done_line(history, None)
     assert line_of_test({"loss": 0.25, "accuracy": nan}) == "Test: loss 0.2500"
 

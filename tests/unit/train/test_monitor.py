@@ -124,4 +124,5 @@ def test_values_of_a_course_that_was_left_behind_do_not_count():
     monitor = Monitor("val_loss", "min")
     assert monitor.up_to(history, 12) == [5.0, 4.0, 3.4]
     assert monitor.up_to(history, 10) == [5.0, 4.0]
+    assert monitor.is_best(history)  # 3.4, where 2.0 and 2.5 were undone
     assert Monitor("val_f1", "max").up_to(history, 12) == [0.2]  # measured in the newest evaluations only
